@@ -1,0 +1,51 @@
+# The verbs of this project: the same for people, for CI and in CONTRIBUTING.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup format lint types test test-slow demo bench docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $(STAMP)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+demo: setup
+	$(BIN)/beamtree paper table1 --runs 20
+	$(BIN)/beamtree paper table2 --runs 1 --epochs 30 --rows tdm,otm,otm-mixed
+	@echo
+	@echo 'Thirty epochs on one data set are a taste. Next:'
+	@echo '  $(BIN)/beamtree paper table2      the whole table as in the paper (an hour on two cores)'
+	@echo '  $(BIN)/beamtree --help            everything else'
+	@echo '  docs/tour.md                      where each equation lives in the code'
+
+bench: setup
+	$(BIN)/python benchmarks/bench_synthetic.py
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html'
+
+clean:
+	rm -rf $(VENV) site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,84 @@
+"""Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, logsigmoid, pad
+
+from beamtree.model import Query, State, TreeModel
+from beamtree.tree import PAD
+
+Expand = Callable[[Tensor, State], State]
+
+
+class BeamLevel(NamedTuple):
+    """What one step down found."""
+
+    level: int
+    candidates: Tensor  # B̃_h: the children of the beam above [B, W], [1, W] while all are kept
+    beam: Tensor  # B_h: the best k of them in no order, PAD where there are fewer [B or 1, ≤ k]
+    rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
+
+
+@torch.no_grad()
+def walk(query: Query, beam_size: int, expand: Expand | None = None) -> Iterator[BeamLevel]:
+    """Eq. 3, level by level from the root: expand the beam, score the children, keep the best k."""
+    if beam_size < 1:
+        raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
+    expand = expand or query.model.expand
+    tree = query.tree
+    beam = torch.zeros(1, 1, dtype=torch.int64, device=tree.device)  # B_0: the root, for every row
+    state: State = (torch.zeros(1, 1, device=tree.device),)
+    for level in range(1, tree.height + 1):
+        children = tree.children(beam)  # [B, k, b]
+        candidates = children.flatten(1)  # [B, kb]
+        logits = query.logits(level, candidates).unflatten(1, (-1, tree.arity))
+        state = tuple(part.flatten(1) for part in expand(logits, state))
+        beam = candidates
+        if candidates.shape[1] > beam_size:
+            best = state[0].topk(beam_size, sorted=False).indices
+            beam = candidates.expand(len(best), -1).gather(1, best)
+            state = tuple(part.gather(1, best) for part in state)
+        yield BeamLevel(level, candidates, beam, state[0])
+
+
+def gumbel_expand(generator: torch.Generator) -> Expand:
+    """Stochastic beam search (Kool et al. 2019): walk with it draws k leaves without replacement.
+
+    A leaf is drawn by going down, each child as likely as its share of its siblings' p_g. The state is the
+    perturbed log-probability that ranks, drawn so that its maximum over siblings is their parent's, and the
+    log-probability itself.
+    """
+
+    def expand(logits: Tensor, parents: State) -> State:
+        top, log_p = parents[0].unsqueeze(-1), parents[-1].unsqueeze(-1)  # both 0 at the root
+        log_p = log_p + log_softmax(logsigmoid(logits), dim=-1)
+        noise = torch.rand(logits.shape, generator=generator, device=logits.device)
+        gumbel = log_p - torch.log(-torch.log(noise.clamp(min=1e-20)))
+        gap = gumbel - gumbel.amax(-1, keepdim=True)  # ≤ 0; 0 for the highest sibling
+        shift = top - gumbel + torch.log(-torch.expm1(gap))  # -inf for the highest sibling
+        perturbed = top - shift.clamp(min=0) - torch.log1p(torch.exp(-shift.abs()))
+        return perturbed.masked_fill(logits == -torch.inf, -torch.inf), log_p
+
+    return expand
+
+
+@torch.no_grad()
+def retrieve(model: TreeModel, x: Tensor, *, beam_size: int = 400, m: int = 10) -> tuple[Tensor, Tensor]:
+    """Î_x (Eq. 4): the m best items of the last beam and their log p_g, best first [B, m].
+
+    PAD and -inf fill up a row where the beam holds fewer than m items.
+    """
+    if not 1 <= m <= beam_size:
+        raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
+    model.scorer.check(x)
+    *_, last = walk(model.query(x), beam_size)
+    items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
+    rank = last.rank.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
+    best = rank.topk(min(m, rank.shape[1]))
+    found = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+    scores = model.rank_to_log_prob(best.values)
+    missing = m - found.shape[1]
+    return pad(found, (0, missing), value=PAD), pad(scores, (0, missing), value=-torch.inf)

@@ -1,0 +1,261 @@
+"""The command line: arguments in, tables, pictures and progress out. Nothing here computes."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from beamtree import __version__
+from beamtree.paper import table1, table2, tableA1, tableA2
+from beamtree.paper.report import Cell, results_name, save_results, write_json
+from beamtree.paper.synthetic import Job, Plan
+
+RESULTS = Path("results")
+DEFAULT_ROWS = ",".join(table2.PLAN.rows)
+
+app = typer.Typer(
+    name="beamtree",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Retrieve the right few items out of millions with a learned tree.\n\n"
+    "Items are the leaves of a tree, a scorer judges a user against a node, and beam search walks down. "
+    "beamtree trains the scorer on the nodes the beam visits, so that the beam loses nothing "
+    "(Learning Optimal Tree Models under Beam Search, ICML 2020).\n\n"
+    "Start with [bold]beamtree paper table1[/bold]: half a minute, and the paper's first table beside ours.",
+)
+paper = typer.Typer(
+    no_args_is_help=True,
+    help="Reproduce the paper's tables: its numbers beside ours, a JSON file and a picture in results/.",
+)
+app.add_typer(paper, name="paper")
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """The console command: an error that a user can cause is one line and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        err.print("stopped")
+        code = 130
+    except typer.TyperException as error:
+        code = _fail(error.format_message())
+    except (ValueError, OSError) as error:
+        code = _fail(str(error))
+    sys.exit(code)
+
+
+def _fail(message: str) -> int:
+    print("beamtree: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+@app.callback(invoke_without_command=True)
+def front(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        out.print(f"beamtree {__version__}")
+        raise typer.Exit
+
+
+Runs = Annotated[int, typer.Option(min=1, help="How many runs to average.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
+Rows = Annotated[str, typer.Option(help="Methods, separated by commas.")]
+Bias = Annotated[str, typer.Option(help="The sparsity c: one number, or several with commas.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the 10,000 training instances.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+
+
+@paper.command("table1")
+def paper_table1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
+    """The toy experiment: what beam search loses when p(z) is estimated directly (half a minute)."""
+    _toy("table1", table1.TITLE, table1.table1, runs, seed, json)
+
+
+@paper.command("tableA1")
+def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
+    """The toy experiment in full: three estimators, every m ≤ k (half a minute)."""
+    _toy("tableA1", tableA1.TITLE, tableA1.table_a1, runs, seed, json)
+
+
+@paper.command("table2")
+def paper_table2(
+    runs: Runs = table2.PLAN.runs,
+    seed: Seed = 0,
+    rows: Rows = DEFAULT_ROWS,
+    bias: Bias = "-5",
+    epochs: Epochs = table2.PLAN.epochs,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """The synthetic experiment at c = -5: every method trained and compared (an hour on two cores).
+
+    Further rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
+    """
+    plan = Plan(_words(rows), _numbers(bias), runs, seed, epochs, device)
+    _synthetic("table2", table2.TITLE, table2.PLAN, plan, table2.table2, json)
+
+
+@paper.command("tableA2")
+def paper_table_a2(
+    runs: Runs = tableA2.PLAN.runs,
+    seed: Seed = 0,
+    rows: Rows = DEFAULT_ROWS,
+    bias: Bias = "0,-1,-2,-3,-4,-5",
+    epochs: Epochs = tableA2.PLAN.epochs,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """The synthetic experiment from dense (c = 0) to sparse (c = -5): six times the work of table2."""
+    plan = Plan(_words(rows), _numbers(bias), runs, seed, epochs, device)
+    _synthetic("tableA2", tableA2.TITLE, tableA2.PLAN, plan, tableA2.table_a2, json)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _words(text))
+    except ValueError as error:
+        raise ValueError(f"--bias {text!r}: give numbers separated by commas, such as -5 or 0,-5") from error
+
+
+def _toy(
+    name: str,
+    title: str,
+    table: Callable[[int, int, Callable[[int, int], None]], list[Cell]],
+    runs: int,
+    seed: int,
+    json: Path | None,
+) -> None:
+    from beamtree.paper.plots import plot_toy  # matplotlib takes a second to import
+
+    with _progress(runs, "runs") as (advance, _):
+        cells = table(runs, seed, lambda done, total: advance(1))
+    print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
+    changed = _changed({"runs": 100, "seed": 0}, {"runs": runs, "seed": seed})
+    _finish(name, cells, {"runs": runs, "seed": seed}, changed, json, plot_toy)
+
+
+def _synthetic(
+    name: str,
+    title: str,
+    usual: Plan,
+    plan: Plan,
+    table: Callable[[Plan, Callable[[int], None], Callable[[Job, dict[int, float]], None]], list[Cell]],
+    json: Path | None,
+) -> None:
+    from beamtree.paper.plots import plot_bars, plot_sparsity
+
+    with _progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
+
+        def ended(job: Job, regrets: dict[int, float]) -> None:
+            numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
+            say(f"{job.row:<14} c={job.bias:g}  {numbers}")
+
+        cells = table(plan, advance, ended)
+    print_cells(title, cells, line=("bias", "row"), column="m", digits=4)
+    settings = _settings(plan)
+    changed = _changed(_settings(usual), settings)
+    plot = plot_sparsity if len(plan.biases) > 1 else plot_bars
+    _finish(name, cells, settings, changed, json, plot)
+
+
+def _settings(plan: Plan) -> dict[str, object]:
+    return {
+        "runs": plan.runs,
+        "seed": plan.seed,
+        "rows": ",".join(plan.rows),
+        "bias": ",".join(f"{bias:g}" for bias in plan.biases),
+        "epochs": plan.epochs,
+        "device": plan.device,
+    }
+
+
+def _changed(usual: dict[str, object], now: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in now.items() if usual[name] != value}
+
+
+def _finish(
+    name: str,
+    cells: list[Cell],
+    settings: dict[str, object],
+    changed: dict[str, object],
+    json: Path | None,
+    plot: Callable[[Sequence[Cell], Path], None],
+) -> None:
+    file = save_results(RESULTS, results_name(name, changed), cells, settings)
+    plot(cells, file.with_suffix(".png"))
+    if json is not None:
+        write_json(json, [each.record() for each in cells])
+    judged = [each for each in cells if each.within is not None]
+    near = sum(1 for each in judged if each.within)
+    if judged:
+        out.print(f"{near} of {len(judged)} cells are within tolerance of the paper.")
+    out.print(f"Saved {file} and {file.with_suffix('.png').name} beside it.", highlight=False)
+
+
+def print_cells(title: str, cells: Sequence[Cell], line: tuple[str, ...], column: str, digits: int) -> None:
+    """A table for people: ours ± std over the runs, and below it the paper's number and whether we agree."""
+    table = Table(title=title, caption="ours ± std over runs; below: the paper's number, ✓ within tolerance, ✗ not")
+    columns = list(dict.fromkeys(each.key[column] for each in cells))
+    for name in line:
+        table.add_column(name)
+    for value in columns:
+        table.add_column(f"{column} = {value}", justify="right", no_wrap=True)
+    lines = dict.fromkeys(tuple(each.key[name] for name in line) for each in cells)
+    found = {(*(each.key[name] for name in line), each.key[column]): each for each in cells}
+    for place in lines:
+        texts = [_cell_text(found.get((*place, value)), digits) for value in columns]
+        table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
+    wide = out if out.is_terminal else Console(width=max(out.width, 120))
+    wide.print(table)
+
+
+def _cell_text(cell: Cell | None, digits: int) -> str:
+    if cell is None:
+        return ""
+    mark = {True: " [green]✓[/green]", False: " [red]✗[/red]", None: ""}[cell.within]
+    paper = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
+    return f"{cell.value:.{digits}f} ± {cell.std:.{digits}f}\n[dim]{paper}[/dim]{mark}"
+
+
+@contextmanager
+def _progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """Ways to advance and to say a line: a bar on a terminal, plain lines elsewhere."""
+    if not err.is_terminal:
+        done = shown = 0
+
+        def advance(count: int) -> None:
+            nonlocal done, shown
+            done += count
+            if done * 10 // total > shown:
+                shown = done * 10 // total
+                print(f"{done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
+
+        yield advance, lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    bar = Progress(
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count), lambda text: bar.console.print(text, highlight=False)

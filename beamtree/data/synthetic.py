@@ -1,0 +1,63 @@
+"""The paper's made-up data: the toy of Sec. 4.1 and the Gaussian instances of Sec. 5.1."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from beamtree.data.batch import Instances, mix
+from beamtree.tree import PAD
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Train and test instances with x ~ N(0, I) and η_j(x) = σ(w_jᵀx + c)."""
+
+    train: Instances
+    test: Instances
+    weights: Tensor  # w [M, d]
+    bias: float  # c
+
+    def eta(self, x: Tensor) -> Tensor:
+        """η(x) [B, M]: the true marginals."""
+        return torch.sigmoid(x @ self.weights.T + self.bias)
+
+
+def gaussian(
+    num_items: int = 1000,
+    dim: int = 10,
+    bias: float = -5.0,
+    *,
+    train: int = 10_000,
+    test: int = 1_000,
+    seed: int = 0,
+) -> Gaussian:
+    """Sec. 5.1. The printed p(y|x) does not sum to one; η = σ(wᵀx + c) is what it means."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(num_items, dim, generator=generator)
+    x = torch.randn(train + test, dim, generator=generator)
+    # 1,000 instances at a time: η of all of them need not be in memory at once.
+    relevant = torch.cat(
+        [
+            torch.rand(len(part), num_items, generator=generator) < torch.sigmoid(part @ weights.T + bias)
+            for part in x.split(1000)
+        ]
+    )
+    y = relevant_items(relevant)
+    return Gaussian(Instances(x[:train], y[:train]), Instances(x[train:], y[train:]), weights, bias)
+
+
+def relevant_items(relevant: Tensor) -> Tensor:
+    """y [N, P] from a matrix of zeros and ones [N, M]."""
+    row, item = relevant.nonzero(as_tuple=True)
+    count = relevant.sum(1)
+    y = torch.full((len(relevant), max(1, int(count.max()))), PAD)
+    first = count.cumsum(0) - count
+    y[row, torch.arange(len(row)) - first[row]] = item
+    return y
+
+
+def toy(num_items: int = 1000, *, seed: int = 0) -> Tensor:
+    """η [M] of the toy experiment (Sec. 4.1), uniform in [0, 1]; items are independent and there is no x."""
+    generator = torch.Generator().manual_seed(mix(seed, 0))
+    return torch.rand(num_items, generator=generator)

@@ -1,0 +1,122 @@
+"""The methods of the paper, each a row: which nodes are trained, and what a node's label is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from beamtree.candidates import (
+    Sampler,
+    beam_candidates,
+    children_of_positives,
+    stochastic_beam,
+    uniform,
+    uniform_leaves,
+    union,
+    with_negatives,
+)
+from beamtree.loss import bce
+from beamtree.model import Query, TreeModel
+from beamtree.targets import Targets, any_relevant, best_child
+from beamtree.tree import PAD
+
+Labels = Callable[[Query, list[Targets]], list[Targets]]
+Instances = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One instance per user, with all its targets."""
+    return x, y
+
+
+def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """|I_x| = 1: one instance per user and target."""
+    user, place = (y != PAD).nonzero(as_tuple=True)
+    return x[user], y[user, place].unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: S_h, the labels, whether p_g is chained, and what counts as an instance."""
+
+    name: str
+    candidates: Sampler
+    targets: Labels
+    chained: bool = False
+    instances: Instances = whole
+    options: Mapping[str, int | str] = field(default_factory=dict)  # how the row was made
+
+    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
+        x, y = self.instances(x, y)
+        query = model.query(x)
+        positives = any_relevant(model.tree, y)  # z, which marks S_h⁺
+        targets = self.targets(query, positives)  # z or ẑ
+        total = torch.zeros((), device=x.device)
+        for level, nodes in self.candidates(query, positives, generator):  # S_h
+            labels = targets[level].at(nodes)
+            total = total + bce(query.logits(level, nodes), labels)  # -inf at PAD
+        return total
+
+
+def as_marked(query: Query, positives: list[Targets]) -> list[Targets]:
+    """z itself: every positive node is relevant."""
+    return positives
+
+
+def plt() -> Method:
+    """Probabilistic label tree: the children of positives, p_g chained."""
+    return Method("plt", children_of_positives, as_marked, chained=True)
+
+
+def hsm() -> Method:
+    """Hierarchical softmax: PLT on instances with a single target."""
+    return Method("hsm", children_of_positives, as_marked, chained=True, instances=one_per_target)
+
+
+def tdm(negatives: int) -> Method:
+    """Tree-based deep model: positives and uniform negatives."""
+    options = {"negatives": negatives}
+    return Method("tdm", with_negatives(negatives), as_marked, options=options)
+
+
+def tdm_uniform(nodes: int) -> Method:
+    """TDM as the authors ran it: uniform nodes, positives not forced in."""
+    return Method("tdm-uniform", uniform(nodes), as_marked, options={"nodes": nodes})
+
+
+def otm(beam_size: int) -> Method:
+    """Algorithm 1: the nodes the beam visits, labelled by ẑ."""
+    options = {"beam_size": beam_size}
+    return Method("otm", beam_candidates(beam_size), best_child, options=options)
+
+
+def otm_no_beam(nodes: int) -> Method:
+    """OTM (-BS): ẑ on uniform nodes instead of the beam's."""
+    return Method("otm-no-beam", uniform(nodes), best_child, options={"nodes": nodes})
+
+
+def otm_no_optest(beam_size: int) -> Method:
+    """OTM (-OptEst): the beam's nodes with z instead of ẑ."""
+    options = {"beam_size": beam_size}
+    return Method("otm-no-optest", beam_candidates(beam_size), as_marked, options=options)
+
+
+def otm_mixed(beam_size: int, extra: int, levels: str = "leaf") -> Method:
+    """OTM plus `extra` uniform nodes, so that w_n > 0 (Proposition 3): on the leaf level, or on all.
+
+    The beam alone leaves the order of the leaves under-trained (m < k); random leaves mend it.
+    """
+    spread = {"leaf": uniform_leaves, "all": uniform}
+    if levels not in spread:
+        raise ValueError(f"levels={levels!r}: choose leaf or all")
+    candidates = union(beam_candidates(beam_size), spread[levels](extra))
+    options: dict[str, int | str] = {"beam_size": beam_size, "extra": extra, "levels": levels}
+    return Method("otm-mixed", candidates, best_child, options=options)
+
+
+def otm_stochastic(beam_size: int) -> Method:
+    """OTM on the nodes of a stochastic beam search."""
+    options = {"beam_size": beam_size}
+    return Method("otm-stochastic", stochastic_beam(beam_size), best_child, options=options)

@@ -1,0 +1,78 @@
+"""M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from beamtree.scorers import Scorer
+from beamtree.tree import PAD, Tree
+
+State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the first part ranks them
+
+
+class TreeModel(nn.Module):
+    """M(T, g). Direct: p_g is the node's own sigmoid (TDM, OTM). Chained: the product down the path (PLT)."""
+
+    def __init__(self, tree: Tree, scorer: Scorer, *, chained: bool = False) -> None:
+        super().__init__()
+        self.tree = tree
+        self.scorer = scorer
+        self.chained = chained
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
+        """What `.to(device)` calls: the tree goes where the weights go."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.tree.apply(fn)
+        return self
+
+    def query(self, x: Tensor) -> "Query":
+        """Put a batch of users to this model."""
+        return Query(self, x)
+
+    def expand(self, logits: Tensor, parents: State) -> State:
+        """The ranking of children [B, n, b] under their parents [B, n].
+
+        A direct model compares logits: they order as p_g does, and never saturate.
+        """
+        if not self.chained:
+            return (logits,)
+        return (parents[0].unsqueeze(-1) + logsigmoid(logits),)
+
+    def rank_to_log_prob(self, rank: Tensor) -> Tensor:
+        """log p_g(z_n = 1 | x) from what `expand` ranked by."""
+        return rank if self.chained else logsigmoid(rank)
+
+    def log_prob(self, x: Tensor, level: int, nodes: Tensor) -> Tensor:
+        """log p_g(z_n = 1 | x) of nodes [B, W] of one level."""
+        query = self.query(x)
+        if not self.chained:
+            return logsigmoid(query.logits(level, nodes))
+        above = [query.logits(h, self.tree.ancestor(nodes, h)) for h in range(1, level + 1)]
+        return logsigmoid(torch.stack(above)).sum(0)
+
+
+class Query:
+    """A batch of users x put to a model: search, targets and loss share one context.
+
+    The context carries gradients if gradients were enabled when the query was made, so that a search
+    that runs without them does not spoil the loss that follows.
+    """
+
+    def __init__(self, model: TreeModel, x: Tensor) -> None:
+        self.model = model
+        self.tree = model.tree
+        self.x = x
+        self.context = model.scorer.context(model.tree, x)
+
+    def logits(self, level: int, nodes: Tensor) -> Tensor:
+        """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
+        logits: Tensor = self.model.scorer(self.context, level, nodes)
+        return logits.masked_fill(nodes == PAD, -torch.inf)
+
+    def whole_level(self, level: int) -> Tensor:
+        """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""
+        logits = self.model.scorer.whole_level(self.context, self.tree, level)
+        empty = self.tree.empty(level)
+        return logits if empty is None else logits.masked_fill(empty, -torch.inf)

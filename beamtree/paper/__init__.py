@@ -1,0 +1,1 @@
+"""The paper's tables, each a file and a command."""

@@ -1,0 +1,90 @@
+"""Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen needed
+import matplotlib.pyplot as plt
+
+from beamtree.paper.report import Cell
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
+
+
+def plot_toy(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against k at m = k, one panel per estimator, one line per N."""
+    estimators = list(dict.fromkeys(each.key["estimator"] for each in cells))
+    figure, axes = plt.subplots(1, len(estimators), figsize=(4.6 * len(estimators), 4.2), sharey=True, squeeze=False)
+    names = {"inf": "∞ (float32)", "inf-exact": "∞ (exact order)"}
+    for axis, estimator in zip(axes[0], estimators, strict=True):
+        shown = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
+        for colour, n in zip(COLOURS, dict.fromkeys(c.key["N"] for c in shown), strict=False):
+            line = [c for c in shown if c.key["N"] == n]
+            _line(axis, "k", line, colour, f"N = {names.get(str(n), n)}")
+        axis.set(title=estimator, xlabel="beam size k = m", xscale="log")
+        axis.set_xticks([1, 5, 10, 20, 50], labels=["1", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][0].legend()
+    _save(figure, path)
+
+
+def plot_bars(cells: Sequence[Cell], path: Path) -> None:
+    """Regret per method, one panel per m."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        shown = [c for c in cells if c.key["m"] == m]
+        places = [rows.index(c.key["row"]) for c in shown]
+        axis.bar(
+            places,
+            [c.value for c in shown],
+            yerr=[c.error for c in shown],
+            color=[COLOURS[place % len(COLOURS)] for place in places],
+            capsize=3,
+        )
+        known = [(place, c.paper) for place, c in zip(places, shown, strict=True) if c.paper]
+        axis.plot(*zip(*known, strict=True), "ko", mfc="white") if known else None
+        axis.set(title=f"m = {m}")
+        axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("regret at m, ± standard error (circles: the paper)")
+    _save(figure, path)
+
+
+def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against the sparsity c, one panel per m, one line per method."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.8 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        for colour, row in zip(COLOURS, rows, strict=False):
+            line = [c for c in cells if c.key["m"] == m and c.key["row"] == row]
+            _line(axis, "bias", line, colour, str(row))
+        axis.set(title=f"m = {m}", xlabel="sparsity c", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][-1].legend(fontsize="small")
+    _save(figure, path)
+
+
+def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
+    cells = sorted(cells, key=lambda each: float(each.key[across]))
+    where = [each.key[across] for each in cells]
+    errors = [each.error for each in cells]
+    axis.errorbar(where, [c.value for c in cells], errors, fmt="o-", ms=4, color=colour, capsize=3, label=label)
+    known = [(c.key[across], c.paper) for c in cells if c.paper is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), "o", ms=8, mfc="none", color=colour)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

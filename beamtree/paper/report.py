@@ -1,0 +1,113 @@
+"""What every table of the paper shares: its cells, the paper's numbers, and where results are kept."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Key = dict[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: what names it, ours over some runs, and the paper's if it prints one."""
+
+    table: str
+    key: Key
+    value: float
+    std: float
+    runs: int
+    paper: float | None
+    tolerance: float | None  # how far from the paper counts as the same
+
+    @property
+    def error(self) -> float:
+        """The standard error of the value."""
+        return self.std / math.sqrt(self.runs)
+
+    @property
+    def within(self) -> bool | None:
+        if self.paper is None or self.tolerance is None:
+            return None
+        return abs(self.value - self.paper) <= self.tolerance + 1e-12
+
+    def record(self) -> dict[str, Any]:
+        """The cell as flat JSON."""
+        return {
+            "table": self.table,
+            **self.key,
+            "value": self.value,
+            "std": self.std,
+            "runs": self.runs,
+            "paper": self.paper,
+            "within": self.within,
+        }
+
+
+def cell(table: str, key: Key, values: Sequence[float], paper: float | None, tolerance: float | None) -> Cell:
+    """A cell from one value per run."""
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values)
+    std = math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else 0.0
+    return Cell(table, key, mean, std, len(values), paper, tolerance)
+
+
+@cache
+def expected() -> dict[str, Any]:
+    """The paper's numbers."""
+    return tomllib.loads(files("beamtree.paper").joinpath("expected.toml").read_text("utf-8"))
+
+
+def results_name(table: str, changed: dict[str, object]) -> str:
+    """A file name that says how a run differs from the table's own settings, so that none overwrites another."""
+    parts = [f"{name}={value}" for name, value in changed.items()]
+    return ".".join([table, *parts]).replace(",", "+").replace("/", "-")
+
+
+def save_results(folder: Path, name: str, cells: Sequence[Cell], settings: dict[str, object]) -> Path:
+    """Write cells, settings and commit to `folder/name.json`, whole or not at all."""
+    content = {
+        "settings": settings,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "cells": [each.record() for each in cells],
+    }
+    path = folder / f"{name}.json"
+    write_json(path, content)
+    return path
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON in one move."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def commit() -> str | None:
+    """The commit of the code that ran, if it runs from a checkout; with + where files were changed since."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "..")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,45 @@
+"""g(x, n): what every node-wise scorer offers."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beamtree.tree import Tree
+
+
+class Scorer(nn.Module, ABC):
+    """g(x, n) in two steps, so that work that depends on the user alone is done once.
+
+    A scorer holds weights; the tree belongs to the model and is passed in, so that a scorer can outlive
+    a change of the tree.
+    """
+
+    @abstractmethod
+    def context(self, tree: Tree, x: Tensor) -> Any:
+        """All that depends on the users x [B, ...] and a level, for all levels at once; only `forward` looks inside."""
+
+    @abstractmethod
+    def forward(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+        """g(x, n) [B, W] of nodes of one level: finite, and any number where a node is PAD.
+
+        Nodes are [B, W], or [1, W] where all users share them.
+        """
+
+    def whole_level(self, context: Any, tree: Tree, level: int) -> Tensor:
+        """g(x, n) of every node of a level [B, |N_h|]."""
+        span = tree.level(level)
+        nodes = torch.arange(span.start, span.stop, device=tree.device)
+        logits: Tensor = self(context, level, nodes.unsqueeze(0))
+        return logits
+
+    @abstractmethod
+    def settings(self) -> dict[str, int | float]:
+        """The constructor's arguments, as a checkpoint records them."""
+
+    def check(self, x: Tensor) -> None:
+        """Raise a ValueError in one line where x cannot be scored."""
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"x has NaN or infinity in row {row}: clean it before scoring")

@@ -1,0 +1,33 @@
+"""A scorer that is told its answers: for theory, where p_g is given and not learned."""
+
+import torch
+from torch import Tensor
+
+from beamtree.scorers.base import Scorer
+from beamtree.tree import Tree
+
+
+class GivenScorer(Scorer):
+    """g(x, n) read from logits [S, num_nodes]; x int64 [B, 1] says which of the S rows to read."""
+
+    logits: Tensor
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        # Finite, so that a node that is never relevant still ranks above none at all.
+        lowest = torch.finfo(logits.dtype).min
+        self.register_buffer("logits", logits.clamp(min=lowest))
+
+    @staticmethod
+    def every(count: int) -> Tensor:
+        """x for one query per row of logits."""
+        return torch.arange(count).unsqueeze(1)
+
+    def context(self, tree: Tree, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
+        return self.logits[context, nodes.clamp(min=0)]
+
+    def settings(self) -> dict[str, int | float]:
+        return {"rows": len(self.logits), "num_nodes": self.logits.shape[1]}

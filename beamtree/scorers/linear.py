@@ -1,0 +1,54 @@
+"""The linear scorer of the synthetic experiment (Sec. 5.1)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.scorers.base import Scorer
+from beamtree.scorers.table import NodeTable
+from beamtree.tree import Tree
+
+# Up to this size one matrix product over a whole level is cheaper than gathering a row per node.
+WHOLE_LEVEL = 4096
+
+
+class LinearContext(NamedTuple):
+    x: Tensor  # [B, d + 1]
+    starts: list[int]  # the first node of each level
+    levels: tuple[Tensor, ...]  # the logits of the small levels, each whole [B, |N_h|]
+
+
+class LinearScorer(Scorer):
+    """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more."""
+
+    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.scale = dim, scale
+        self.table = NodeTable(num_nodes, dim + 1, scale)  # the bias is the weight of a constant 1
+
+    def context(self, tree: Tree, x: Tensor) -> LinearContext:
+        x = torch.nn.functional.pad(x, (0, 1), value=1.0)
+        spans = [tree.level(level) for level in range(tree.height + 1)]
+        small = [len(span) for span in spans if len(span) <= WHOLE_LEVEL]
+        logits = x @ self.table.span(range(sum(small))).T
+        return LinearContext(x, [span.start for span in spans], logits.split(small, dim=1))
+
+    def forward(self, context: LinearContext, level: int, nodes: Tensor) -> Tensor:
+        if level < len(context.levels):
+            place = (nodes - context.starts[level]).clamp(min=0)
+            return context.levels[level].gather(1, place.expand(len(context.x), -1))
+        return (self.table.rows(nodes) @ context.x.unsqueeze(-1)).squeeze(-1)
+
+    def whole_level(self, context: LinearContext, tree: Tree, level: int) -> Tensor:
+        if level < len(context.levels):
+            return context.levels[level]
+        return context.x @ self.table.span(tree.level(level)).T
+
+    def settings(self) -> dict[str, int | float]:
+        return {"num_nodes": len(self.table.weight), "dim": self.dim, "scale": self.scale}
+
+    def check(self, x: Tensor) -> None:
+        if x.dim() != 2 or x.shape[1] != self.dim or not x.is_floating_point():
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes floats [B, {self.dim}]")
+        super().check(x)

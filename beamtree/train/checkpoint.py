@@ -1,0 +1,202 @@
+"""A folder that holds a model and, while it trains, all that an exact resume needs.
+
+    settings.json                  what this is, and which files belong to it
+    tree-<step>.safetensors        the items on the leaf slots
+    weights-<step>.safetensors     the scorer's parameters
+    optimizer-<step>.safetensors   Adam's moments, if it was saved in training
+
+Files are written under names of their own and settings.json is replaced last, in one move: whoever is
+killed at any moment leaves the old checkpoint or the new one, never half of each.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from beamtree.model import TreeModel
+from beamtree.scorers import SCORERS
+from beamtree.tree import Tree
+
+SETTINGS = "settings.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training run stands and what must not change when it goes on."""
+
+    step: int
+    method: str
+    options: Mapping[str, int | str] = field(default_factory=dict)
+    settings: Mapping[str, int | float] = field(default_factory=dict)
+
+    def at(self, step: int) -> "Progress":
+        return replace(self, step=step)
+
+
+def save(model: TreeModel, folder: str | Path) -> None:
+    """Write a model to a folder; what was there is replaced only once all of it is written."""
+    _write(Path(folder), model, 0, {}, {})
+
+
+def save_checkpoint(folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Write a model and its training to a folder."""
+    state = optimizer.state_dict()["state"]
+    moments = {f"{index}.{name}": value for index, part in state.items() for name, value in part.items()}
+    _write(Path(folder), model, progress.step, moments, vars(progress))
+
+
+def holds_checkpoint(folder: str | Path) -> bool:
+    return (Path(folder) / SETTINGS).exists()
+
+
+def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeModel:
+    """The model of a folder that `save` or a training run wrote."""
+    folder = Path(folder)
+    settings = _read_settings(folder)
+    items = _read_tensors(folder, settings, "tree")["items"]
+    tree = Tree(items, settings["arity"], admit_empty=settings["admit_empty"])
+    if settings["scorer"] not in SCORERS:
+        raise ValueError(f"{folder}: scorer {settings['scorer']!r} is unknown to this version")
+    scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"])
+    model = TreeModel(tree, scorer, chained=settings["chained"])
+    _load_weights(folder, settings, model)
+    model.to(device).eval()
+    return model
+
+
+def load_checkpoint(
+    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, expected: Progress
+) -> Progress:
+    """Put a folder's weights and moments into a model and optimizer that were set up the same way."""
+    folder = Path(folder)
+    settings = _read_settings(folder)
+    if settings["tree"] != model.tree.fingerprint():
+        raise ValueError(f"{folder} was trained on another tree: resume with its own")
+    if not settings["progress"]:
+        raise ValueError(f"{folder} holds a finished model without its training: nothing to resume")
+    progress = Progress(**settings["progress"])
+    for name, was, now in _differences(progress, expected):
+        raise ValueError(f"{folder} was trained with {name}={was}, not {now}: resume it as it began")
+    moments = _read_tensors(folder, settings, "optimizer")
+    _load_weights(folder, settings, model)
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in moments.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return progress
+
+
+def _differences(was: Progress, now: Progress) -> list[tuple[str, object, object]]:
+    """What differs between two runs but the step; their length may, so that a run can be made longer."""
+    before = {"method": was.method, **was.options, **was.settings}
+    after = {"method": now.method, **now.options, **now.settings}
+    names = [*before, *(name for name in after if name not in before)]
+    return [(n, before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)]
+
+
+def _write(
+    folder: Path,
+    model: TreeModel,
+    step: int,
+    moments: dict[str, Tensor],
+    progress: dict[str, Any],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = next((n for n, kind in SCORERS.items() if type(model.scorer) is kind), None)
+    if name is None:
+        raise ValueError(f"{type(model.scorer).__name__} is not in SCORERS: it could not be loaded")
+    parts = {
+        "tree": {"items": model.tree.items()},
+        "weights": dict(model.scorer.state_dict()),
+        "optimizer": moments,
+    }
+    files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
+    old = _listed(folder)
+    if set(files.values()) & old:  # never write over a file that the last good checkpoint needs
+        files = {part: f"{part}-{step}b.safetensors" for part in files}
+    for part, file in files.items():
+        tensors = {key: value.detach().cpu().contiguous() for key, value in parts[part].items()}
+        save_file(tensors, folder / file)
+        _flush(folder / file)
+    settings = {
+        "format": FORMAT,
+        "tree": model.tree.fingerprint(),
+        "arity": model.tree.arity,
+        "admit_empty": model.tree.admit_empty,
+        "scorer": name,
+        "scorer_settings": model.scorer.settings(),
+        "chained": model.chained,
+        "progress": progress,
+        "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
+    }
+    draft = folder / (SETTINGS + ".new")
+    draft.write_text(json.dumps(settings, indent=2) + "\n")
+    _flush(draft)
+    os.replace(draft, folder / SETTINGS)
+    _flush(folder)
+    for path in folder.glob("*.safetensors"):  # left by the checkpoint before, or by one cut short
+        if path.name not in files.values():
+            path.unlink()
+
+
+def _listed(folder: Path) -> set[str]:
+    """The files that the folder's settings name, if it has any that can be read."""
+    try:
+        return {file for file, _ in _read_settings(folder)["files"].values()}
+    except ValueError:
+        return set()
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written before anything points to it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    if not path.exists():
+        raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: copy the folder again, or train anew") from error
+    if settings.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {settings.get('format')}, this version reads {FORMAT}")
+    return settings
+
+
+def _read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
+    file, size = settings["files"].get(part, (None, 0))
+    if file is None:
+        raise ValueError(f"{folder} holds no {part}")
+    path = folder / file
+    if not path.exists():
+        raise ValueError(f"{path} is missing: copy the folder again, or train anew")
+    if path.stat().st_size != size:
+        raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:
+    weights = _read_tensors(folder, settings, "weights")
+    try:
+        model.scorer.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']} scorer") from error

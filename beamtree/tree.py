@@ -1,0 +1,220 @@
+"""T: a complete b-ary tree whose leaves hold the items (Sec. 3.2)."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+PAD = -1  # the one sentinel: no item, no node
+
+
+def height_for(slots: int, arity: int) -> int:
+    """H: the fewest levels below the root that give at least `slots` leaves; at least one."""
+    if arity < 2:
+        raise ValueError(f"arity={arity}: a tree needs at least 2 children per node")
+    height, leaves = 1, arity
+    while leaves < slots:
+        height, leaves = height + 1, leaves * arity
+    return height
+
+
+class Tree:
+    """T and π: which item sits on which leaf of a complete b-ary tree.
+
+    Node ids run level by level from the root, 0, and the children of n are bn+1 … bn+b, so everything
+    but the place of the items is arithmetic. PAD goes in and comes out of every method as PAD.
+
+    `items` lists the leaf slots from left to right, PAD for an empty one; missing slots at the end are
+    empty. Empty subtrees never enter a beam, a candidate set or an arg max, unless `admit_empty` lets
+    them in, which only the paper's tables do because the authors did.
+    """
+
+    def __init__(self, items: Tensor | Sequence[int], arity: int = 2, *, admit_empty: bool = False) -> None:
+        items = torch.as_tensor(items, dtype=torch.int64)
+        self.arity = arity
+        self.height = height_for(len(items), arity)
+        self.admit_empty = admit_empty
+        slots = torch.full((arity**self.height,), PAD, device=items.device)
+        slots[: len(items)] = items
+        spans = [self.level(h) for h in range(self.height + 1)]
+        self._item_of_slot = slots  # [b^H]
+        self._leaf_of_item = self._invert(slots)  # [M]
+        self._occupied = self._mark_occupied(slots)  # [num_nodes]
+        self._starts = torch.tensor([span.start for span in spans], device=items.device)
+        self._full = [admit_empty or bool(self._occupied[span.start : span.stop].all()) for span in spans]
+        self._occupied_nodes: dict[int, Tensor | None] = {}
+
+    def _invert(self, slots: Tensor) -> Tensor:
+        filled = (slots != PAD).nonzero().squeeze(1)
+        if len(filled) == 0:
+            raise ValueError("a tree needs at least one item")
+        found = slots[filled]
+        order = found.sort().values
+        repeated = order[1:][order[1:] == order[:-1]]
+        if len(repeated):
+            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
+        outside = order[(order < 0) | (order >= len(order))]
+        if len(outside):
+            raise ValueError(
+                f"item {int(outside[0])} is outside 0…{len(order) - 1}: number the items from 0 without gaps"
+            )
+        leaves = torch.empty_like(found)
+        leaves[found] = filled + self.level(self.height).start
+        return leaves
+
+    def _mark_occupied(self, slots: Tensor) -> Tensor:
+        levels = [slots != PAD]
+        for _ in range(self.height):
+            levels.append(levels[-1].view(-1, self.arity).any(1))
+        return torch.cat(levels[::-1])
+
+    # Shape
+
+    @property
+    def num_items(self) -> int:
+        """M."""
+        return len(self._leaf_of_item)
+
+    @property
+    def num_nodes(self) -> int:
+        """|N|, empty nodes included."""
+        return self.level(self.height).stop
+
+    @property
+    def device(self) -> torch.device:
+        return self._leaf_of_item.device
+
+    def apply(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Move the tree in place, as `torch.nn.Module.to` does with its model."""
+        self._item_of_slot = move(self._item_of_slot)
+        self._leaf_of_item = move(self._leaf_of_item)
+        self._occupied = move(self._occupied)
+        self._starts = move(self._starts)
+        self._occupied_nodes.clear()
+
+    def level(self, level: int) -> range:
+        """N_h: the ids of all nodes of one level."""
+        size = int(self.arity**level)
+        start = (size - 1) // (self.arity - 1)
+        return range(start, start + size)
+
+    # Relatives: any shape in, the same shape (children, path: one more axis) out
+
+    def parent(self, nodes: Tensor) -> Tensor:
+        """ρ(n); the root's parent is PAD."""
+        return torch.div(nodes - 1, self.arity, rounding_mode="floor")  # -1 stays -1
+
+    def children(self, nodes: Tensor) -> Tensor:
+        """C(n) [..., b], PAD for an empty child."""
+        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
+        children = nodes.unsqueeze(-1) * self.arity + offsets
+        admitted = children > 0  # nobody's child is the root, but PAD's arithmetic ends there
+        if not self.admit_empty:
+            admitted &= self._occupied[children.clamp(min=0)]
+        return children.where(admitted, PAD)
+
+    def level_of(self, nodes: Tensor) -> Tensor:
+        """h of each node; PAD for PAD."""
+        return torch.bucketize(nodes, self._starts, right=True) - 1
+
+    def ancestor(self, nodes: Tensor, level: int) -> Tensor:
+        """ρ^{h'-h}(n): the ancestor on `level` of nodes that lie on that level or below."""
+        depth = self.level_of(nodes)
+        below = (depth - level).clamp(min=0)
+        offset = nodes - self._starts[depth.clamp(min=0)]
+        lifted = torch.div(offset, self.arity**below, rounding_mode="floor")
+        return torch.where(nodes == PAD, PAD, lifted + self.level(level).start)
+
+    def path(self, nodes: Tensor) -> Tensor:
+        """Path(n) of nodes of one level, without the root [..., h]: level 1 first, n itself last."""
+        steps = [nodes]
+        while bool((steps[-1] > self.arity).any()):
+            steps.append(self.parent(steps[-1]))
+        return torch.stack(steps[::-1], dim=-1)
+
+    def leaves(self, node: int) -> range:
+        """L(n): the leaf nodes below one node."""
+        span = range(node, node + 1)
+        while span.stop <= self.level(self.height).start:
+            span = range(span.start * self.arity + 1, span.stop * self.arity + 1)
+        return span
+
+    def occupied(self, nodes: Tensor) -> Tensor:
+        """Whether a node may enter a beam: some item lies below it (or empty nodes are admitted)."""
+        real = nodes >= 0
+        if self.admit_empty:
+            return real
+        return real & self._occupied[nodes.clamp(min=0)]
+
+    def empty(self, level: int) -> Tensor | None:
+        """Which nodes of a level nothing lies below [|N_h|] bool; None where all may enter a beam."""
+        if self._full[level]:
+            return None
+        span = self.level(level)
+        return ~self._occupied[span.start : span.stop]
+
+    # Items
+
+    def item_of_leaf(self, leaves: Tensor) -> Tensor:
+        """π: the item on each leaf node, PAD for an empty one."""
+        slots = (leaves - self.level(self.height).start).clamp(min=0)
+        return self._item_of_slot.take(slots).where(leaves != PAD, PAD)
+
+    def leaf_of_item(self, items: Tensor) -> Tensor:
+        """π⁻¹: the leaf node of each item."""
+        return self._leaf_of_item.take(items.clamp(min=0)).where(items != PAD, PAD)
+
+    def check_items(self, items: Tensor) -> None:
+        """Raise a ValueError that names the first item the tree does not hold."""
+        outside = (items < PAD) | (items >= self.num_items)
+        if bool(outside.any()):
+            raise ValueError(
+                f"item {int(items[outside][0])} is not in the tree, which holds items 0…{self.num_items - 1}"
+            )
+
+    # Draws
+
+    def sample(self, level: int, rows: int, count: int, generator: torch.Generator) -> Tensor:
+        """`count` distinct nodes of one level for each row [rows, count], every node equally likely.
+
+        The level is cut into `count` runs of nodes, one is drawn from each, and the whole is rotated by a
+        random step: distinct without sorting, uniform for each node, and the cost does not grow with the
+        level. A level of no more than `count` nodes comes back whole, shared by all rows [1, ≤ count].
+        """
+        nodes = self._admitted(level)
+        span = self.level(level)
+        device = generator.device
+        if count >= (size := len(span) if nodes is None else len(nodes)):
+            whole = torch.arange(span.start, span.stop, device=device) if nodes is None else nodes
+            return whole.unsqueeze(0)
+        edges = torch.arange(count + 1, device=device) * size // count
+        drawn = torch.rand(rows, count, generator=generator, device=device)
+        picked = edges[:-1] + (drawn * edges.diff()).long()
+        turn = torch.randint(size, (rows, 1), generator=generator, device=device)
+        picked = picked + turn
+        picked = torch.where(picked < size, picked, picked - size)
+        return picked + span.start if nodes is None else nodes[picked]
+
+    def _admitted(self, level: int) -> Tensor | None:
+        """The nodes of a level that may be drawn, or None where that is all of them."""
+        if level not in self._occupied_nodes:
+            empty = self.empty(level)
+            nodes = None if empty is None else (~empty).nonzero().squeeze(1)
+            self._occupied_nodes[level] = nodes if nodes is None else nodes + self.level(level).start
+        return self._occupied_nodes[level]
+
+    # Identity
+
+    def items(self) -> Tensor:
+        """The leaf slots from left to right, PAD for an empty one: what `Tree` is made from [b^H]."""
+        return self._item_of_slot
+
+    def fingerprint(self) -> str:
+        """A short name for this very tree: the same items on the same leaves, the same arity."""
+        digest = hashlib.sha256(f"{self.arity},{self.height},".encode())
+        digest.update(self._item_of_slot.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"Tree(num_items={self.num_items}, arity={self.arity}, height={self.height})"

@@ -1,0 +1,96 @@
+"""The paper's definitions, written as plainly and slowly as they read. No tensor code is shared with the package.
+
+A tree is given by its leaf slots (an item or None), its arity b and its height H; nodes are numbered level by level.
+"""
+
+import math
+
+
+def nodes_of(b, level):
+    first = (b**level - 1) // (b - 1)
+    return range(first, first + b**level)
+
+
+def parent(b, n):
+    return (n - 1) // b
+
+
+def children(b, n):
+    return [b * n + i for i in range(1, b + 1)]
+
+
+def leaves_below(slots, b, height, n):
+    """L(n), as node ids."""
+    first = nodes_of(b, height).start
+    if n >= first:
+        return [n]
+    return [leaf for child in children(b, n) for leaf in leaves_below(slots, b, height, child)]
+
+
+def items_below(slots, b, height, n):
+    first = nodes_of(b, height).start
+    return [slots[leaf - first] for leaf in leaves_below(slots, b, height, n) if slots[leaf - first] is not None]
+
+
+def z(slots, b, height, n, relevant):
+    """Eq. 1."""
+    return any(item in relevant for item in items_below(slots, b, height, n))
+
+
+def z_hat(slots, b, height, n, relevant, score):
+    """Eq. 15; a tie goes to the relevant child. Empty children are not children."""
+    first = nodes_of(b, height).start
+    if n >= first:
+        return slots[n - first] in relevant
+    real = [c for c in children(b, n) if items_below(slots, b, height, c)]
+    if not real:
+        return False
+    best = max(score(c) for c in real)
+    return any(z_hat(slots, b, height, c, relevant, score) for c in real if score(c) == best)
+
+
+def beam_search(slots, b, height, k, prob, admit_empty=False):
+    """Eq. 3: (B̃_h, B_h) of each level; prob(n) compares nodes."""
+    beam, found = [0], []
+    for _ in range(height):
+        candidates = [c for n in beam for c in children(b, n) if admit_empty or items_below(slots, b, height, c)]
+        beam = sorted(candidates, key=prob, reverse=True)[:k]
+        found.append((candidates, beam))
+    return found
+
+
+def path_prob(b, n, logit):
+    """p_g of a chained model: the product of sigmoids from level 1 down to n."""
+    p = 1.0
+    while n > 0:
+        p *= 1 / (1 + math.exp(-logit(n)))
+        n = parent(b, n)
+    return p
+
+
+def bce(label, g):
+    return math.log(1 + math.exp(-g)) if label else math.log(1 + math.exp(g))
+
+
+def p_star(slots, b, height, n, eta):
+    """Eq. 9."""
+    return max((eta[item] for item in items_below(slots, b, height, n)), default=0.0)
+
+
+def z_star(slots, b, height, n, eta, relevant):
+    """Eq. 13; among equals the first leaf."""
+    items = items_below(slots, b, height, n)
+    return bool(items) and max(items, key=lambda item: eta[item]) in relevant
+
+
+def regret(eta, retrieved, m):
+    """Eq. 10 for one x."""
+    best = sorted(eta, reverse=True)[:m]
+    return (sum(best) - sum(eta[item] for item in retrieved[:m])) / m
+
+
+def precision_recall_f(retrieved, relevant, m):
+    """Eqs. 5-7."""
+    found = len([item for item in retrieved[:m] if item in relevant])
+    p, r = found / m, found / len(relevant)
+    return p, r, (2 * p * r / (p + r) if p + r else 0.0)

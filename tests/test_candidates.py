@@ -1,0 +1,110 @@
+import oracle
+import pytest
+import torch
+from conftest import cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beamtree as bt
+from beamtree import PAD, candidates, targets
+from beamtree.beam import walk
+from beamtree.targets import any_relevant
+
+# Every sampler: the contract tests run over this dict, so a new one needs one line here.
+SAMPLERS = {
+    "children_of_positives": candidates.children_of_positives,
+    "uniform": candidates.uniform(7),
+    "uniform_leaves": candidates.uniform_leaves(7),
+    "with_negatives": candidates.with_negatives(7),
+    "beam_candidates": candidates.beam_candidates(4),
+    "stochastic_beam": candidates.stochastic_beam(4),
+    "union": candidates.union(candidates.beam_candidates(4), candidates.uniform(7)),
+}
+
+
+def drawn(case, sampler, seed=0):
+    """{level: one list of real nodes per row}"""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for level, nodes in sampler(case.query(), any_relevant(case.tree, case.y), generator):
+        rows = nodes.expand(len(case.y), -1).tolist()
+        found[level] = [[n for n in row if n != PAD] for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("whole_level", [4, 0])
+@given(case=cases())
+def test_candidates_are_distinct_occupied_nodes_of_their_level(name, whole_level, case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        found = drawn(case, SAMPLERS[name])
+    levels = [case.height] if name == "uniform_leaves" else list(range(1, case.height + 1))
+    assert list(found) == levels
+    for level, rows in found.items():
+        for row in rows:
+            assert len(set(row)) == len(row)
+            assert all(n in case.tree.level(level) for n in row)
+            assert all(oracle.items_below(case.slots, case.b, case.height, n) for n in row)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@given(case=cases())
+def test_same_seed_draws_the_same_nodes(name, case):
+    assert drawn(case, SAMPLERS[name], seed=3) == drawn(case, SAMPLERS[name], seed=3)
+
+
+@given(cases())
+def test_plt_trains_the_children_of_positives(case):
+    for level, rows in drawn(case, candidates.children_of_positives).items():
+        for row, relevant in zip(rows, case.relevant, strict=True):
+            expected = [
+                n
+                for n in case.tree.level(level)
+                if oracle.z(case.slots, case.b, case.height, oracle.parent(case.b, n), relevant)
+                and oracle.items_below(case.slots, case.b, case.height, n)
+            ]
+            assert sorted(row) == expected
+
+
+@given(cases(), st.integers(1, 9))
+def test_tdm_trains_all_positives_and_up_to_count_negatives(case, count):
+    for level, rows in drawn(case, candidates.with_negatives(count)).items():
+        for row, relevant in zip(rows, case.relevant, strict=True):
+            positive = {n for n in case.tree.level(level) if oracle.z(case.slots, case.b, case.height, n, relevant)}
+            assert positive <= set(row)
+            assert len(set(row) - positive) <= count
+
+
+@given(cases(ties=False))
+def test_otm_trains_what_the_beam_queries(case):
+    found = drawn(case, candidates.beam_candidates(3))
+    for step in walk(case.query(), 3):
+        rows = step.candidates.expand(len(case.y), -1).tolist()
+        assert found[step.level] == [[n for n in row if n != PAD] for row in rows]
+
+
+@given(cases(ties=False))
+def test_union_holds_both_and_no_more(case):
+    one, other = candidates.beam_candidates(3), candidates.uniform(5)
+    together = drawn(case, candidates.union(one, other))
+    # Beam search draws nothing, so the second sampler sees the same randomness alone.
+    first, second = drawn(case, one), drawn(case, other)
+    for level in together:
+        for row in range(len(case.y)):
+            assert set(together[level][row]) == set(first[level][row]) | set(second[level][row])
+
+
+def test_stochastic_beam_reaches_every_node():
+    """Proposition 3 asks for w_n > 0: no node's chance may be zero."""
+    tree = bt.random_tree(30)
+    torch.manual_seed(0)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3, scale=0.5))
+    query = model.query(torch.randn(1, 3, generator=torch.Generator().manual_seed(0)).expand(4000, -1))
+    seen = {
+        n
+        for _, nodes in candidates.stochastic_beam(2)(query, [], torch.Generator().manual_seed(0))
+        for n in nodes.unique().tolist()
+    }
+    occupied = {n for n in range(1, tree.num_nodes) if tree.occupied(torch.tensor(n))}
+    assert occupied <= seen

@@ -1,0 +1,115 @@
+import oracle
+import pytest
+import torch
+from conftest import cases
+from hypothesis import given
+
+import beamtree as bt
+from beamtree import PAD, methods, targets
+from beamtree.loss import bce
+from beamtree.scorers import GivenScorer
+from beamtree.targets import any_relevant
+
+# Every row with whether its labels are ẑ.
+ROWS = {
+    "plt": (bt.plt(), False),
+    "tdm": (bt.tdm(5), False),
+    "tdm-uniform": (bt.tdm_uniform(5), False),
+    "otm": (bt.otm(3), True),
+    "otm-no-beam": (bt.otm_no_beam(5), True),
+    "otm-no-optest": (bt.otm_no_optest(3), False),
+    "otm-mixed": (bt.otm_mixed(3, 5), True),
+    "otm-stochastic": (bt.otm_stochastic(3), True),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("whole_level", [4, 0])
+@given(case=cases(max_items=20))
+def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level, case):
+    method, optimal = ROWS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        model = case.model(method.chained)
+        x = GivenScorer.every(len(case.y))
+        loss = method.loss(model, x, case.y, torch.Generator().manual_seed(1))
+        drawn = list(
+            method.candidates(model.query(x), any_relevant(case.tree, case.y), torch.Generator().manual_seed(1))
+        )
+    expected = 0.0
+    for _, nodes in drawn:
+        for row, relevant in enumerate(case.relevant):
+            score = case.logits[row].tolist().__getitem__
+            for n in nodes.expand(len(case.y), -1)[row].tolist():
+                if n == PAD:
+                    continue
+                if optimal:
+                    label = oracle.z_hat(case.slots, case.b, case.height, n, relevant, score)
+                else:
+                    label = oracle.z(case.slots, case.b, case.height, n, relevant)
+                expected += oracle.bce(label, score(n))
+    assert float(loss) == pytest.approx(expected, rel=1e-9)
+
+
+@given(cases(max_items=20))
+def test_hsm_is_plt_on_one_target_at_a_time(case):
+    model = case.model(chained=True)
+    x = GivenScorer.every(len(case.y))
+    generator = torch.Generator()
+    whole = bt.hsm().loss(model, x, case.y, generator)
+    parts = [
+        bt.plt().loss(model, x[row : row + 1], torch.tensor([[item]]), generator)
+        for row, relevant in enumerate(case.relevant)
+        for item in relevant
+    ]
+    assert float(whole) == pytest.approx(float(sum(parts)), rel=1e-9)
+
+
+def test_mixed_adds_random_nodes_where_asked():
+    tree = bt.random_tree(200)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3))
+    query = model.query(torch.randn(2, 3))
+
+    def widths(method):
+        drawn = method.candidates(query, [], torch.Generator().manual_seed(0))
+        return [int((nodes != PAD).sum(1).max()) for _, nodes in drawn]
+
+    beam, leaf, every = (widths(m) for m in (bt.otm(4), bt.otm_mixed(4, 20), bt.otm_mixed(4, 20, "all")))
+    assert leaf[:-1] == beam[:-1]
+    assert leaf[-1] > beam[-1]
+    assert all(more > less for more, less in zip(every[3:], beam[3:], strict=True))
+    with pytest.raises(ValueError, match="choose leaf or all"):
+        bt.otm_mixed(4, 20, "some")
+
+
+@given(cases())
+def test_bce_and_its_gradient_equal_torch(case):
+    logits = (case.logits * 4).requires_grad_()
+    labels = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    ours = bce(logits, labels)
+    theirs = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.double(), reduction="sum")
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
+
+
+def test_bce_of_nothing_is_nothing_and_extremes_stay_finite():
+    logits = torch.tensor([-torch.inf, 200.0, -200.0], requires_grad=True)
+    loss = bce(logits, torch.tensor([False, False, True]))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.tolist() == [0.0, 1.0, -1.0]
+
+
+def test_gradient_flows_only_to_trained_nodes(generator):
+    tree = bt.random_tree(40)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3))
+    x, y = torch.randn(2, 3), torch.tensor([[3, 7], [9, PAD]])
+    trained = {
+        int(n)
+        for _, nodes in methods.otm(3).candidates(model.query(x), any_relevant(tree, y), generator)
+        for n in nodes.flatten()
+        if n != PAD
+    }
+    methods.otm(3).loss(model, x, y, generator).backward()
+    moved = set(model.scorer.table.weight.grad.abs().sum(1).nonzero().flatten().tolist())
+    assert moved == trained
