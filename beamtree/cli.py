@@ -1,5 +1,6 @@
 """The command line: arguments in, tables, pictures and progress out. Nothing here computes."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from beamtree import __version__
+from beamtree._version import VERSION
 from beamtree.paper import table1, table2, tableA1, tableA2
 from beamtree.paper.report import Cell, results_name, save_results, write_json
 from beamtree.paper.synthetic import Job, Plan
@@ -64,7 +65,7 @@ def front(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        out.print(f"beamtree {__version__}")
+        out.print(f"beamtree {VERSION}")
         raise typer.Exit
 
 
@@ -143,6 +144,7 @@ def _toy(
 ) -> None:
     from beamtree.paper.plots import plot_toy  # matplotlib takes a second to import
 
+    _make_room(json)
     with _progress(runs, "runs") as (advance, _):
         cells = table(runs, seed, lambda done, total: advance(1))
     print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
@@ -160,6 +162,7 @@ def _synthetic(
 ) -> None:
     from beamtree.paper.plots import plot_bars, plot_sparsity
 
+    _make_room(json)
     with _progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
 
         def ended(job: Job, regrets: dict[int, float]) -> None:
@@ -187,6 +190,14 @@ def _settings(plan: Plan) -> dict[str, object]:
 
 def _changed(usual: dict[str, object], now: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in now.items() if usual[name] != value}
+
+
+def _make_room(json: Path | None) -> None:
+    """Find out that a folder cannot be written before an hour of work, not after."""
+    for folder in (RESULTS, *([json.parent] if json else [])):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"{folder} cannot be written")
 
 
 def _finish(
@@ -218,19 +229,31 @@ def print_cells(title: str, cells: Sequence[Cell], line: tuple[str, ...], column
         table.add_column(f"{column} = {value}", justify="right", no_wrap=True)
     lines = dict.fromkeys(tuple(each.key[name] for name in line) for each in cells)
     found = {(*(each.key[name] for name in line), each.key[column]): each for each in cells}
+    best = best_of(cells) if "row" in line else set()
     for place in lines:
-        texts = [_cell_text(found.get((*place, value)), digits) for value in columns]
+        texts = [_cell_text(found.get((*place, value)), digits, best) for value in columns]
         table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
     wide = out if out.is_terminal else Console(width=max(out.width, 120))
     wide.print(table)
 
 
-def _cell_text(cell: Cell | None, digits: int) -> str:
+def _cell_text(cell: Cell | None, digits: int, best: set[int]) -> str:
     if cell is None:
         return ""
+    ours = f"{cell.value:.{digits}f}"
+    if id(cell) in best:
+        ours = f"[bold]{ours}[/bold]"
     mark = {True: " [green]✓[/green]", False: " [red]✗[/red]", None: ""}[cell.within]
     paper = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
-    return f"{cell.value:.{digits}f} ± {cell.std:.{digits}f}\n[dim]{paper}[/dim]{mark}"
+    return f"{ours} ± {cell.std:.{digits}f}\n[dim]{paper}[/dim]{mark}"
+
+
+def best_of(cells: Sequence[Cell]) -> set[int]:
+    """The ids of the cells with the lowest regret among the rows at the same c and m."""
+    groups: dict[tuple[object, object], list[Cell]] = {}
+    for each in cells:
+        groups.setdefault((each.key["bias"], each.key["m"]), []).append(each)
+    return {id(min(group, key=lambda each: each.value)) for group in groups.values()}
 
 
 @contextmanager

@@ -47,6 +47,11 @@ class Method:
     instances: Instances = whole
     options: Mapping[str, int | str] = field(default_factory=dict)  # how the row was made
 
+    def __post_init__(self) -> None:
+        for name, value in self.options.items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+
     def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
         x, y = self.instances(x, y)

@@ -36,13 +36,19 @@ def gaussian(
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(num_items, dim, generator=generator)
     x = torch.randn(train + test, dim, generator=generator)
-    # 1,000 instances at a time: η of all of them need not be in memory at once.
-    relevant = torch.cat(
-        [
-            torch.rand(len(part), num_items, generator=generator) < torch.sigmoid(part @ weights.T + bias)
-            for part in x.split(1000)
-        ]
-    )
+    relevant = torch.zeros(len(x), num_items, dtype=torch.bool)
+    empty = torch.arange(len(x))
+    for _ in range(100):  # an instance without a relevant item is drawn again
+        # 1,000 instances at a time: η of all of them need not be in memory at once.
+        for rows in empty.split(1000):
+            eta = torch.sigmoid(x[rows] @ weights.T + bias)
+            relevant[rows] = torch.rand(eta.shape, generator=generator) < eta
+        empty = (~relevant.any(1)).nonzero().squeeze(1)
+        if len(empty) == 0:
+            break
+        x[empty] = torch.randn(len(empty), dim, generator=generator)
+    else:
+        raise ValueError(f"bias={bias} with {num_items} items leaves instances without a relevant item: raise one")
     y = relevant_items(relevant)
     return Gaussian(Instances(x[:train], y[:train]), Instances(x[train:], y[train:]), weights, bias)
 

@@ -156,9 +156,9 @@ def printed(row: str, bias: float, m: int) -> float | None:
 
 
 def run_all(jobs: list[Job], on_step: OnStep) -> Iterator[tuple[Job, dict[int, float]]]:
-    """Run jobs in as many processes as there are cores; a lone one, or one for a GPU, runs right here."""
+    """Run jobs in as many processes as there are cores, also on a GPU, which one such job leaves mostly idle."""
     workers = min(len(jobs), os.cpu_count() or 1)
-    if workers == 1 or jobs[0].device != "cpu":
+    if workers == 1:
         for job in jobs:
             yield job, run_job(job, on_step)
         return

@@ -62,6 +62,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
     """The model of a folder that `save` or a training run wrote."""
     folder = Path(folder)
     settings = _read_settings(folder)
+    _check_files(folder, settings)
     items = _read_tensors(folder, settings, "tree")["items"]
     tree = Tree(items, settings["arity"], admit_empty=settings["admit_empty"])
     if settings["scorer"] not in SCORERS:
@@ -79,6 +80,7 @@ def load_checkpoint(
     """Put a folder's weights and moments into a model and optimizer that were set up the same way."""
     folder = Path(folder)
     settings = _read_settings(folder)
+    _check_files(folder, settings)
     if settings["tree"] != model.tree.fingerprint():
         raise ValueError(f"{folder} was trained on another tree: resume with its own")
     if not settings["progress"]:
@@ -180,18 +182,21 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
-    file, size = settings["files"].get(part, (None, 0))
-    if file is None:
-        raise ValueError(f"{folder} holds no {part}")
-    path = folder / file
-    if not path.exists():
-        raise ValueError(f"{path} is missing: copy the folder again, or train anew")
-    if path.stat().st_size != size:
-        raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
+    file, _ = settings["files"][part]
     try:
-        return load_file(path)
+        return load_file(folder / file)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise ValueError(f"{folder / file} is damaged: {error}") from error
+
+
+def _check_files(folder: Path, settings: dict[str, Any]) -> None:
+    """Every file that belongs to the checkpoint is there, whole."""
+    for file, size in settings["files"].values():
+        path = folder / file
+        if not path.exists():
+            raise ValueError(f"{path} is missing: copy the folder again, or train anew")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
 
 
 def _load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:

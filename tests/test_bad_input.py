@@ -1,0 +1,103 @@
+"""What a user can get wrong: each a clear one-line error."""
+
+import pytest
+import torch
+
+import beamtree as bt
+from beamtree import PAD
+
+
+def a_model(num_items=10, dim=3):
+    tree = bt.random_tree(num_items)
+    return bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim))
+
+
+def fails(message):
+    return pytest.raises(ValueError, match=message)
+
+
+def test_trees_that_cannot_be():
+    for make in (lambda: bt.random_tree(0), lambda: bt.Tree([]), lambda: bt.Tree([PAD, PAD])):
+        with fails("at least one item"):
+            make()
+    for make in (lambda: bt.random_tree(5, arity=1), lambda: bt.Tree([0, 1], arity=1)):
+        with fails("at least 2 children"):
+            make()
+    with fails("item 1 sits on more than one leaf"):
+        bt.Tree([0, 1, 1, 2])
+    with fails("item 7 is outside 0…2: number the items from 0 without gaps"):
+        bt.Tree([0, 7, 1])
+    with fails("item -3 is outside"):
+        bt.Tree([0, -3, 1])
+
+
+def test_searches_that_cannot_be():
+    model, x = a_model(), torch.randn(2, 3)
+    with fails("m=5 with beam_size=4"):
+        bt.retrieve(model, x, beam_size=4, m=5)
+    with fails("m=0"):
+        bt.retrieve(model, x, beam_size=4, m=0)
+    for beam_size in (0, -1):
+        with fails(f"beam_size={beam_size}"):
+            bt.retrieve(model, x, beam_size=beam_size, m=1)
+        with fails(f"beam_size={beam_size}"):
+            list(bt.beam.walk(model.query(x), beam_size))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_none(value):
+    model, x = a_model(), torch.randn(4, 3)
+    x[2, 1] = value
+    with fails("NaN or infinity in row 2"):
+        bt.retrieve(model, x)
+    with fails("NaN or infinity in row 2"):
+        bt.fit(model, bt.Instances(x, torch.zeros(4, 1, dtype=torch.int64)), bt.otm(3), epochs=1)
+
+
+def test_observations_of_the_wrong_shape():
+    with fails(r"takes floats \[B, 3\]"):
+        bt.retrieve(a_model(), torch.randn(4, 5))
+    with fails(r"takes floats \[B, 3\]"):
+        bt.retrieve(a_model(), torch.zeros(4, 3, dtype=torch.int64))
+
+
+def test_targets_that_are_missing_or_unknown():
+    x = torch.randn(2, 3)
+    with fails("y of instance 1 is empty"):
+        bt.Instances(x, torch.tensor([[3, PAD], [PAD, PAD]]))
+    with fails("2 observations with 1 sets of targets"):
+        bt.Instances(x, torch.tensor([[3]]))
+    with fails("no instances"):
+        bt.Instances(x[:0], torch.zeros(0, 1, dtype=torch.int64))
+    for item in (10, -2):
+        with fails(f"item {item} is not in the tree, which holds items 0…9"):
+            bt.fit(a_model(), bt.Instances(x, torch.tensor([[3], [item]])), bt.otm(3), epochs=1)
+        with fails(f"item {item} is not in the tree"):
+            bt.evaluate(a_model(), bt.Instances(x, torch.tensor([[3], [item]])))
+    with fails("y of instance 0 is empty"):
+        bt.metrics.precision_recall_f(torch.tensor([[1]]), torch.tensor([[PAD]]), 1)
+
+
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "lr", "save_every"])
+def test_training_that_cannot_be(name):
+    data = bt.Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
+    with fails(f"{name}=0: must be above 0"):
+        bt.fit(a_model(), data, bt.otm(3), **{"epochs": 1, name: 0})
+
+
+@pytest.mark.parametrize("make", [bt.tdm, bt.tdm_uniform, bt.otm, bt.otm_no_beam, bt.otm_no_optest, bt.otm_stochastic])
+def test_methods_that_train_nothing(make):
+    with fails("at least 1"):
+        make(0)
+
+
+def test_mixed_that_mixes_nothing():
+    with fails("at least 1"):
+        bt.otm_mixed(0, 5)
+    with fails("at least 1"):
+        bt.otm_mixed(5, 0)
+
+
+def test_sparse_data_without_relevant_items():
+    with fails("leaves instances without a relevant item"):
+        bt.gaussian(2, 2, -50.0, train=5, test=5)

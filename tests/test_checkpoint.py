@@ -1,0 +1,212 @@
+"""A run killed at any moment resumes from the last good checkpoint and ends with the same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import beamtree as bt
+from beamtree.train import checkpoint
+from beamtree.train.checkpoint import SETTINGS
+
+EPOCHS = 4
+
+
+def setting(tree_seed=0):
+    data = bt.gaussian(40, 4, -1.0, train=200, test=10, seed=1)
+    tree = bt.random_tree(40, seed=tree_seed)
+    torch.manual_seed(2)
+    return data, bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))
+
+
+def train(folder, model=None, data=None, **changes):
+    if model is None:
+        data, model = setting()
+    options = {"epochs": EPOCHS, "batch_size": 20, "seed": 7, "save_every": 3, "resume": True, **changes}
+    bt.fit(model, data.train, options.pop("method", bt.otm_mixed(4, 6)), folder=folder, **options)
+    return model
+
+
+def weights(model):
+    return model.scorer.table.weight.detach()
+
+
+@pytest.fixture
+def unbroken(tmp_path):
+    return weights(train(tmp_path / "unbroken"))
+
+
+def test_a_saved_model_comes_back_whole(tmp_path):
+    for chained, admit_empty in ((False, False), (True, True)):
+        tree = bt.random_tree(37, arity=3, seed=5, admit_empty=admit_empty)
+        model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4, scale=0.5), chained=chained)
+        bt.save(model, tmp_path / "model")
+        again = bt.load_model(tmp_path / "model")
+        assert again.tree.fingerprint() == tree.fingerprint()
+        assert (again.chained, again.tree.admit_empty) == (chained, admit_empty)
+        x = torch.randn(6, 4)
+        for ours, theirs in zip(bt.retrieve(model, x, m=5), bt.retrieve(again, x, m=5), strict=True):
+            assert torch.equal(ours, theirs)
+        assert not list((tmp_path / "model").glob("*.new"))
+
+
+def test_a_run_stopped_in_an_epoch_ends_like_one_that_was_not(tmp_path, unbroken):
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stop_at(step):
+        def on_step(done, total, loss):
+            if done == step:
+                raise Stopped
+
+        return on_step
+
+    folder = tmp_path / "broken"
+    for step in (2, 5, 13, 14, 31):
+        with pytest.raises(Stopped):
+            train(folder, on_step=stop_at(step))
+    assert torch.equal(weights(train(folder)), unbroken)
+    assert torch.equal(weights(bt.load_model(folder)), unbroken)
+
+
+def test_a_run_can_be_made_longer(tmp_path):
+    train(tmp_path / "long", epochs=2)
+    longer = train(tmp_path / "long", epochs=4)
+    assert torch.equal(weights(longer), weights(train(tmp_path / "whole", epochs=4)))
+
+
+@pytest.mark.parametrize("moment", ["save_file", "os.replace", "_flush", "unlink"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, unbroken, moment, call):
+    folder = tmp_path / "run"
+    train(folder, epochs=2)
+    old = weights(bt.load_model(folder))
+    owner, name = {
+        "save_file": (checkpoint, "save_file"),
+        "os.replace": (os, "replace"),
+        "_flush": (checkpoint, "_flush"),
+        "unlink": (Path, "unlink"),
+    }[moment]
+    real, calls = getattr(owner, name), 0
+
+    def dies(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            if moment == "save_file":
+                Path(args[1]).write_bytes(b"half a file")
+            raise OSError("No space left on device")
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies)
+        with pytest.raises(OSError, match="No space left"):
+            train(folder)
+    found = weights(bt.load_model(folder))
+    assert found.shape == old.shape
+    if moment == "save_file":
+        assert torch.equal(found, old)
+    assert torch.equal(weights(train(folder)), unbroken)
+    assert len(list(folder.glob("*.safetensors"))) == 3  # nothing left lying about
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+import test_checkpoint
+
+def on_step(done, total, loss):
+    print(done, flush=True)
+    time.sleep(0.02)
+
+test_checkpoint.train(sys.argv[1], save_every=1, on_step=on_step)
+"""
+
+
+def test_a_killed_process_resumes_to_the_same_weights(tmp_path, unbroken):
+    folder = tmp_path / "killed"
+    kills = 0
+    for steps_to_live in (1, 6, 2, 9):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(steps_to_live):
+            line = process.stdout.readline()
+        time.sleep(0.005 * steps_to_live)  # somewhere inside a step or a save
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        kills += 1
+        assert int(line) > 0
+        settings = json.loads((folder / SETTINGS).read_text())
+        assert settings["progress"]["step"] >= int(line)
+    assert kills == 4
+    assert torch.equal(weights(train(folder, save_every=1)), unbroken)
+
+
+# Bad input
+
+
+def test_a_folder_with_a_checkpoint_is_not_overwritten_by_accident(tmp_path):
+    train(tmp_path / "run", epochs=1)
+    with pytest.raises(ValueError, match="holds a checkpoint: resume it"):
+        train(tmp_path / "run", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.5}, r"was trained with lr=0.01, not 0.5"),
+        ({"seed": 8}, r"was trained with seed=7, not 8"),
+        ({"method": bt.otm(4)}, r"was trained with method=otm-mixed, not otm"),
+        ({"method": bt.otm_mixed(4, 7)}, r"was trained with extra=6, not 7"),
+    ],
+)
+def test_a_run_resumes_only_as_it_began(tmp_path, changes, message):
+    train(tmp_path / "run", epochs=1)
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "run", **changes)
+
+
+def test_a_checkpoint_from_another_tree_is_refused(tmp_path, unbroken):
+    train(tmp_path / "run", epochs=1)
+    data, model = setting(tree_seed=9)
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match="was trained on another tree"):
+        train(tmp_path / "run", model, data)
+    assert torch.equal(weights(model), before)
+    assert torch.equal(weights(train(tmp_path / "run")), unbroken)  # nothing saved was lost
+
+
+@pytest.mark.parametrize("part", ["settings.json", "tree", "weights", "optimizer"])
+def test_a_checkpoint_cut_in_half_is_one_clear_line(tmp_path, part):
+    folder = tmp_path / "run"
+    train(folder, epochs=1)
+    (path,) = folder.glob(f"{part}*")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    others = {p.name: p.read_bytes() for p in folder.iterdir() if p != path}
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        train(folder)
+    assert "\n" not in str(caught.value)
+    assert path.name in str(caught.value)
+    assert others == {p.name: p.read_bytes() for p in folder.iterdir() if p != path}
+
+
+def test_missing_parts_are_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no model"):
+        bt.load_model(tmp_path)
+    data, model = setting()
+    bt.save(model, tmp_path / "model")
+    with pytest.raises(ValueError, match="without its training"):
+        train(tmp_path / "model", model, data)
+    (weight,) = (tmp_path / "model").glob("weights*")
+    weight.unlink()
+    with pytest.raises(ValueError, match="is missing"):
+        bt.load_model(tmp_path / "model")

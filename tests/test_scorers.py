@@ -1,0 +1,105 @@
+"""The contract that every scorer meets. A new scorer needs one line in SCORERS_UNDER_TEST."""
+
+import pytest
+import torch
+
+import beamtree as bt
+from beamtree import PAD
+from beamtree.scorers import SCORERS, GivenScorer, LinearScorer, linear
+
+
+def a_linear(tree):
+    return LinearScorer(tree.num_nodes, 5), torch.randn(7, 5)
+
+
+def a_given(tree):
+    return GivenScorer(torch.randn(7, tree.num_nodes)), GivenScorer.every(7)
+
+
+SCORERS_UNDER_TEST = {"linear": a_linear, "given": a_given}
+
+
+@pytest.fixture(params=SCORERS_UNDER_TEST)
+def scored(request):
+    torch.manual_seed(0)
+    tree = bt.random_tree(50, arity=3, seed=1)
+    scorer, x = SCORERS_UNDER_TEST[request.param](tree)
+    return tree, scorer, x
+
+
+def test_every_registered_scorer_is_under_test():
+    assert set(SCORERS) <= set(SCORERS_UNDER_TEST)
+
+
+def test_a_node_scores_the_same_in_any_company(scored):
+    tree, scorer, x = scored
+    context = scorer.context(tree, x)
+    for level in range(1, tree.height + 1):
+        span = tree.level(level)
+        whole = scorer.whole_level(context, tree, level)
+        assert whole.shape == (len(x), len(span))
+        assert whole.isfinite().all()
+        nodes = torch.randint(span.start, span.stop, (len(x), 6))
+        torch.testing.assert_close(scorer(context, level, nodes), whole.gather(1, nodes - span.start))
+        shared = nodes[:1]
+        torch.testing.assert_close(scorer(context, level, shared), whole[:, shared[0] - span.start])
+
+
+def test_users_do_not_influence_each_other(scored):
+    tree, scorer, x = scored
+    level = tree.height
+    together = scorer.whole_level(scorer.context(tree, x), tree, level)
+    alone = torch.cat([scorer.whole_level(scorer.context(tree, x[i : i + 1]), tree, level) for i in range(len(x))])
+    torch.testing.assert_close(together, alone)
+
+
+def test_pad_is_taken_and_masked_by_the_query(scored):
+    tree, scorer, x = scored
+    nodes = torch.tensor([[tree.level(2).start, PAD]]).expand(len(x), -1)
+    assert scorer(scorer.context(tree, x), 2, nodes).shape == (len(x), 2)
+    logits = bt.TreeModel(tree, scorer).query(x).logits(2, nodes)
+    assert (logits[:, 1] == -torch.inf).all()
+    assert logits[:, 0].isfinite().all()
+
+
+def test_linear_scores_are_the_products_of_section_5_1():
+    tree = bt.random_tree(20)
+    scorer = LinearScorer(tree.num_nodes, 3)
+    x = torch.randn(2, 3)
+    theta, bias = scorer.table.weight[:, :3], scorer.table.weight[:, 3]
+    expected = x @ theta.T + bias
+    for level in range(1, tree.height + 1):
+        span = tree.level(level)
+        ours = scorer.whole_level(scorer.context(tree, x), tree, level)
+        torch.testing.assert_close(ours, expected[:, span.start : span.stop])
+
+
+def test_linear_gathers_where_a_level_is_large(monkeypatch):
+    """Gathering rows and multiplying a whole level are two ways to the same logits and gradients."""
+    tree = bt.random_tree(60)
+    scorer = LinearScorer(tree.num_nodes, 3)
+    x, nodes = torch.randn(4, 3), torch.tensor(tree.level(6))[:10].expand(4, -1)
+    results = []
+    for size in (4096, 0, 8):
+        monkeypatch.setattr(linear, "WHOLE_LEVEL", size)
+        context = scorer.context(tree, x)
+        logits = scorer(context, 6, nodes)
+        (grad,) = torch.autograd.grad(logits.square().sum(), scorer.table.weight)
+        results.append((logits, grad, scorer.whole_level(context, tree, 6)))
+    for other in results[1:]:
+        for ours, theirs in zip(results[0], other, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_search_before_the_loss_does_not_cost_the_gradient():
+    tree = bt.random_tree(20)
+    model = bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3))
+    query = model.query(torch.randn(2, 3))
+    list(bt.beam.walk(query, 4))
+    assert query.logits(1, torch.tensor([[1, 2]])).requires_grad
+
+
+def test_moving_a_model_moves_its_tree():
+    tree = bt.random_tree(20)
+    model = bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)).to("meta")
+    assert model.tree.device.type == "meta"
