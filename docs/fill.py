@@ -1,0 +1,97 @@
+"""Put the numbers of results/*.json into the pages that show them.
+
+Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything between them is made here.
+
+    python docs/fill.py            # write
+    python docs/fill.py --check    # fail where a page is out of date
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md")
+Cells = list[dict[str, Any]]
+
+
+def load(table: str) -> Cells:
+    cells: Cells = json.loads((ROOT / "results" / f"{table}.json").read_text())["cells"]
+    return cells
+
+
+def show(cell: dict[str, Any], digits: int, best: bool = False) -> str:
+    ours = f"{cell['value']:.{digits}f}"
+    ours = f"**{ours}**" if best else ours
+    error = f"{cell['std'] / cell['runs'] ** 0.5:.{digits}f}"
+    paper = "" if cell["paper"] is None else f" ({cell['paper']:.{digits}f})"
+    mark = {True: "", False: " ✗", None: ""}[cell["within"]]
+    return f"{ours} ± {error}{paper}{mark}"
+
+
+def grid(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def toy(table: str) -> str:
+    cells = load(table)
+    columns = list(dict.fromkeys(cell["N"] for cell in cells))
+    names = {"inf": "N = ∞, float32", "inf-exact": "N = ∞, exact order"}
+    places = dict.fromkeys((cell["estimator"], cell["k"], cell["m"]) for cell in cells)
+    found = {(cell["estimator"], cell["k"], cell["m"], cell["N"]): cell for cell in cells}
+    rows = []
+    for place in places:
+        shown = [found.get((*place, n)) for n in columns]
+        rows.append([*map(str, place), *(show(cell, 3) if cell else "" for cell in shown)])
+    return grid(["estimator", "k", "m", *(names.get(n, f"N = {n}") for n in columns)], rows)
+
+
+def synthetic(table: str, biases: list[float] | None = None) -> str:
+    cells = [cell for cell in load(table) if biases is None or cell["bias"] in biases]
+    columns = list(dict.fromkeys(cell["m"] for cell in cells))
+    lowest = {
+        (bias, m): min(cell["value"] for cell in cells if (cell["bias"], cell["m"]) == (bias, m))
+        for bias, m in {(cell["bias"], cell["m"]) for cell in cells}
+    }
+    found = {(cell["bias"], cell["row"], cell["m"]): cell for cell in cells}
+    rows = []
+    for bias, row in dict.fromkeys((cell["bias"], cell["row"]) for cell in cells):
+        shown = [found[bias, row, m] for m in columns]
+        texts = [show(cell, 4, best=cell["value"] == lowest[bias, cell["m"]]) for cell in shown]
+        rows.append([f"{bias:g}", row, str(shown[0]["runs"]), *texts])
+    return grid(["c", "method", "runs", *(f"m = {m}" for m in columns)], rows)
+
+
+PARTS = {
+    "table1": lambda: toy("table1"),
+    "tableA1": lambda: toy("tableA1"),
+    "table2": lambda: synthetic("table2"),
+    "tableA2": lambda: synthetic("tableA2"),
+}
+
+
+def filled(text: str) -> str:
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n\n{PARTS[match[1]]()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->.*?<!-- end -->", part, text, flags=re.S)
+
+
+def main() -> None:
+    stale = []
+    for page in PAGES:
+        old = page.read_text()
+        new = filled(old)
+        if new != old:
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(new)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"out of date: {', '.join(stale)}; run python docs/fill.py")
+
+
+if __name__ == "__main__":
+    main()
