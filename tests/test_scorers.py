@@ -103,3 +103,13 @@ def test_moving_a_model_moves_its_tree():
     tree = bt.random_tree(20)
     model = bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)).to("meta")
     assert model.tree.device.type == "meta"
+
+
+def test_weights_are_not_the_data_of_the_same_seed():
+    data = bt.gaussian(100, 10, -1.0, train=200, test=1, seed=3)
+    drawn = set(torch.cat([data.weights.flatten(), data.train.x.flatten()]).tolist())
+    weights = LinearScorer(199, 10, seed=3).table.weight.detach()
+    assert len(drawn & set(weights.flatten().tolist())) < 5
+    assert torch.equal(weights, LinearScorer(199, 10, seed=3).table.weight)
+    assert not torch.equal(weights, LinearScorer(199, 10, seed=4).table.weight)
+    assert float(LinearScorer(5000, 10, scale=0.1).table.weight.std()) == pytest.approx(0.1, rel=0.02)

@@ -99,8 +99,7 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     """Train one row from scratch and measure its regret at each m on the test instances."""
     data = gaussian(ITEMS, DIM, job.bias, seed=job.seed)
     tree = random_tree(ITEMS, seed=job.seed, admit_empty=True)
-    torch.manual_seed(job.seed)  # the rows of one run start from the same weights
-    model = TreeModel(tree, LinearScorer(tree.num_nodes, DIM)).to(job.device)
+    model = TreeModel(tree, LinearScorer(tree.num_nodes, DIM, seed=job.seed)).to(job.device)
     step = _every(50, on_step)
     fit(
         model,

@@ -22,10 +22,10 @@ class LinearContext(NamedTuple):
 class LinearScorer(Scorer):
     """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more."""
 
-    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0) -> None:
+    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         self.dim, self.scale = dim, scale
-        self.table = NodeTable(num_nodes, dim + 1, scale)  # the bias is the weight of a constant 1
+        self.table = NodeTable(num_nodes, dim + 1, scale, seed)  # the bias is the weight of a constant 1
 
     def context(self, tree: Tree, x: Tensor) -> LinearContext:
         x = torch.nn.functional.pad(x, (0, 1), value=1.0)
