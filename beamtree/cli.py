@@ -1,8 +1,10 @@
 """The command line: arguments in, tables, pictures and progress out. Nothing here computes."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -45,18 +47,20 @@ def main() -> None:
     """The console command: an error that a user can cause is one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
-        err.print("stopped")
-        code = 130
     except typer.TyperException as error:
         code = _fail(error.format_message())
+    except BrokenExecutor:
+        code = _fail("a worker process ended before its time, perhaps for want of memory")
     except (ValueError, OSError) as error:
         code = _fail(str(error))
+    if code == 130:
+        print("stopped", file=sys.stderr)
     sys.exit(code)
 
 
 def _fail(message: str) -> int:
-    print("beamtree: " + " ".join(message.split()), file=sys.stderr)
+    if message:  # there is none where help was printed instead
+        print("beamtree: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
 
@@ -129,7 +133,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(word) for word in _words(text))
+        numbers = tuple(float(word) for word in _words(text))
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return numbers
     except ValueError as error:
         raise ValueError(f"--bias {text!r}: give numbers separated by commas, such as -5 or 0,-5") from error
 
@@ -144,12 +151,13 @@ def _toy(
 ) -> None:
     from beamtree.paper.plots import plot_toy  # matplotlib takes a second to import
 
-    _make_room(json)
+    settings: dict[str, object] = {"runs": runs, "seed": seed}
+    file = _make_room(name, {"runs": 100, "seed": 0}, settings, json)
     with _progress(runs, "runs") as (advance, _):
         cells = table(runs, seed, lambda done, total: advance(1))
+    _keep(file, cells, settings, json, plot_toy)
     print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
-    changed = _changed({"runs": 100, "seed": 0}, {"runs": runs, "seed": seed})
-    _finish(name, cells, {"runs": runs, "seed": seed}, changed, json, plot_toy)
+    _close(file, cells)
 
 
 def _synthetic(
@@ -162,7 +170,8 @@ def _synthetic(
 ) -> None:
     from beamtree.paper.plots import plot_bars, plot_sparsity
 
-    _make_room(json)
+    settings = _settings(plan)
+    file = _make_room(name, _settings(usual), settings, json)
     with _progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
 
         def ended(job: Job, regrets: dict[int, float]) -> None:
@@ -170,11 +179,9 @@ def _synthetic(
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
         cells = table(plan, advance, ended)
+    _keep(file, cells, settings, json, plot_sparsity if len(plan.biases) > 1 else plot_bars)
     print_cells(title, cells, line=("bias", "row"), column="m", digits=4)
-    settings = _settings(plan)
-    changed = _changed(_settings(usual), settings)
-    plot = plot_sparsity if len(plan.biases) > 1 else plot_bars
-    _finish(name, cells, settings, changed, json, plot)
+    _close(file, cells)
 
 
 def _settings(plan: Plan) -> dict[str, object]:
@@ -182,62 +189,67 @@ def _settings(plan: Plan) -> dict[str, object]:
         "runs": plan.runs,
         "seed": plan.seed,
         "rows": ",".join(plan.rows),
-        "bias": ",".join(f"{bias:g}" for bias in plan.biases),
+        "bias": ",".join(f"{bias:.12g}" for bias in plan.biases),
         "epochs": plan.epochs,
         "device": plan.device,
     }
 
 
-def _changed(usual: dict[str, object], now: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in now.items() if usual[name] != value}
+def _make_room(name: str, usual: dict[str, object], now: dict[str, object], json: Path | None) -> Path:
+    """The file for the results; finds out that it or --json cannot be written before an hour of work, not after."""
+    changed = {key: value for key, value in now.items() if usual[key] != value}
+    file = RESULTS / f"{results_name(name, changed)}.json"
+    for path in (file, *([json] if json else [])):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written")
+    return file
 
 
-def _make_room(json: Path | None) -> None:
-    """Find out that a folder cannot be written before an hour of work, not after."""
-    for folder in (RESULTS, *([json.parent] if json else [])):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"{folder} cannot be written")
-
-
-def _finish(
-    name: str,
+def _keep(
+    file: Path,
     cells: list[Cell],
     settings: dict[str, object],
-    changed: dict[str, object],
     json: Path | None,
     plot: Callable[[Sequence[Cell], Path], None],
 ) -> None:
-    file = save_results(RESULTS, results_name(name, changed), cells, settings)
-    plot(cells, file.with_suffix(".png"))
+    """Save before anything is printed: a closed pipe must not cost the work."""
+    save_results(file, cells, settings)
     if json is not None:
         write_json(json, [each.record() for each in cells])
+    plot(cells, file.with_suffix(".png"))
+
+
+def _close(file: Path, cells: list[Cell]) -> None:
     judged = [each for each in cells if each.within is not None]
-    near = sum(1 for each in judged if each.within)
     if judged:
-        out.print(f"{near} of {len(judged)} cells are within tolerance of the paper.")
-    out.print(f"Saved {file} and {file.with_suffix('.png').name} beside it.", highlight=False)
+        near = sum(1 for each in judged if each.within)
+        out.print(f"{near} of {len(judged)} cells are within tolerance of the paper.", highlight=False)
+    out.print(f"Saved {file}", highlight=False, soft_wrap=True)
+    out.print(f"  and {file.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
 def print_cells(title: str, cells: Sequence[Cell], line: tuple[str, ...], column: str, digits: int) -> None:
     """A table for people: ours ± std over the runs, and below it the paper's number and whether we agree."""
     table = Table(title=title, caption="ours ± std over runs; below: the paper's number, ✓ within tolerance, ✗ not")
     columns = list(dict.fromkeys(each.key[column] for each in cells))
+    named = len(line) * 5 + sum(max(len(name), *(len(str(each.key[name])) for each in cells)) for name in line)
+    narrow = out.is_terminal and out.width < named + len(columns) * 18  # then the spread stays in the JSON
     for name in line:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True, min_width=len(name))
     for value in columns:
-        table.add_column(f"{column} = {value}", justify="right", no_wrap=True)
+        table.add_column(f"{column}={value}", justify="right", no_wrap=True)
     lines = dict.fromkeys(tuple(each.key[name] for name in line) for each in cells)
     found = {(*(each.key[name] for name in line), each.key[column]): each for each in cells}
     best = best_of(cells) if "row" in line else set()
     for place in lines:
-        texts = [_cell_text(found.get((*place, value)), digits, best) for value in columns]
+        texts = [_cell_text(found.get((*place, value)), digits, best, narrow) for value in columns]
         table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
     wide = out if out.is_terminal else Console(width=max(out.width, 120))
     wide.print(table)
 
 
-def _cell_text(cell: Cell | None, digits: int, best: set[int]) -> str:
+def _cell_text(cell: Cell | None, digits: int, best: set[int], narrow: bool) -> str:
     if cell is None:
         return ""
     ours = f"{cell.value:.{digits}f}"
@@ -245,7 +257,8 @@ def _cell_text(cell: Cell | None, digits: int, best: set[int]) -> str:
         ours = f"[bold]{ours}[/bold]"
     mark = {True: " [green]✓[/green]", False: " [red]✗[/red]", None: ""}[cell.within]
     paper = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
-    return f"{ours} ± {cell.std:.{digits}f}\n[dim]{paper}[/dim]{mark}"
+    spread = "" if narrow else f" ± {cell.std:.{digits}f}"
+    return f"{ours}{spread}\n[dim]{paper}[/dim]{mark}"
 
 
 def best_of(cells: Sequence[Cell]) -> set[int]:

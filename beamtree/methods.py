@@ -31,8 +31,11 @@ def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """|I_x| = 1: one instance per user and target."""
-    user, place = (y != PAD).nonzero(as_tuple=True)
+    """|I_x| = 1: one instance per user and target, however often y repeats it."""
+    y = y.sort(dim=1).values
+    fresh = y != PAD
+    fresh[:, 1:] &= y[:, 1:] != y[:, :-1]
+    user, place = fresh.nonzero(as_tuple=True)
     return x[user], y[user, place].unsqueeze(1)
 
 
@@ -45,11 +48,11 @@ class Method:
     targets: Labels
     chained: bool = False
     instances: Instances = whole
-    options: Mapping[str, int | str] = field(default_factory=dict)  # how the row was made
+    options: Mapping[str, int] = field(default_factory=dict)  # how the row was made
 
     def __post_init__(self) -> None:
         for name, value in self.options.items():
-            if isinstance(value, int) and value < 1:
+            if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
 
     def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -108,17 +111,21 @@ def otm_no_optest(beam_size: int) -> Method:
     return Method("otm-no-optest", beam_candidates(beam_size), as_marked, options=options)
 
 
-def otm_mixed(beam_size: int, extra: int, levels: str = "leaf") -> Method:
-    """OTM plus `extra` uniform nodes, so that w_n > 0 (Proposition 3): on the leaf level, or on all.
+def otm_mixed(beam_size: int, extra: int) -> Method:
+    """OTM plus `extra` uniform leaves: our own row.
 
     The beam alone leaves the order of the leaves under-trained (m < k); random leaves mend it.
     """
-    spread = {"leaf": uniform_leaves, "all": uniform}
-    if levels not in spread:
-        raise ValueError(f"levels={levels!r}: choose leaf or all")
-    candidates = union(beam_candidates(beam_size), spread[levels](extra))
-    options: dict[str, int | str] = {"beam_size": beam_size, "extra": extra, "levels": levels}
+    candidates = union(beam_candidates(beam_size), uniform_leaves(extra))
+    options = {"beam_size": beam_size, "extra": extra}
     return Method("otm-mixed", candidates, best_child, options=options)
+
+
+def otm_mixed_all(beam_size: int, extra: int) -> Method:
+    """OTM plus `extra` uniform nodes on every level, so that every w_n > 0, as Proposition 3 asks."""
+    candidates = union(beam_candidates(beam_size), uniform(extra))
+    options = {"beam_size": beam_size, "extra": extra}
+    return Method("otm-mixed-all", candidates, best_child, options=options)
 
 
 def otm_stochastic(beam_size: int) -> Method:

@@ -17,6 +17,9 @@ class TreeModel(nn.Module):
 
     def __init__(self, tree: Tree, scorer: Scorer, *, chained: bool = False) -> None:
         super().__init__()
+        rows = scorer.settings().get("num_nodes", tree.num_nodes)
+        if rows < tree.num_nodes:
+            raise ValueError(f"the scorer knows {rows} nodes and the tree has {tree.num_nodes}: make it for this tree")
         self.tree = tree
         self.scorer = scorer
         self.chained = chained
@@ -24,7 +27,7 @@ class TreeModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
         """What `.to(device)` calls: the tree goes where the weights go."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.tree.apply(fn)
+        self.tree = self.tree.moved(fn)
         return self
 
     def query(self, x: Tensor) -> "Query":

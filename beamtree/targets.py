@@ -85,17 +85,19 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     tree = query.tree
     levels = [positives[-1]]
     for level in range(tree.height - 1, 0, -1):
-        here, below = positives[level], levels[-1]
+        below = levels[-1]
         if below.whole:  # and so is this level: its children are the level below, in order
+            nodes = positives[level].nodes
             labels, logits = below.labels, query.whole_level(level + 1)
         else:
-            children = tree.children(here.nodes).flatten(1)  # [B or 1, Pb]
+            nodes = tree.parent(below.nodes)  # sorted, as those below are
+            children = tree.children(nodes).flatten(1)  # [B, Pb]
             labels, logits = below.at(children), query.logits(level + 1, children)
         (label, *rivals), (best, *others) = _siblings(tree, labels), _siblings(tree, logits)
         for rival, logit in zip(rivals, others, strict=True):
             label = (label & (best >= logit)) | (rival & (logit >= best))
             best = torch.maximum(best, logit)
-        levels.append(replace(here, labels=label))
+        levels.append(replace(below, nodes=nodes, labels=label))
     return [positives[0], *levels[::-1]]
 
 

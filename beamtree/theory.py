@@ -15,9 +15,7 @@ from beamtree.tree import PAD, Tree
 def eta(y: Tensor, num_items: int, weight: Tensor | None = None) -> Tensor:
     """η_j = p(y_j = 1) [M] of relevant sets y [N, P], each with its probability (default: all alike)."""
     weight = torch.full((len(y),), 1 / len(y)) if weight is None else weight
-    total = weight.new_zeros(num_items + 1)  # the last place collects PAD
-    place = torch.where(y == PAD, num_items, y)
-    return total.index_add(0, place.flatten(), weight.repeat_interleave(y.shape[1]))[:-1]
+    return weight @ _as_matrix(y, num_items).to(weight.dtype)
 
 
 def on_leaves(tree: Tree, values: Tensor, empty: float) -> Tensor:
@@ -44,9 +42,7 @@ def optimal_targets(tree: Tree, eta: Tensor, y: Tensor) -> Tensor:
 
     Of leaves with equal η the first counts, whatever its label: then E[z*_n] = p*.
     """
-    relevant = torch.zeros(len(y), eta.shape[-1] + 1, dtype=torch.bool, device=y.device)
-    relevant.scatter_(1, torch.where(y == PAD, eta.shape[-1], y), True)
-    labels = on_leaves(tree, relevant[:, :-1], False)
+    labels = on_leaves(tree, _as_matrix(y, eta.shape[-1]), False)
     scores = on_leaves(tree, eta, -torch.inf)
     levels = [labels]
     for _ in range(tree.height):
@@ -67,6 +63,8 @@ def regret(eta: Tensor, items: Tensor, m: int) -> Tensor:
 
     A PAD among the retrieved items counts as an item that is never relevant.
     """
+    if items.shape[1] < m:
+        raise ValueError(f"{items.shape[1]} items were retrieved: the regret at m={m} needs as many")
     best = eta.topk(min(m, eta.shape[-1]), dim=-1).values
     got = eta.gather(-1, items[:, :m].clamp(min=0)).masked_fill(items[:, :m] == PAD, 0)
     got = got.sort(dim=-1, descending=True).values  # same items, same order: exactly 0
@@ -81,3 +79,9 @@ def bayes_optimal(eta: Tensor, items: Tensor, tolerance: float = 0.0) -> Tensor:
     distinct = items.sort(dim=-1).values
     repeats = ((distinct[:, 1:] == distinct[:, :-1]) & (distinct[:, 1:] != PAD)).any(-1)
     return (got >= best - tolerance).all(-1) & ~repeats
+
+
+def _as_matrix(y: Tensor, num_items: int) -> Tensor:
+    """Zeros and ones [N, M] from relevant items y [N, P]; a repeat counts once."""
+    relevant = torch.zeros(len(y), num_items + 1, dtype=torch.bool, device=y.device)  # the last column takes PAD
+    return relevant.scatter_(1, torch.where(y == PAD, num_items, y), True)[:, :-1]

@@ -1,5 +1,6 @@
 """T: a complete b-ary tree whose leaves hold the items (Sec. 3.2)."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -85,13 +86,15 @@ class Tree:
     def device(self) -> torch.device:
         return self._leaf_of_item.device
 
-    def apply(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Move the tree in place, as `torch.nn.Module.to` does with its model."""
-        self._item_of_slot = move(self._item_of_slot)
-        self._leaf_of_item = move(self._leaf_of_item)
-        self._occupied = move(self._occupied)
-        self._starts = move(self._starts)
-        self._occupied_nodes.clear()
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Tree":
+        """The same tree elsewhere; other models may go on using this one where it is."""
+        tree = copy.copy(self)
+        tree._item_of_slot = move(self._item_of_slot)
+        tree._leaf_of_item = move(self._leaf_of_item)
+        tree._occupied = move(self._occupied)
+        tree._starts = move(self._starts)
+        tree._occupied_nodes = {}
+        return tree
 
     def level(self, level: int) -> range:
         """N_h: the ids of all nodes of one level."""
@@ -211,8 +214,8 @@ class Tree:
         return self._item_of_slot
 
     def fingerprint(self) -> str:
-        """A short name for this very tree: the same items on the same leaves, the same arity."""
-        digest = hashlib.sha256(f"{self.arity},{self.height},".encode())
+        """A short name for this very tree: the same items on the same leaves, the same arity, empty nodes in or out."""
+        digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
         digest.update(self._item_of_slot.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 

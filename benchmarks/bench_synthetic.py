@@ -29,7 +29,6 @@ def hold_levels(limits: tuple[int, int]) -> None:
 def stepper(method: Method, bias: float) -> Callable[[int], torch.Tensor]:
     data = gaussian(ITEMS, DIM, bias, train=BATCH_SIZE, test=1)
     tree = random_tree(ITEMS, admit_empty=True)
-    torch.manual_seed(0)
     model = TreeModel(tree, LinearScorer(tree.num_nodes, DIM), chained=method.chained)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     generator = torch.Generator()

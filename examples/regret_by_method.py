@@ -3,8 +3,6 @@
 python examples/regret_by_method.py
 """
 
-import torch
-
 import beamtree as bt
 from beamtree.theory import regret
 
@@ -14,7 +12,6 @@ data = bt.gaussian(num_items=200, dim=8, bias=-4.0, train=2000, test=500, seed=0
 eta = data.eta(data.test.x)  # what a perfect model would know
 for name, method in ROWS.items():
     tree = bt.random_tree(200, seed=0)
-    torch.manual_seed(0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
     bt.fit(model, data.train, method, epochs=12, batch_size=100)
     items, _ = bt.retrieve(model, data.test.x, beam_size=20, m=20)

@@ -10,7 +10,6 @@ from beamtree.beam import walk
 
 data = bt.gaussian(num_items=200, dim=8, bias=-4.0, train=2000, test=50, seed=0)
 tree = bt.random_tree(200, seed=0)
-torch.manual_seed(0)
 model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
 bt.fit(model, data.train, bt.otm(beam_size=10), epochs=12, batch_size=100)
 

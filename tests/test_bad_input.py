@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import PAD
+from beamtree import PAD, theory
 
 
 def a_model(num_items=10, dim=3):
@@ -55,16 +55,23 @@ def test_numbers_that_are_none(value):
 
 
 def test_observations_of_the_wrong_shape():
-    with fails(r"takes floats \[B, 3\]"):
-        bt.retrieve(a_model(), torch.randn(4, 5))
-    with fails(r"takes floats \[B, 3\]"):
-        bt.retrieve(a_model(), torch.zeros(4, 3, dtype=torch.int64))
+    for x in (torch.randn(4, 5), torch.randn(3), torch.zeros(4, 3, dtype=torch.int64), torch.randn(4, 3).double()):
+        with fails(r"takes torch.float32 \[B, 3\]"):
+            bt.retrieve(a_model(), x)
+
+
+def test_a_scorer_for_a_smaller_tree():
+    with fails("the scorer knows 7 nodes and the tree has 31"):
+        bt.TreeModel(bt.random_tree(10), bt.LinearScorer(7, 3))
 
 
 def test_targets_that_are_missing_or_unknown():
     x = torch.randn(2, 3)
     with fails("y of instance 1 is empty"):
         bt.Instances(x, torch.tensor([[3, PAD], [PAD, PAD]]))
+    for y in (torch.tensor([3, 4]), torch.tensor([[3], [4]], dtype=torch.int32)):
+        with fails("give int64"):
+            bt.Instances(x, y)
     with fails("2 observations with 1 sets of targets"):
         bt.Instances(x, torch.tensor([[3]]))
     with fails("no instances"):
@@ -94,8 +101,14 @@ def test_methods_that_train_nothing(make):
 def test_mixed_that_mixes_nothing():
     with fails("at least 1"):
         bt.otm_mixed(0, 5)
-    with fails("at least 1"):
-        bt.otm_mixed(5, 0)
+    for make in (bt.otm_mixed, bt.otm_mixed_all):
+        with fails("at least 1"):
+            make(5, 0)
+
+
+def test_regret_at_more_than_was_retrieved():
+    with fails("1 items were retrieved: the regret at m=3"):
+        theory.regret(torch.rand(2, 5), torch.tensor([[1], [2]]), 3)
 
 
 def test_sparse_data_without_relevant_items():

@@ -76,6 +76,15 @@ def test_a_full_beam_returns_every_item():
     assert all(sorted(row) == list(range(11)) for row in items.tolist())
 
 
+def test_chained_models_return_items_that_are_never_relevant_too():
+    logits = torch.full((1, 7), -torch.inf)
+    logits[0, 4] = 3.0
+    model = bt.TreeModel(Tree(range(4)), GivenScorer(logits), chained=True)
+    items, _ = retrieve(model, GivenScorer.every(1), beam_size=4, m=4)
+    assert items[0, 0] == 1
+    assert sorted(items[0].tolist()) == [0, 1, 2, 3]
+
+
 def test_admitted_empty_slots_are_never_retrieved():
     tree = Tree([0, PAD, 1, 2], admit_empty=True)
     logits = torch.tensor([[0.0, 1, 0, 0, 5, 0, 0]])  # the empty slot scores highest
@@ -119,9 +128,10 @@ def test_stochastic_beam_draws_leaves_in_proportion_to_their_probability():
 def test_stochastic_beam_draws_without_replacement_and_no_empty_node(case, k):
     query = case.query()
     for step in walk(query, k, gumbel_expand(torch.Generator().manual_seed(k))):
-        for row in step.beam.expand(len(case.logits), -1).tolist():
+        rows = (nodes.expand(len(case.logits), -1).tolist() for nodes in (step.beam, step.candidates))
+        for row, candidates in zip(*rows, strict=True):
             nodes = [n for n in row if n != PAD]
-            assert len(set(nodes)) == len(nodes) == min(k, len({*nodes}) or 1)
+            assert len(set(nodes)) == len(nodes) == min(k, len([n for n in candidates if n != PAD]))
             assert all(case.tree.occupied(torch.tensor(n)) for n in nodes)
         assert not step.rank.isnan().any()
 

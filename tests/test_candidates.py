@@ -74,6 +74,11 @@ def test_tdm_trains_all_positives_and_up_to_count_negatives(case, count):
             positive = {n for n in case.tree.level(level) if oracle.z(case.slots, case.b, case.height, n, relevant)}
             assert positive <= set(row)
             assert len(set(row) - positive) <= count
+            occupied = {n for n in case.tree.level(level) if case.tree.occupied(torch.tensor(n))}
+            if count >= len(occupied):
+                assert set(row) == occupied
+            else:
+                assert len(row) >= count  # a draw that hits a positive adds nothing, but the positive is there
 
 
 @given(cases(ties=False))
@@ -82,6 +87,17 @@ def test_otm_trains_what_the_beam_queries(case):
     for step in walk(case.query(), 3):
         rows = step.candidates.expand(len(case.y), -1).tolist()
         assert found[step.level] == [[n for n in row if n != PAD] for row in rows]
+
+
+def test_a_stochastic_beam_is_as_wide_as_a_plain_one():
+    tree = bt.random_tree(64)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3))
+    query, generator = model.query(torch.randn(2, 3)), torch.Generator().manual_seed(0)
+    plain, stochastic = (
+        [nodes.shape[1] for _, nodes in sampler(5)(query, [], generator)]
+        for sampler in (candidates.beam_candidates, candidates.stochastic_beam)
+    )
+    assert plain == stochastic
 
 
 @given(cases(ties=False))
@@ -98,7 +114,6 @@ def test_union_holds_both_and_no_more(case):
 def test_stochastic_beam_reaches_every_node():
     """Proposition 3 asks for w_n > 0: no node's chance may be zero."""
     tree = bt.random_tree(30)
-    torch.manual_seed(0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3, scale=0.5))
     query = model.query(torch.randn(1, 3, generator=torch.Generator().manual_seed(0)).expand(4000, -1))
     seen = {

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import beamtree as bt
@@ -21,7 +22,6 @@ EPOCHS = 4
 def setting(tree_seed=0):
     data = bt.gaussian(40, 4, -1.0, train=200, test=10, seed=1)
     tree = bt.random_tree(40, seed=tree_seed)
-    torch.manual_seed(2)
     return data, bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))
 
 
@@ -88,7 +88,7 @@ def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monke
     train(folder, epochs=2)
     old = weights(bt.load_model(folder))
     owner, name = {
-        "save_file": (checkpoint, "save_file"),
+        "save_file": (safetensors.torch, "save_file"),
         "os.replace": (os, "replace"),
         "_flush": (checkpoint, "_flush"),
         "unlink": (Path, "unlink"),
@@ -210,3 +210,70 @@ def test_missing_parts_are_named(tmp_path):
     weight.unlink()
     with pytest.raises(ValueError, match="is missing"):
         bt.load_model(tmp_path / "model")
+
+
+def test_saving_leaves_other_peoples_files_alone(tmp_path):
+    _, model = setting()
+    (tmp_path / "another.safetensors").write_bytes(b"precious")
+    bt.save(model, tmp_path)
+    bt.save(model, tmp_path)
+    assert (tmp_path / "another.safetensors").read_bytes() == b"precious"
+    bt.load_model(tmp_path)
+    for text in ('{"format": 99, "files": {}}', "null", "[]", '{"format": 1}', "{"):
+        (tmp_path / SETTINGS).write_text(text)
+        for attempt in (lambda: bt.save(model, tmp_path), lambda: bt.load_model(tmp_path), lambda: train(tmp_path)):
+            with pytest.raises(ValueError, match=r"damaged|not one of format") as caught:
+                attempt()
+            assert "\n" not in str(caught.value)
+        assert (tmp_path / SETTINGS).read_text() == text
+
+
+def test_a_model_with_another_models_tree_is_refused(tmp_path):
+    for name, seed in (("a", 0), ("b", 9)):
+        bt.save(setting(tree_seed=seed)[1], tmp_path / name)
+    (tmp_path / "b" / "tree-0.safetensors").write_bytes((tmp_path / "a" / "tree-0.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="the tree of another model"):
+        bt.load_model(tmp_path / "b")
+
+
+def test_a_double_model_comes_back_double(tmp_path):
+    _, model = setting()
+    bt.save(model.double(), tmp_path)
+    assert weights(bt.load_model(tmp_path)).dtype == torch.float64
+
+
+def test_other_data_or_empty_nodes_let_in_are_another_run(tmp_path):
+    train(tmp_path / "run", epochs=1)
+    data, model = setting()
+    other = bt.Instances(data.train.x.flip(0), data.train.y)
+    with pytest.raises(ValueError, match="was trained with data="):
+        bt.fit(model, other, bt.otm_mixed(4, 6), epochs=4, batch_size=20, seed=7, folder=tmp_path / "run", resume=True)
+    tree = bt.Tree(model.tree.items(), admit_empty=True)
+    with pytest.raises(ValueError, match="was trained on another tree"):
+        train(tmp_path / "run", bt.TreeModel(tree, model.scorer), data)
+
+
+def test_a_run_is_not_made_shorter(tmp_path):
+    train(tmp_path / "run", epochs=2)
+    with pytest.raises(ValueError, match="has 20 steps behind it, more than the 10"):
+        train(tmp_path / "run", epochs=1)
+
+
+def test_a_refused_run_leaves_the_model_as_it_was(tmp_path):
+    train(tmp_path / "run", epochs=1)
+    data, model = setting()
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match="was trained with method"):
+        train(tmp_path / "run", model, data, method=bt.plt())
+    assert not model.chained
+    assert torch.equal(weights(model), before)
+
+
+def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path):
+    data, model = setting()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        train(tmp_path / "file", model, data, on_step=lambda *_: pytest.fail("trained"))
+    given = bt.TreeModel(model.tree, bt.scorers.GivenScorer(torch.zeros(1, model.tree.num_nodes)))
+    with pytest.raises(ValueError, match="not in SCORERS"):
+        bt.save(given, tmp_path / "given")

@@ -1,12 +1,15 @@
 """The command as a user types it."""
 
 import json
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from beamtree.paper.report import expected
+from beamtree.paper.report import expected, results_name
 
 
 def beamtree(*words, folder, check=True):
@@ -35,7 +38,7 @@ def test_toy_tables_print_save_and_draw(tmp_path, table):
     assert all(names <= set(cell) and cell["table"] == table and cell["runs"] == 2 for cell in cells)
     with_paper = [cell for cell in cells if cell["paper"] is not None]
     assert len(with_paper) == {"table1": 20, "tableA1": 180}[table]
-    assert {cell["N"] for cell in cells} == {"100", "1000", "10000", "inf", "inf-exact"}
+    assert {cell["N"] for cell in cells} == {100, 1000, 10000, "inf", "inf-exact"}
     saved = json.loads((tmp_path / "results" / f"{table}.runs=2.seed=3.json").read_text())
     assert saved["cells"] == cells
     assert saved["settings"] == {"runs": 2, "seed": 3}
@@ -61,7 +64,7 @@ def test_synthetic_tables_print_save_and_draw(tmp_path):
     cells = json.loads((tmp_path / "cells.json").read_text())
     assert len(cells) == 8
     names = {"table", "row", "bias", "m", "value", "std", "runs", "paper"}
-    assert all(names <= set(cell) for cell in cells)
+    assert all(names <= set(cell) and cell["runs"] == 2 and cell["std"] > 0 for cell in cells)
     assert [cell["paper"] for cell in cells if cell["row"] == "tdm"] == [0.0033, 0.0205, 0.0453, 0.1363]
     assert all(cell["paper"] is None for cell in cells if cell["row"] == "otm-mixed")
     (picture,) = (tmp_path / "results").glob("table2.*.png")
@@ -82,6 +85,8 @@ def test_synthetic_tables_print_save_and_draw(tmp_path):
         (["tableA2", "--epochs", "-1"], "--epochs"),
         (["table2", "--device", "tpu"], "is not here"),
         (["table7"], "No such command"),
+        (["table2", "--bias", "nan"], "give numbers"),
+        (["table2", "--json", "."], "cannot be written"),
         (["table2", "--json", "/proc/no/place.json"], "/proc/no"),
     ],
 )
@@ -92,6 +97,61 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path, words, message):
     assert len(lines) == 1
     assert lines[0].startswith("beamtree: ")
     assert message in done.stderr
+
+
+def test_results_are_kept_even_if_nobody_reads_the_table(tmp_path):
+    command = f"{sys.executable} -m beamtree paper table1 --runs 1 | true"
+    subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "results" / "table1.runs=1.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_workers_end_with_a_killed_command(tmp_path):
+    words = ["paper", "table2", "--runs", "1", "--rows", "tdm,otm"]
+    process = subprocess.Popen([sys.executable, "-m", "beamtree", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    workers = wait_for(lambda: [pid for pid in children_of(process.pid) if cpu_seconds(pid) > 2], 60)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 15)
+
+
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def stat(pid):
+    """The fields of a process from its state on: parent second, user time twelfth."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+
+
+def children_of(parent):
+    """The processes that a process started, and no others."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if (fields := stat(pid)) and int(fields[1]) == parent]
+
+
+def cpu_seconds(pid):
+    fields = stat(pid)
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def test_long_settings_make_a_name_that_fits():
+    names = {results_name("table2", {"bias": ",".join(["-5.25"] * n)}) for n in (50, 60)}
+    assert len(names) == 2
+    assert all(len(name) < 200 for name in names)
+
+
+def test_a_bare_command_is_help_and_no_empty_error(tmp_path):
+    done = beamtree(folder=tmp_path, check=False)
+    assert "Usage" in done.stdout
+    assert done.stderr == ""
 
 
 def test_the_papers_numbers_are_all_there():

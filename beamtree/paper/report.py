@@ -1,5 +1,6 @@
 """What every table of the paper shares: its cells, the paper's numbers, and where results are kept."""
 
+import hashlib
 import json
 import math
 import os
@@ -75,20 +76,21 @@ def expected() -> dict[str, Any]:
 def results_name(table: str, changed: dict[str, object]) -> str:
     """A file name that says how a run differs from the table's own settings, so that none overwrites another."""
     parts = [f"{name}={value}" for name, value in changed.items()]
-    return ".".join([table, *parts]).replace(",", "+").replace("/", "-")
+    name = ".".join([table, *parts]).replace(",", "+").replace("/", "-")
+    if len(name) > 150:  # file systems take 255
+        name = f"{name[:130]}.{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return name
 
 
-def save_results(folder: Path, name: str, cells: Sequence[Cell], settings: dict[str, object]) -> Path:
-    """Write cells, settings and commit to `folder/name.json`, whole or not at all."""
+def save_results(path: Path, cells: Sequence[Cell], settings: dict[str, object]) -> None:
+    """Write cells, settings and commit to one file, whole or not at all."""
     content = {
         "settings": settings,
         "commit": commit(),
         "torch": torch.__version__,
         "cells": [each.record() for each in cells],
     }
-    path = folder / f"{name}.json"
     write_json(path, content)
-    return path
 
 
 def write_json(path: Path, content: object) -> None:

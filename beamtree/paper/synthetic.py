@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ ROWS: dict[str, Method] = {
     "otm-no-beam": methods.otm_no_beam(NODES),
     "otm-no-optest": methods.otm_no_optest(BEAM_SIZE),
     "otm-mixed": methods.otm_mixed(BEAM_SIZE, NODES),
-    "otm-mixed-all": methods.otm_mixed(BEAM_SIZE, 20, levels="all"),
+    "otm-mixed-all": methods.otm_mixed_all(BEAM_SIZE, 20),
     "otm-stochastic": methods.otm_stochastic(BEAM_SIZE),
     "tdm-positives": methods.tdm(NODES),
     "hsm": methods.hsm(),
@@ -83,8 +85,11 @@ class Plan:
                 raise ValueError(f"no {name} was given")
         if self.runs < 1 or self.epochs < 1:
             raise ValueError(f"runs={self.runs}, epochs={self.epochs}: each must be at least 1")
-        if self.device != "cpu" and not torch.cuda.is_available():
-            raise ValueError(f"device {self.device!r} is not here: this machine offers cpu")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+            offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+            raise ValueError(f"device {self.device!r} is not here: this machine offers {offered}") from error
 
     def jobs(self) -> list[Job]:
         return [
@@ -165,7 +170,7 @@ def run_all(jobs: list[Job], on_step: OnStep) -> Iterator[tuple[Job, dict[int, f
     threads = max(1, (os.cpu_count() or 1) // workers)
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool,
+        ProcessPoolExecutor(workers, context, _start_worker, (threads, os.getpid())) as pool,
     ):
         steps = manager.Queue()
         waiting = {pool.submit(_work, job, steps): job for job in jobs}
@@ -175,6 +180,18 @@ def run_all(jobs: list[Job], on_step: OnStep) -> Iterator[tuple[Job, dict[int, f
         except BaseException:
             pool.shutdown(cancel_futures=True, wait=False)
             raise
+
+
+def _start_worker(threads: int, parent: int) -> None:
+    """Use this many threads, and end with the command: whoever kills it does not expect its workers to go on."""
+    torch.set_num_threads(threads)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(job: Job, steps: "Queue[int]") -> dict[int, float]:

@@ -19,7 +19,8 @@ BEAMS = (1, 5, 10, 20, 50)
 
 # (estimator, N, k, m). N is "inf" for p(z_n = 1) itself in float32, as the authors hold it, and "inf-exact" for its
 # exact order: in float32 it rounds to 1 in the upper tree and ties decide.
-Where = tuple[str, str, int, int]
+Samples = int | str
+Where = tuple[str, Samples, int, int]
 OnRun = Callable[[int, int], None]  # (runs done, runs in all)
 
 
@@ -38,15 +39,15 @@ def one_run(seed: int) -> dict[Where, float]:
     eta = toy(ITEMS, seed=seed)
     tree = random_tree(ITEMS, seed=seed, admit_empty=True)
     generator = torch.Generator().manual_seed(mix(seed, 1))
-    direct: dict[tuple[str, str], Tensor] = {}
-    chained: dict[tuple[str, str], Tensor] = {}
+    direct: dict[tuple[str, Samples], Tensor] = {}
+    chained: dict[tuple[str, Samples], Tensor] = {}
     for count in SAMPLES:
         y = torch.rand(count, ITEMS, generator=generator) < eta
         relevant = upward(tree, on_leaves(tree, y, False), lambda v: v[..., 0] | v[..., 1])
         prob = relevant.float().mean(0)
-        direct["DirEst", str(count)] = prob
-        chained["HierEst", str(count)] = conditional(tree, prob)
-        direct["OptEst", str(count)] = optimal_prob(tree, y.float().mean(0))
+        direct["DirEst", count] = prob
+        chained["HierEst", count] = conditional(tree, prob)
+        direct["OptEst", count] = optimal_prob(tree, y.float().mean(0))
     prob = 1 - upward(tree, on_leaves(tree, 1 - eta, 1.0), lambda v: v.prod(-1))
     direct["DirEst", "inf"] = prob
     chained["HierEst", "inf"] = conditional(tree, prob)
@@ -68,7 +69,9 @@ def conditional(tree: Tree, prob: Tensor) -> Tensor:
     return torch.logit((prob / above).nan_to_num(0.0))
 
 
-def search(tree: Tree, eta: Tensor, estimates: dict[tuple[str, str], Tensor], *, chained: bool) -> dict[Where, float]:
+def search(
+    tree: Tree, eta: Tensor, estimates: dict[tuple[str, Samples], Tensor], *, chained: bool
+) -> dict[Where, float]:
     """Beam search under several estimates at once, one query each."""
     model = TreeModel(tree, GivenScorer(torch.stack(list(estimates.values()))), chained=chained)
     x = GivenScorer.every(len(estimates))
@@ -83,7 +86,7 @@ def search(tree: Tree, eta: Tensor, estimates: dict[tuple[str, str], Tensor], *,
     return found
 
 
-def tolerance(estimator: str, samples: str, k: int) -> float | None:
+def tolerance(estimator: str, samples: Samples, k: int) -> float | None:
     """How near the paper a cell should come: its own runs scatter this much."""
     if samples == "inf-exact":
         return None

@@ -14,8 +14,8 @@ class GivenScorer(Scorer):
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
-        # Finite, so that a node that is never relevant still ranks above none at all.
-        lowest = torch.finfo(logits.dtype).min
+        # Finite, also when added down a path, so that a node that is never relevant still ranks above none at all.
+        lowest = torch.finfo(logits.dtype).min / 64
         self.register_buffer("logits", logits.clamp(min=lowest))
 
     @staticmethod

@@ -49,6 +49,7 @@ class LinearScorer(Scorer):
         return {"num_nodes": len(self.table.weight), "dim": self.dim, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:
-        if x.dim() != 2 or x.shape[1] != self.dim or not x.is_floating_point():
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes floats [B, {self.dim}]")
+        dtype = self.table.weight.dtype
+        if x.dim() != 2 or x.shape[1] != self.dim or x.dtype != dtype:
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes {dtype} [B, {self.dim}]")
         super().check(x)

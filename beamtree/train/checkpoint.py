@@ -11,14 +11,13 @@ killed at any moment leaves the old checkpoint or the new one, never half of eac
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from beamtree.model import TreeModel
@@ -27,6 +26,7 @@ from beamtree.tree import Tree
 
 SETTINGS = "settings.json"
 FORMAT = 1
+OURS = re.compile(r"(tree|weights|optimizer)-\d+b?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Progress:
 
     step: int
     method: str
-    options: Mapping[str, int | str] = field(default_factory=dict)
-    settings: Mapping[str, int | float] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
 
     def at(self, step: int) -> "Progress":
         return replace(self, step=step)
 
 
 def save(model: TreeModel, folder: str | Path) -> None:
-    """Write a model to a folder; what was there is replaced only once all of it is written."""
+    """Write a model to a folder; a model that was there is replaced only once all of the new one is written."""
     _write(Path(folder), model, 0, {}, {})
 
 
@@ -65,9 +65,11 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
     _check_files(folder, settings)
     items = _read_tensors(folder, settings, "tree")["items"]
     tree = Tree(items, settings["arity"], admit_empty=settings["admit_empty"])
+    if tree.fingerprint() != settings["tree"]:
+        raise ValueError(f"{folder} holds the tree of another model: copy the folder again, or train anew")
     if settings["scorer"] not in SCORERS:
         raise ValueError(f"{folder}: scorer {settings['scorer']!r} is unknown to this version")
-    scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"])
+    scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"]).to(getattr(torch, settings["dtype"]))
     model = TreeModel(tree, scorer, chained=settings["chained"])
     _load_weights(folder, settings, model)
     model.to(device).eval()
@@ -75,9 +77,9 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
 
 
 def load_checkpoint(
-    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, expected: Progress
+    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, expected: Progress, steps: int
 ) -> Progress:
-    """Put a folder's weights and moments into a model and optimizer that were set up the same way."""
+    """Put a folder's weights and moments into a model and optimizer that were set up the same way for `steps`."""
     folder = Path(folder)
     settings = _read_settings(folder)
     _check_files(folder, settings)
@@ -88,6 +90,8 @@ def load_checkpoint(
     progress = Progress(**settings["progress"])
     for name, was, now in _differences(progress, expected):
         raise ValueError(f"{folder} was trained with {name}={was}, not {now}: resume it as it began")
+    if progress.step > steps:
+        raise ValueError(f"{folder} has {progress.step} steps behind it, more than the {steps} asked for")
     moments = _read_tensors(folder, settings, "optimizer")
     _load_weights(folder, settings, model)
     state: dict[int, dict[str, Tensor]] = {}
@@ -113,19 +117,19 @@ def _write(
     moments: dict[str, Tensor],
     progress: dict[str, Any],
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    name = next((n for n, kind in SCORERS.items() if type(model.scorer) is kind), None)
-    if name is None:
-        raise ValueError(f"{type(model.scorer).__name__} is not in SCORERS: it could not be loaded")
+    from safetensors.torch import save_file  # here, so that training without a folder needs torch alone
+
+    check_room(folder, model)
     parts = {
         "tree": {"items": model.tree.items()},
         "weights": dict(model.scorer.state_dict()),
         "optimizer": moments,
     }
     files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
-    old = _listed(folder)
-    if set(files.values()) & old:  # never write over a file that the last good checkpoint needs
-        files = {part: f"{part}-{step}b.safetensors" for part in files}
+    if holds_checkpoint(folder):
+        old = {file for file, _ in _read_settings(folder)["files"].values()}
+        if old & set(files.values()):  # never write over a file that the last good checkpoint needs
+            files = {part: f"{part}-{step}b.safetensors" for part in files}
     for part, file in files.items():
         tensors = {key: value.detach().cpu().contiguous() for key, value in parts[part].items()}
         save_file(tensors, folder / file)
@@ -135,8 +139,9 @@ def _write(
         "tree": model.tree.fingerprint(),
         "arity": model.tree.arity,
         "admit_empty": model.tree.admit_empty,
-        "scorer": name,
+        "scorer": _scorer_name(model),
         "scorer_settings": model.scorer.settings(),
+        "dtype": str(next(model.scorer.parameters()).dtype).removeprefix("torch."),
         "chained": model.chained,
         "progress": progress,
         "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
@@ -147,16 +152,25 @@ def _write(
     os.replace(draft, folder / SETTINGS)
     _flush(folder)
     for path in folder.glob("*.safetensors"):  # left by the checkpoint before, or by one cut short
-        if path.name not in files.values():
+        if OURS.fullmatch(path.name) and path.name not in files.values():
             path.unlink()
 
 
-def _listed(folder: Path) -> set[str]:
-    """The files that the folder's settings name, if it has any that can be read."""
-    try:
-        return {file for file, _ in _read_settings(folder)["files"].values()}
-    except ValueError:
-        return set()
+def check_room(folder: Path, model: TreeModel) -> None:
+    """Make the folder, and raise a ValueError if the model could not be saved there."""
+    _scorer_name(model)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: choose a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if holds_checkpoint(folder):
+        _read_settings(folder)  # somebody else's settings are not ours to replace
+
+
+def _scorer_name(model: TreeModel) -> str:
+    for name, kind in SCORERS.items():
+        if type(model.scorer) is kind:
+            return name
+    raise ValueError(f"{type(model.scorer).__name__} is not in SCORERS: it could not be loaded again")
 
 
 def _flush(path: Path) -> None:
@@ -176,12 +190,15 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: copy the folder again, or train anew") from error
-    if settings.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {settings.get('format')}, this version reads {FORMAT}")
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT or "files" not in settings:
+        raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
     return settings
 
 
 def _read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     file, _ = settings["files"][part]
     try:
         return load_file(folder / file)

@@ -9,7 +9,7 @@ from torch import Tensor
 from beamtree.data import Instances, epoch_order, mix
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.train.checkpoint import Progress, holds_checkpoint, load_checkpoint, save_checkpoint
+from beamtree.train.checkpoint import Progress, check_room, holds_checkpoint, load_checkpoint, save_checkpoint
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
 
@@ -35,19 +35,33 @@ def fit(
     run goes on from the one it finds and ends with the weights of a run that was never broken.
     """
     _check(model, data, epochs=epochs, batch_size=batch_size, lr=lr, save_every=save_every)
-    model.chained = method.chained  # p_g is what the method trains it to be
-    data = data.to(model.tree.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    settings = {"batch_size": batch_size, "lr": lr, "seed": seed, "instances": len(data)}
-    progress = Progress(step=0, method=method.name, options=method.options, settings=settings)
-    if folder is not None and holds_checkpoint(folder):
-        if not resume:
-            raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
-        progress = load_checkpoint(folder, model, optimizer, expected=progress)
-
-    generator = torch.Generator(model.tree.device)
     per_epoch = -(-len(data) // batch_size)
     steps = epochs * per_epoch
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    progress = Progress(step=0, method=method.name, options=method.options)
+    if folder is not None:
+        check_room(Path(folder), model)
+        device = model.tree.device.type  # its generator draws numbers of its own
+        progress = Progress(
+            step=0,
+            method=method.name,
+            options=method.options,
+            settings={
+                "batch_size": batch_size,
+                "lr": lr,
+                "seed": seed,
+                "data": data.fingerprint(),
+                "device": device,
+            },
+        )
+        if holds_checkpoint(folder):
+            if not resume:
+                raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
+            progress = load_checkpoint(folder, model, optimizer, expected=progress, steps=steps)
+    model.chained = method.chained  # p_g is what the method trains it to be
+    data = data.to(model.tree.device)
+
+    generator = torch.Generator(model.tree.device)
     order = torch.empty(0)
     model.train()
     for t in range(progress.step, steps):
