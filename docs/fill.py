@@ -1,4 +1,4 @@
-"""Put the numbers of results/*.json into the pages that show them.
+"""Put the numbers of results/*.json into the pages that show them, and the pictures beside.
 
 Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything between them is made here.
 
@@ -8,6 +8,7 @@ Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything betwee
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,10 @@ def main() -> None:
             stale.append(page.name)
             if "--check" not in sys.argv:
                 page.write_text(new)
+    if "--check" not in sys.argv:
+        for picture in (ROOT / "results" / f"{part}.png" for part in PARTS):
+            if picture.exists():  # pictures are not committed there
+                shutil.copy(picture, ROOT / "docs")
     if stale and "--check" in sys.argv:
         sys.exit(f"out of date: {', '.join(stale)}; run python docs/fill.py")
 

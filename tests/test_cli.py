@@ -31,7 +31,7 @@ def test_help_reads_like_a_short_manual(tmp_path):
 @pytest.mark.parametrize("table", ["table1", "tableA1"])
 def test_toy_tables_print_save_and_draw(tmp_path, table):
     done = beamtree("paper", table, "--runs", "2", "--seed", "3", "--json", "cells.json", folder=tmp_path)
-    assert "N = inf-exact" in done.stdout
+    assert "N=inf-exact" in done.stdout
     assert "of 2 runs" in done.stderr  # progress as plain lines where there is no terminal
     cells = json.loads((tmp_path / "cells.json").read_text())
     names = {"table", "estimator", "k", "m", "N", "value", "std", "runs", "paper"}

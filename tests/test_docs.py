@@ -1,5 +1,6 @@
 """What the README and the docs say is so: their code runs, and what they name exists."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -87,3 +88,17 @@ def test_every_equation_of_the_paper_is_in_the_tour():
         assert re.search(rf"Eq\. {number}\b", text), number
     assert "Eqs. 5-7" in text
     assert all(f"Proposition {number}" in text for number in (1, 2, 3))
+
+
+def test_the_numbers_shown_are_those_of_the_results():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "fill.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_cell_of_the_tables_is_missing_from_the_results():
+    sizes = {"table1": 25, "tableA1": 210, "table2": 24, "tableA2": 144}
+    for table, size in sizes.items():
+        content = json.loads((ROOT / "results" / f"{table}.json").read_text())
+        assert len(content["cells"]) == size
+        assert content["settings"]
+        assert content["commit"]
