@@ -14,7 +14,7 @@ from beamtree.scorers import GivenScorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-settings.register_profile("beamtree", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("beamtree", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamtree")
 
 

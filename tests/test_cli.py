@@ -105,6 +105,7 @@ def test_results_are_kept_even_if_nobody_reads_the_table(tmp_path):
     assert (tmp_path / "results" / "table1.runs=1.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_workers_end_with_a_killed_command(tmp_path):
     words = ["paper", "table2", "--runs", "1", "--rows", "tdm,otm"]
