@@ -50,8 +50,8 @@ def toy(table: str) -> str:
     return grid(["estimator", "k", "m", *(names.get(n, f"N = {n}") for n in columns)], rows)
 
 
-def synthetic(table: str, biases: list[float] | None = None) -> str:
-    cells = [cell for cell in load(table) if biases is None or cell["bias"] in biases]
+def synthetic(table: str) -> str:
+    cells = load(table)
     columns = list(dict.fromkeys(cell["m"] for cell in cells))
     lowest = {
         (bias, m): min(cell["value"] for cell in cells if (cell["bias"], cell["m"]) == (bias, m))
