@@ -14,15 +14,15 @@ class _BCE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        sign = labels.to(logits.dtype).mul_(-2).add_(1)  # -1 where z = 1, for q = 1 / (1 + exp(-(2z - 1)g))
-        q = torch.sigmoid((logits * sign).neg_())
+        sign = labels.to(logits.dtype).mul_(2).sub_(1)  # 2z - 1: q is σ(g) where z = 1, σ(-g) elsewhere
+        q = (logits * sign).sigmoid_()
         ctx.save_for_backward(q, sign)
         return -q.clamp(min=torch.finfo(q.dtype).tiny).log_().sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         q, sign = ctx.saved_tensors
-        return (1 - q).mul_(sign).mul_(grads[0]), None
+        return (q - 1).mul_(sign).mul_(grads[0]), None
 
 
 def bce(logits: Tensor, labels: Tensor) -> Tensor:

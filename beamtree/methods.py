@@ -19,7 +19,7 @@ from beamtree.candidates import (
 from beamtree.loss import bce
 from beamtree.model import Query, TreeModel
 from beamtree.targets import Targets, any_relevant, best_child
-from beamtree.tree import PAD
+from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
 Instances = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -33,9 +33,7 @@ def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """|I_x| = 1: one instance per user and target, however often y repeats it."""
     y = y.sort(dim=1).values
-    fresh = y != PAD
-    fresh[:, 1:] &= y[:, 1:] != y[:, :-1]
-    user, place = fresh.nonzero(as_tuple=True)
+    user, place = first_of_each(y).nonzero(as_tuple=True)
     return x[user], y[user, place].unsqueeze(1)
 
 
@@ -61,11 +59,11 @@ class Method:
         query = model.query(x)
         positives = any_relevant(model.tree, y)  # z, which marks S_h⁺
         targets = self.targets(query, positives)  # z or ẑ
-        total = torch.zeros((), device=x.device)
+        logits, labels = [], []
         for level, nodes in self.candidates(query, positives, generator):  # S_h
-            labels = targets[level].at(nodes)
-            total = total + bce(query.logits(level, nodes), labels)  # -inf at PAD
-        return total
+            labels.append(targets[level].at(nodes))
+            logits.append(query.logits(level, nodes))  # -inf at PAD
+        return bce(torch.cat(logits, dim=1), torch.cat(labels, dim=1))
 
 
 def as_marked(query: Query, positives: list[Targets]) -> list[Targets]:

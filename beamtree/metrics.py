@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from beamtree.tree import PAD
+from beamtree.tree import PAD, first_of_each
 
 
 def hits(items: Tensor, y: Tensor) -> Tensor:
@@ -16,9 +16,7 @@ def hits(items: Tensor, y: Tensor) -> Tensor:
 def precision_recall_f(items: Tensor, y: Tensor, m: int) -> Tensor:
     """P@m, R@m and F@m of each instance [B, 3]; F is 0 where P + R is 0. Repeats in y count once."""
     known = y.sort(dim=1).values
-    fresh = known != PAD
-    fresh[:, 1:] &= known[:, 1:] != known[:, :-1]
-    relevant = fresh.sum(1)
+    relevant = first_of_each(known).sum(1)
     if bool((relevant == 0).any()):
         row = int((relevant == 0).nonzero()[0])
         raise ValueError(f"y of instance {row} is empty: recall needs at least one relevant item")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from beamtree.model import Query
-from beamtree.tree import PAD, Tree
+from beamtree.tree import PAD, Tree, first_of_each
 
 # A level of at most this many times b|I_x| nodes is held whole: cheaper than a list per row, and still O(b|I_x|).
-WHOLE_LEVEL = 4
+WHOLE_LEVEL = 8
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Targets:
 
     def relevant(self) -> Tensor:
         """The nodes with label 1, each once, PAD where there are fewer [B, ≤ most]."""
-        nodes = torch.where(self.labels, self.nodes, PAD)
         if not self.whole:
-            nodes[:, 1:].masked_fill_(self.nodes[:, 1:] == self.nodes[:, :-1], PAD)
-        elif nodes.shape[1] > self.most:
+            return torch.where(self.labels & first_of_each(self.nodes), self.nodes, PAD)
+        nodes = torch.where(self.labels, self.nodes, PAD)
+        if nodes.shape[1] > self.most:
             nodes = nodes.topk(self.most, sorted=False).values  # PAD is the lowest
         return nodes
 
@@ -94,9 +94,9 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
             children = tree.children(nodes).flatten(1)  # [B, Pb]
             labels, logits = below.at(children), query.logits(level + 1, children)
         (label, *rivals), (best, *others) = _siblings(tree, labels), _siblings(tree, logits)
-        for rival, logit in zip(rivals, others, strict=True):
+        for i, (rival, logit) in enumerate(zip(rivals, others, strict=True)):
+            best = best if i == 0 else torch.maximum(best, others[i - 1])  # of the siblings so far
             label = (label & (best >= logit)) | (rival & (logit >= best))
-            best = torch.maximum(best, logit)
         levels.append(replace(below, nodes=nodes, labels=label))
     return [positives[0], *levels[::-1]]
 

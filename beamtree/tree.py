@@ -20,6 +20,13 @@ def height_for(slots: int, arity: int) -> int:
     return height
 
 
+def first_of_each(rows: Tensor) -> Tensor:
+    """Which entries of sorted rows [B, P] are the first of their value: repeats and PAD are not."""
+    first = rows != PAD
+    first[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    return first
+
+
 class Tree:
     """T and π: which item sits on which leaf of a complete b-ary tree.
 
@@ -45,6 +52,7 @@ class Tree:
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
         self._full = [admit_empty or bool(self._occupied[span.start : span.stop].all()) for span in spans]
         self._occupied_nodes: dict[int, Tensor | None] = {}
+        self._fingerprint = ""
 
     def _invert(self, slots: Tensor) -> Tensor:
         filled = (slots != PAD).nonzero().squeeze(1)
@@ -181,9 +189,10 @@ class Tree:
     def sample(self, level: int, rows: int, count: int, generator: torch.Generator) -> Tensor:
         """`count` distinct nodes of one level for each row [rows, count], every node equally likely.
 
-        The level is cut into `count` runs of nodes, one is drawn from each, and the whole is rotated by a
-        random step: distinct without sorting, uniform for each node, and the cost does not grow with the
-        level. A level of no more than `count` nodes comes back whole, shared by all rows [1, ≤ count].
+        The level is cut into `count` runs of nodes, one is drawn from each, and every row rotates the whole
+        by a random step of its own: distinct without sorting, each node drawn uniformly and independently
+        of other rows, and the cost does not grow with the level. A level of no more than `count` nodes comes back
+        whole, shared by all rows [1, ≤ count].
         """
         nodes = self._admitted(level)
         span = self.level(level)
@@ -192,12 +201,12 @@ class Tree:
             whole = torch.arange(span.start, span.stop, device=device) if nodes is None else nodes
             return whole.unsqueeze(0)
         edges = torch.arange(count + 1, device=device) * size // count
-        drawn = torch.rand(rows, count, generator=generator, device=device)
-        picked = edges[:-1] + (drawn * edges.diff()).long()
-        turn = torch.randint(size, (rows, 1), generator=generator, device=device)
-        picked = picked + turn
-        picked = torch.where(picked < size, picked, picked - size)
-        return picked + span.start if nodes is None else nodes[picked]
+        drawn = torch.rand(count, generator=generator, device=device)
+        start = span.start if nodes is None else 0
+        picked = start + edges[:-1] + (drawn * edges.diff()).long()
+        picked = picked + torch.randint(size, (rows, 1), generator=generator, device=device)
+        picked = torch.where(picked < start + size, picked, picked - size)
+        return picked if nodes is None else nodes[picked]
 
     def _admitted(self, level: int) -> Tensor | None:
         """The nodes of a level that may be drawn, or None where that is all of them."""
@@ -215,9 +224,11 @@ class Tree:
 
     def fingerprint(self) -> str:
         """A short name for this very tree: the same items on the same leaves, the same arity, empty nodes in or out."""
-        digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
-        digest.update(self._item_of_slot.cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        if not self._fingerprint:
+            digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
+            digest.update(self._item_of_slot.cpu().numpy().tobytes())
+            self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
 
     def __repr__(self) -> str:
         return f"Tree(num_items={self.num_items}, arity={self.arity}, height={self.height})"

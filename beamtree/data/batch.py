@@ -31,7 +31,7 @@ class Instances:
         return len(self.x)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of some instances, y no wider than the most relevant items that any instance has."""
+        """x and y of some instances."""
         return self.x[rows], self.y[rows]
 
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import subprocess
-import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Key = dict[str, str | int | float]
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,12 @@ OURS = re.compile(r"(tree|weights|optimizer)-\d+b?\.safetensors")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a training run stands and what must not change when it goes on."""
+class Run:
+    """What must not change when a training run goes on."""
 
-    step: int
     method: str
-    options: Mapping[str, int] = field(default_factory=dict)
-    settings: Mapping[str, int | float | str] = field(default_factory=dict)
-
-    def at(self, step: int) -> "Progress":
-        return replace(self, step=step)
+    options: Mapping[str, int]
+    settings: Mapping[str, int | float | str]
 
 
 def save(model: TreeModel, folder: str | Path) -> None:
@@ -47,11 +43,13 @@ def save(model: TreeModel, folder: str | Path) -> None:
     _write(Path(folder), model, 0, {}, {})
 
 
-def save_checkpoint(folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write a model and its training to a folder."""
+def save_checkpoint(
+    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, run: Run, step: int
+) -> None:
+    """Write a model and its training, `step` steps behind it, to a folder."""
     state = optimizer.state_dict()["state"]
     moments = {f"{index}.{name}": value for index, part in state.items() for name, value in part.items()}
-    _write(Path(folder), model, progress.step, moments, vars(progress))
+    _write(Path(folder), model, step, moments, {"step": step, **vars(run)})
 
 
 def holds_checkpoint(folder: str | Path) -> bool:
@@ -77,9 +75,12 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
 
 
 def load_checkpoint(
-    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, expected: Progress, steps: int
-) -> Progress:
-    """Put a folder's weights and moments into a model and optimizer that were set up the same way for `steps`."""
+    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, run: Run, steps: int
+) -> int:
+    """Put a folder's weights and moments into a model and optimizer that were set up the same way for `steps`.
+
+    Gives how many of them are done.
+    """
     folder = Path(folder)
     settings = _read_settings(folder)
     _check_files(folder, settings)
@@ -87,11 +88,11 @@ def load_checkpoint(
         raise ValueError(f"{folder} was trained on another tree: resume with its own")
     if not settings["progress"]:
         raise ValueError(f"{folder} holds a finished model without its training: nothing to resume")
-    progress = Progress(**settings["progress"])
-    for name, was, now in _differences(progress, expected):
+    step: int = settings["progress"].pop("step")
+    for name, was, now in _differences(Run(**settings["progress"]), run):
         raise ValueError(f"{folder} was trained with {name}={was}, not {now}: resume it as it began")
-    if progress.step > steps:
-        raise ValueError(f"{folder} has {progress.step} steps behind it, more than the {steps} asked for")
+    if step > steps:
+        raise ValueError(f"{folder} has {step} steps behind it, more than the {steps} asked for")
     moments = _read_tensors(folder, settings, "optimizer")
     _load_weights(folder, settings, model)
     state: dict[int, dict[str, Tensor]] = {}
@@ -99,11 +100,11 @@ def load_checkpoint(
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return progress
+    return step
 
 
-def _differences(was: Progress, now: Progress) -> list[tuple[str, object, object]]:
-    """What differs between two runs but the step; their length may, so that a run can be made longer."""
+def _differences(was: Run, now: Run) -> list[tuple[str, object, object]]:
+    """What differs between two runs; their length may, so that a run can be made longer."""
     before = {"method": was.method, **was.options, **was.settings}
     after = {"method": now.method, **now.options, **now.settings}
     names = [*before, *(name for name in after if name not in before)]
@@ -119,17 +120,15 @@ def _write(
 ) -> None:
     from safetensors.torch import save_file  # here, so that training without a folder needs torch alone
 
-    check_room(folder, model)
+    in_use = check_room(folder, model)
     parts = {
         "tree": {"items": model.tree.items()},
         "weights": dict(model.scorer.state_dict()),
         "optimizer": moments,
     }
     files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
-    if holds_checkpoint(folder):
-        old = {file for file, _ in _read_settings(folder)["files"].values()}
-        if old & set(files.values()):  # never write over a file that the last good checkpoint needs
-            files = {part: f"{part}-{step}b.safetensors" for part in files}
+    if in_use & set(files.values()):  # never write over a file that the last good checkpoint needs
+        files = {part: f"{part}-{step}b.safetensors" for part in files}
     for part, file in files.items():
         tensors = {key: value.detach().cpu().contiguous() for key, value in parts[part].items()}
         save_file(tensors, folder / file)
@@ -156,14 +155,15 @@ def _write(
             path.unlink()
 
 
-def check_room(folder: Path, model: TreeModel) -> None:
-    """Make the folder, and raise a ValueError if the model could not be saved there."""
+def check_room(folder: Path, model: TreeModel) -> set[str]:
+    """Make the folder, or raise a ValueError if the model could not be saved there; the files now in use there."""
     _scorer_name(model)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if holds_checkpoint(folder):
-        _read_settings(folder)  # somebody else's settings are not ours to replace
+    if not holds_checkpoint(folder):
+        return set()
+    return {file for file, _ in _read_settings(folder)["files"].values()}  # fails at settings of somebody else's
 
 
 def _scorer_name(model: TreeModel) -> str:

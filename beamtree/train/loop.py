@@ -9,7 +9,7 @@ from torch import Tensor
 from beamtree.data import Instances, epoch_order, mix
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.train.checkpoint import Progress, check_room, holds_checkpoint, load_checkpoint, save_checkpoint
+from beamtree.train.checkpoint import Run, check_room, holds_checkpoint, load_checkpoint, save_checkpoint
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
 
@@ -38,33 +38,29 @@ def fit(
     per_epoch = -(-len(data) // batch_size)
     steps = epochs * per_epoch
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    progress = Progress(step=0, method=method.name, options=method.options)
+    start = 0
     if folder is not None:
         check_room(Path(folder), model)
         device = model.tree.device.type  # its generator draws numbers of its own
-        progress = Progress(
-            step=0,
-            method=method.name,
-            options=method.options,
-            settings={
-                "batch_size": batch_size,
-                "lr": lr,
-                "seed": seed,
-                "data": data.fingerprint(),
-                "device": device,
-            },
-        )
+        settings: dict[str, int | float | str] = {
+            "batch_size": batch_size,
+            "lr": lr,
+            "seed": seed,
+            "data": data.fingerprint(),
+            "device": device,
+        }
+        run = Run(method.name, method.options, settings)
         if holds_checkpoint(folder):
             if not resume:
                 raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
-            progress = load_checkpoint(folder, model, optimizer, expected=progress, steps=steps)
+            start = load_checkpoint(folder, model, optimizer, run, steps)
     model.chained = method.chained  # p_g is what the method trains it to be
     data = data.to(model.tree.device)
 
     generator = torch.Generator(model.tree.device)
     order = torch.empty(0)
     model.train()
-    for t in range(progress.step, steps):
+    for t in range(start, steps):
         epoch, place = divmod(t, per_epoch)
         if place == 0 or not len(order):
             order = epoch_order(len(data), seed, epoch).to(model.tree.device)
@@ -75,7 +71,7 @@ def fit(
         loss.backward()
         optimizer.step()
         if folder is not None and ((t + 1) % save_every == 0 or t + 1 == steps):
-            save_checkpoint(folder, model, optimizer, progress.at(t + 1))
+            save_checkpoint(folder, model, optimizer, run, t + 1)
         if on_step is not None:
             on_step(t + 1, steps, loss.detach())
     model.eval()
