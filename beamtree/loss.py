@@ -17,7 +17,9 @@ class _BCE(torch.autograd.Function):
         sign = labels.to(logits.dtype).mul_(2).sub_(1)  # 2z - 1: q is σ(g) where z = 1, σ(-g) elsewhere
         q = (logits * sign).sigmoid_()
         ctx.save_for_backward(q, sign)
-        return -q.clamp(min=torch.finfo(q.dtype).tiny).log_().sum()
+        floor = torch.finfo(q.dtype).tiny ** 0.5  # so that a product of two is a number still
+        first, second, rest = _halves(q.clamp(min=floor).flatten())
+        return -(first * second).log_().sum() - rest.log().sum()  # log a + log b = log ab: half as many logs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -25,10 +27,16 @@ class _BCE(torch.autograd.Function):
         return (q - 1).mul_(sign).mul_(grads[0]), None
 
 
+def _halves(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two halves of equal length, and what is left."""
+    half = len(values) // 2
+    return values[:half], values[half : 2 * half], values[2 * half :]
+
+
 def bce(logits: Tensor, labels: Tensor) -> Tensor:
     """Σ z·log(1 + e^{-g}) + (1 - z)·log(1 + e^g), labels as bool; a logit of -inf with label 0 adds nothing.
 
-    The gradient has no limit, but no node adds more than 87 (float32) to the sum that is reported.
+    The gradient has no limit, but no node adds more than 43 (float32) to the sum that is reported.
     """
     loss: Tensor = _BCE.apply(logits, labels)  # type: ignore[no-untyped-call]
     return loss

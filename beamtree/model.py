@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.scorers import Scorer
-from beamtree.tree import PAD, Tree
+from beamtree.tree import Tree
 
 State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the first part ranks them
 
@@ -72,7 +72,7 @@ class Query:
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
         logits: Tensor = self.model.scorer(self.context, level, nodes)
-        return logits.masked_fill(nodes == PAD, -torch.inf)
+        return logits
 
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""

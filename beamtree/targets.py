@@ -3,11 +3,12 @@
 Off S_h⁺ = {n ∈ N_h: z_n = 1} every label is 0, so only positives are visited: O(Hb|I_x|) scorings.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.model import Query
 from beamtree.tree import PAD, Tree, first_of_each
@@ -20,30 +21,31 @@ WHOLE_LEVEL = 8
 class Targets:
     """The labels of the nodes of one level: those listed here, and 0 for every other.
 
-    Either each row lists its own nodes [B, P], sorted, PAD first, repeats allowed; or, where the level is
-    small, all rows share the whole level [1, |N_h|].
+    Either each row lists nodes of its own [B, P], sorted, PAD first, repeats allowed; or, where the level is
+    small, there is no list and labels run over PAD and the whole level.
     """
 
-    nodes: Tensor
-    labels: Tensor  # bool [B, P or |N_h|], False at PAD
-    whole: bool
+    span: range  # the level
+    nodes: Tensor | None
+    labels: Tensor  # bool [B, P or 1 + |N_h|], False at PAD
     most: int  # no row has more than this many labels that are 1
 
     def at(self, nodes: Tensor) -> Tensor:
         """The labels [B, W] of any nodes [B or 1, W] of the level, False at PAD."""
         rows = len(self.labels)
-        if self.whole:
-            place = (nodes - self.nodes[:, :1]).clamp(min=0).expand(rows, -1)
-            return self.labels.gather(1, place) & (nodes != PAD)
+        if self.nodes is None:
+            place = (nodes - (self.span.start - 1)).clamp_(min=0)
+            return self.labels.gather(1, place.expand(rows, -1))
         nodes = nodes.expand(rows, -1).contiguous()
         place = torch.searchsorted(self.nodes, nodes).clamp(max=self.nodes.shape[1] - 1)
         return self.labels.gather(1, place) & (self.nodes.gather(1, place) == nodes)
 
     def relevant(self) -> Tensor:
         """The nodes with label 1, each once, PAD where there are fewer [B, ≤ most]."""
-        if not self.whole:
+        if self.nodes is not None:
             return torch.where(self.labels & first_of_each(self.nodes), self.nodes, PAD)
-        nodes = torch.where(self.labels, self.nodes, PAD)
+        ids = torch.arange(self.span.start, self.span.stop, device=self.labels.device)
+        nodes = torch.where(self.labels[:, 1:], ids, PAD)
         if nodes.shape[1] > self.most:
             nodes = nodes.topk(self.most, sorted=False).values  # PAD is the lowest
         return nodes
@@ -54,11 +56,10 @@ def mark(tree: Tree, level: int, nodes: Tensor) -> Targets:
     span = tree.level(level)
     if len(span) > WHOLE_LEVEL * tree.arity * nodes.shape[1]:
         nodes = nodes.sort(dim=1).values
-        return Targets(nodes, nodes != PAD, False, nodes.shape[1])
-    marks = torch.zeros(len(nodes), len(span) + 1, dtype=torch.bool, device=nodes.device)
-    labels = marks.scatter_(1, (nodes - span.start + 1).clamp(min=0), True)[:, 1:]
-    ids = torch.arange(span.start, span.stop, device=nodes.device).unsqueeze(0)
-    return Targets(ids, labels, True, nodes.shape[1])
+        return Targets(span, nodes, nodes != PAD, nodes.shape[1])
+    labels = torch.zeros(len(nodes), 1 + len(span), dtype=torch.bool, device=nodes.device)
+    labels.scatter_(1, (nodes - (span.start - 1)).clamp_(min=0), True)[:, 0] = False
+    return Targets(span, None, labels, nodes.shape[1])
 
 
 def any_relevant(tree: Tree, y: Tensor) -> list[Targets]:
@@ -66,10 +67,9 @@ def any_relevant(tree: Tree, y: Tensor) -> list[Targets]:
     levels = [mark(tree, tree.height, tree.leaf_of_item(y))]
     for level in range(tree.height - 1, -1, -1):
         below = levels[-1]
-        if below.whole:
-            ids = tree.parent(below.nodes[:, :: tree.arity])
-            labels = reduce(torch.logical_or, _siblings(tree, below.labels))
-            levels.append(Targets(ids, labels, True, below.most))
+        if below.nodes is None:
+            labels = reduce(torch.logical_or, _siblings(tree, below.labels[:, 1:]))
+            levels.append(Targets(tree.level(level), None, pad(labels, (1, 0)), below.most))
         else:
             levels.append(mark(tree, level, tree.parent(below.nodes)))
     return levels[::-1]
@@ -86,9 +86,9 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     levels = [positives[-1]]
     for level in range(tree.height - 1, 0, -1):
         below = levels[-1]
-        if below.whole:  # and so is this level: its children are the level below, in order
-            nodes = positives[level].nodes
-            labels, logits = below.labels, query.whole_level(level + 1)
+        if below.nodes is None:  # nor is there a list here: the children are the level below, in order
+            nodes = None
+            labels, logits = below.labels[:, 1:], query.whole_level(level + 1)
         else:
             nodes = tree.parent(below.nodes)  # sorted, as those below are
             children = tree.children(nodes).flatten(1)  # [B, Pb]
@@ -97,7 +97,8 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
         for i, (rival, logit) in enumerate(zip(rivals, others, strict=True)):
             best = best if i == 0 else torch.maximum(best, others[i - 1])  # of the siblings so far
             label = (label & (best >= logit)) | (rival & (logit >= best))
-        levels.append(replace(below, nodes=nodes, labels=label))
+        label = pad(label, (1, 0)) if nodes is None else label
+        levels.append(Targets(tree.level(level), nodes, label, below.most))
     return [positives[0], *levels[::-1]]
 
 

@@ -53,13 +53,19 @@ def test_users_do_not_influence_each_other(scored):
     torch.testing.assert_close(together, alone)
 
 
-def test_pad_is_taken_and_masked_by_the_query(scored):
+@pytest.mark.parametrize("whole_level", [4096, 0])
+def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, whole_level):
     tree, scorer, x = scored
-    nodes = torch.tensor([[tree.level(2).start, PAD]]).expand(len(x), -1)
-    assert scorer(scorer.context(tree, x), 2, nodes).shape == (len(x), 2)
-    logits = bt.TreeModel(tree, scorer).query(x).logits(2, nodes)
-    assert (logits[:, 1] == -torch.inf).all()
-    assert logits[:, 0].isfinite().all()
+    monkeypatch.setattr(linear, "WHOLE_LEVEL", whole_level)
+    nodes = torch.tensor([[tree.level(2).start, PAD]])
+    for some in (nodes, nodes.expand(len(x), -1)):
+        logits = scorer(scorer.context(tree, x), 2, some)
+        assert (logits[:, 1] == -torch.inf).all()
+        assert logits[:, 0].isfinite().all()
+        weights = list(scorer.parameters())
+        if weights:
+            loss = bt.loss.bce(logits, torch.zeros(len(x), 2, dtype=torch.bool))
+            assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, weights))
 
 
 def test_linear_scores_are_the_products_of_section_5_1():

@@ -36,7 +36,7 @@ ROWS: dict[str, Method] = {
     "otm": methods.otm(BEAM_SIZE),
     "otm-no-beam": methods.otm_no_beam(NODES),
     "otm-no-optest": methods.otm_no_optest(BEAM_SIZE),
-    "otm-mixed": methods.otm_mixed(BEAM_SIZE, 8 * BEAM_SIZE),
+    "otm-mixed": methods.otm_mixed(BEAM_SIZE, 12 * BEAM_SIZE),
     "otm-mixed-all": methods.otm_mixed_all(BEAM_SIZE, 20),
     "otm-stochastic": methods.otm_stochastic(BEAM_SIZE),
     "tdm-positives": methods.tdm(NODES),

@@ -22,7 +22,7 @@ class Scorer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, context: Any, level: int, nodes: Tensor) -> Tensor:
-        """g(x, n) [B, W] of nodes of one level: finite, and any number where a node is PAD.
+        """g(x, n) [B, W] of nodes of one level: finite, and -inf where a node is PAD.
 
         Nodes are [B, W], or [1, W] where all users share them.
         """

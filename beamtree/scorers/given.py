@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from beamtree.scorers.base import Scorer
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 
 class GivenScorer(Scorer):
@@ -27,7 +27,7 @@ class GivenScorer(Scorer):
         return x
 
     def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
-        return self.logits[context, nodes.clamp(min=0)]
+        return self.logits[context, nodes.clamp(min=0)].masked_fill(nodes == PAD, -torch.inf)
 
     def settings(self) -> dict[str, int | float]:
         return {"rows": len(self.logits), "num_nodes": self.logits.shape[1]}

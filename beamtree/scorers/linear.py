@@ -7,7 +7,7 @@ from torch import Tensor
 
 from beamtree.scorers.base import Scorer
 from beamtree.scorers.table import NodeTable
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 # Up to this size one matrix product over a whole level is cheaper than gathering a row per node.
 WHOLE_LEVEL = 4096
@@ -16,11 +16,11 @@ WHOLE_LEVEL = 4096
 class LinearContext(NamedTuple):
     x: Tensor  # [B, d + 1]
     starts: list[int]  # the first node of each level
-    levels: tuple[Tensor, ...]  # the logits of the small levels, each whole [B, |N_h|]
+    levels: tuple[Tensor, ...]  # the logits of the small levels, each whole, after -inf for PAD [B, 1 + |N_h|]
 
 
 class LinearScorer(Scorer):
-    """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more."""
+    """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more. No gradient goes to x."""
 
     def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
@@ -28,21 +28,27 @@ class LinearScorer(Scorer):
         self.table = NodeTable(num_nodes, dim + 1, scale, seed)  # the bias is the weight of a constant 1
 
     def context(self, tree: Tree, x: Tensor) -> LinearContext:
-        x = torch.nn.functional.pad(x, (0, 1), value=1.0)
+        x = torch.nn.functional.pad(x.detach(), (0, 1), value=1.0)
         spans = [tree.level(level) for level in range(tree.height + 1)]
-        small = [len(span) for span in spans if len(span) <= WHOLE_LEVEL]
-        logits = x @ self.table.span(range(sum(small))).T
-        return LinearContext(x, [span.start for span in spans], logits.split(small, dim=1))
+        small = [span for span in spans if len(span) <= WHOLE_LEVEL]
+        rows = [part for span in small for part in (self._pad_row(), self.table.span(span))]
+        logits = x @ torch.cat(rows or [x[:0]]).T
+        return LinearContext(x, [span.start for span in spans], logits.split([1 + len(span) for span in small], dim=1))
+
+    def _pad_row(self) -> Tensor:
+        """The parameters that score -inf: PAD's [1, d + 1]."""
+        return torch.nn.functional.pad(self.table.weight.new_zeros(1, self.dim), (0, 1), value=-torch.inf)
 
     def forward(self, context: LinearContext, level: int, nodes: Tensor) -> Tensor:
         if level < len(context.levels):
-            place = (nodes - context.starts[level]).clamp(min=0)
+            place = (nodes - (context.starts[level] - 1)).clamp_(min=0)
             return context.levels[level].gather(1, place.expand(len(context.x), -1))
-        return (self.table.rows(nodes) @ context.x.unsqueeze(-1)).squeeze(-1)
+        logits = (self.table.rows(nodes) @ context.x.unsqueeze(-1)).squeeze(-1)
+        return logits.masked_fill(nodes == PAD, -torch.inf)
 
     def whole_level(self, context: LinearContext, tree: Tree, level: int) -> Tensor:
         if level < len(context.levels):
-            return context.levels[level]
+            return context.levels[level][:, 1:]
         return context.x @ self.table.span(tree.level(level)).T
 
     def settings(self) -> dict[str, int | float]:
