@@ -26,7 +26,11 @@ ROWS = [
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 CORE = {room for row in ROWS[4:] for room in row} - {"baselines"}
-ALSO = {"train/checkpoint.py": {"safetensors"}}  # weights are kept as safetensors
+ALSO = {  # rooms of the core that need one library more
+    "train/checkpoint.py": {"safetensors"},
+    "data/interactions.py": {"polars"},
+    "data/simulate.py": {"polars"},
+}
 
 
 def room_of(path):
@@ -70,7 +74,7 @@ def test_the_core_stands_on_torch_and_numpy(path):
 
 def test_the_front_door_opens_without_the_command_lines_libraries():
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'matplotlib'])); import beamtree;"
+        "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'matplotlib', 'polars', 'implicit'])); import beamtree;"
         "import beamtree.paper.synthetic, beamtree.paper.toy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,20 +1,16 @@
-"""The command line: arguments in, tables, pictures and progress out. Nothing here computes."""
+"""`beamtree paper`: the tables of the paper, its numbers beside ours."""
 
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from beamtree._version import VERSION
+from beamtree.cli.screen import out, progress
 from beamtree.paper import table1, table2, tableA1, tableA2
 from beamtree.paper.report import Cell, results_name, save_results, write_json
 from beamtree.paper.synthetic import Job, Plan
@@ -22,56 +18,10 @@ from beamtree.paper.synthetic import Job, Plan
 RESULTS = Path("results")
 DEFAULT_ROWS = ",".join(table2.PLAN.rows)
 
-app = typer.Typer(
-    name="beamtree",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Retrieve the right few items out of millions with a learned tree.\n\n"
-    "Items are the leaves of a tree, a scorer judges a user against a node, and beam search walks down. "
-    "beamtree trains the scorer on the nodes the beam visits, so that the beam loses nothing "
-    "(Learning Optimal Tree Models under Beam Search, ICML 2020).\n\n"
-    "Start with [bold]beamtree paper table1[/bold]: half a minute, and the paper's first table beside ours.",
-)
 paper = typer.Typer(
     no_args_is_help=True,
     help="Reproduce the paper's tables: its numbers beside ours, a JSON file and a picture in results/.",
 )
-app.add_typer(paper, name="paper")
-out = Console()
-err = Console(stderr=True)
-
-
-def main() -> None:
-    """The console command: an error that a user can cause is one line and exit code 2."""
-    try:
-        code = app(standalone_mode=False)
-    except typer.TyperException as error:
-        code = _fail(error.format_message())
-    except BrokenExecutor:
-        code = _fail("a worker process ended before its time, perhaps for want of memory")
-    except (ValueError, OSError) as error:
-        code = _fail(str(error))
-    if code == 130:
-        print("stopped", file=sys.stderr)
-    sys.exit(code)
-
-
-def _fail(message: str) -> int:
-    if message:  # there is none where help was printed instead
-        print("beamtree: " + " ".join(message.split()), file=sys.stderr)
-    return 2
-
-
-@app.callback(invoke_without_command=True)
-def front(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
-    if version:
-        out.print(f"beamtree {VERSION}")
-        raise typer.Exit
-
 
 Runs = Annotated[int, typer.Option(min=1, help="How many runs to average.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
@@ -153,7 +103,7 @@ def _toy(
 
     settings: dict[str, object] = {"runs": runs, "seed": seed}
     file = _make_room(name, {"runs": 100, "seed": 0}, settings, json)
-    with _progress(runs, "runs") as (advance, _):
+    with progress(runs, "runs") as (advance, _):
         cells = table(runs, seed, lambda done, total: advance(1))
     _keep(file, cells, settings, json, plot_toy)
     print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
@@ -172,7 +122,7 @@ def _synthetic(
 
     settings = _settings(plan)
     file = _make_room(name, _settings(usual), settings, json)
-    with _progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
+    with progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
 
         def ended(job: Job, regrets: dict[int, float]) -> None:
             numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
@@ -267,31 +217,3 @@ def best_of(cells: Sequence[Cell]) -> set[int]:
     for each in cells:
         groups.setdefault((each.key["bias"], each.key["m"]), []).append(each)
     return {id(min(group, key=lambda each: each.value)) for group in groups.values()}
-
-
-@contextmanager
-def _progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """Ways to advance and to say a line: a bar on a terminal, plain lines elsewhere."""
-    if not err.is_terminal:
-        done = shown = 0
-
-        def advance(count: int) -> None:
-            nonlocal done, shown
-            done += count
-            if done * 10 // total > shown:
-                shown = done * 10 // total
-                print(f"{done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
-
-        yield advance, lambda text: print(text, file=sys.stderr, flush=True)
-        return
-    bar = Progress(
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=err,
-    )
-    with bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count), lambda text: bar.console.print(text, highlight=False)

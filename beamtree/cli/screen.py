@@ -1,0 +1,39 @@
+"""What the commands show: the two consoles, and progress."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+out = Console()
+err = Console(stderr=True)
+
+
+@contextmanager
+def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """Ways to advance and to say a line: a bar on a terminal, plain lines elsewhere."""
+    if not err.is_terminal:
+        done = shown = 0
+
+        def advance(count: int) -> None:
+            nonlocal done, shown
+            done += count
+            if done * 10 // total > shown:
+                shown = done * 10 // total
+                print(f"{done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
+
+        yield advance, lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    bar = Progress(
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count), lambda text: bar.console.print(text, highlight=False)

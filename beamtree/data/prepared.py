@@ -1,0 +1,162 @@
+"""A prepared data set: a folder of memory-mapped arrays, two lists of ids, and a description.
+
+    description.json   format, counts, settings, the report of what was cleaned, and the files with their sizes
+    offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
+    events.npy         int32 [E]: item numbers, each user's oldest first
+    times.npy          int64 [E], where the log has times
+    items.txt          one id per line; the line is the item's number
+    users.txt          one id per line, in the order of offsets: training users, then validation, then test
+
+It is written under another name and moved into place in one step, so a folder with a description is whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beamtree.data.log import Log
+
+DESCRIPTION = "description.json"
+FORMAT = 1
+SPLITS = ("train", "val", "test")
+
+
+class Ids:
+    """The ids that users write, and the numbers that stand for them inside."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def names(self) -> list[str]:
+        return self._path.read_text(encoding="utf-8").split("\n")[:-1]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: int) -> str:
+        return self.names[number]
+
+    def find(self, names: Sequence[str]) -> list[int | None]:
+        """The number of each id; None where it is unknown."""
+        return [self._numbers.get(name.strip()) for name in names]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set, as `load` opens it: nothing is read before it is used."""
+
+    folder: Path
+    description: Mapping[str, Any]
+    train: Log
+    val: Log
+    test: Log
+    items: Ids
+    users: Ids
+
+    @property
+    def num_items(self) -> int:
+        return int(self.description["num_items"])
+
+
+def load(folder: str | Path) -> Prepared:
+    """Open a folder that `beamtree prepare` wrote."""
+    folder = Path(folder)
+    description = read_description(folder)
+    for file, size in description["files"].items():
+        path = folder / file
+        if not path.exists():
+            raise ValueError(f"{path} is missing: prepare the data again")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} is damaged, {path.stat().st_size:,} of {size:,} bytes: prepare the data again")
+    offsets, events = _map(folder / "offsets.npy"), _map(folder / "events.npy")
+    ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
+    train, val, test = (
+        Log(offsets[ends[i] : ends[i + 1] + 1], events, f"{description['fingerprint']} {split}")
+        for i, split in enumerate(SPLITS)
+    )
+    return Prepared(folder, description, train, val, test, Ids(folder / "items.txt"), Ids(folder / "users.txt"))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description of a prepared folder; a ValueError in one line where there is none."""
+    path = folder / DESCRIPTION
+    if not path.exists():
+        raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: prepare the data again") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
+    return description
+
+
+def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Have `fill` write the files into a new folder and give its description; then move the whole into place."""
+    if out.exists() and not (out / DESCRIPTION).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and holds something else: choose another folder")
+    draft = out.with_name(f"{out.name}.new-{os.getpid()}")
+    draft.mkdir(parents=True)
+    try:
+        description = {"format": FORMAT, **fill(draft)}
+        description["files"] = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
+        description["fingerprint"] = _digest(draft)
+        (draft / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        _flush(draft)
+        if out.exists():
+            old = out.with_name(f"{out.name}.old-{os.getpid()}")
+            os.rename(out, old)
+            os.rename(draft, out)
+            shutil.rmtree(old)
+        else:
+            os.rename(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return description
+
+
+def write_ids(path: Path, names: Sequence[str]) -> None:
+    """One id per line."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{name}\n" for name in names)
+
+
+def _map(path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: prepare the data again") from error
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in ("offsets.npy", "events.npy"):
+        with (folder / name).open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk hold every file before the folder gets its name."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
