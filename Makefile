@@ -32,13 +32,7 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 demo: setup
-	$(BIN)/beamtree paper table1 --runs 20
-	$(BIN)/beamtree paper table2 --runs 1 --epochs 30 --rows tdm,otm,otm-mixed
-	@echo
-	@echo 'Thirty epochs on one data set are a taste. Next:'
-	@echo '  $(BIN)/beamtree paper table2      the whole table as in the paper (an hour on two cores)'
-	@echo '  $(BIN)/beamtree --help            everything else'
-	@echo '  docs/tour.md                      where each equation lives in the code'
+	$(BIN)/beamtree demo
 
 bench: setup
 	$(BIN)/python benchmarks/bench_synthetic.py

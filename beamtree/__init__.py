@@ -1,10 +1,10 @@
 """beamtree: retrieve the right few items out of millions with a learned tree."""
 
 from beamtree._version import VERSION
-from beamtree.beam import retrieve
-from beamtree.builders import random_tree
-from beamtree.data import Instances, gaussian
-from beamtree.evaluate import evaluate
+from beamtree.beam import brute_force, retrieve
+from beamtree.builders import cluster_tree, random_tree
+from beamtree.data import Instances, Log, Prepared, gaussian, load
+from beamtree.evaluate import Evaluation, evaluate, measure
 from beamtree.methods import (
     Method,
     hsm,
@@ -19,25 +19,35 @@ from beamtree.methods import (
     tdm_uniform,
 )
 from beamtree.model import TreeModel
-from beamtree.scorers import LinearScorer, Scorer
-from beamtree.train import fit, load_model, save
+from beamtree.scorers import DeepScorer, LinearScorer, Scorer
+from beamtree.train import constant, cosine, fit, load_model, save
 from beamtree.tree import PAD, Tree
 
 __version__ = VERSION
 
 __all__ = [
     "PAD",
+    "DeepScorer",
+    "Evaluation",
     "Instances",
     "LinearScorer",
+    "Log",
     "Method",
+    "Prepared",
     "Scorer",
     "Tree",
     "TreeModel",
+    "brute_force",
+    "cluster_tree",
+    "constant",
+    "cosine",
     "evaluate",
     "fit",
     "gaussian",
     "hsm",
+    "load",
     "load_model",
+    "measure",
     "otm",
     "otm_mixed",
     "otm_mixed_all",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
+from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
 from beamtree.tree import PAD
 
@@ -24,14 +25,14 @@ class BeamLevel(NamedTuple):
 
 @torch.no_grad()
 def walk(query: Query, beam_size: int, expand: Expand | None = None) -> Iterator[BeamLevel]:
-    """Eq. 3, level by level from the root: expand the beam, score the children, keep the best k."""
+    """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k."""
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
     expand = expand or query.model.expand
     tree = query.tree
-    beam = torch.zeros(1, 1, dtype=torch.int64, device=tree.device)  # B_0: the root, for every row
-    state: State = (torch.zeros(1, 1, device=tree.device),)
-    for level in range(1, tree.height + 1):
+    beam = tree.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
+    state: State = (torch.zeros(beam.shape, device=tree.device),)
+    for level in query.levels:
         children = tree.children(beam)  # [B, k, b]
         candidates = children.flatten(1)  # [B, kb]
         logits = query.logits(level, candidates).unflatten(1, (-1, tree.arity))
@@ -66,19 +67,44 @@ def gumbel_expand(generator: torch.Generator) -> Expand:
 
 
 @torch.no_grad()
-def retrieve(model: TreeModel, x: Tensor, *, beam_size: int = 400, m: int = 10) -> tuple[Tensor, Tensor]:
+def retrieve(
+    model: TreeModel, x: Tensor, *, beam_size: int = 400, m: int = 10, exclude: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Î_x (Eq. 4): the m best items of the last beam and their log p_g, best first [B, m].
 
-    PAD and -inf fill up a row where the beam holds fewer than m items.
+    Items of `exclude` [B, E] are passed over. PAD and -inf fill up a row where the beam holds fewer than m items.
     """
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
     *_, last = walk(model.query(x), beam_size)
     items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
-    rank = last.rank.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
+    items, rank = _best(items, last.rank, m, exclude)
+    return items, model.rank_to_log_prob(rank)
+
+
+@torch.no_grad()
+def brute_force(
+    model: TreeModel, x: Tensor, *, m: int = 10, exclude: Tensor | None = None, together: int = 4096
+) -> tuple[Tensor, Tensor]:
+    """What `retrieve` would find if the beam lost nothing: every leaf is scored, some `together`."""
+    model.scorer.check(x)
+    query = model.query(x)
+    items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
+    scores = torch.empty(len(x), 0, device=x.device)
+    for leaves in model.tree.nodes(model.tree.height).split(together):
+        more = query.log_prob(model.tree.height, leaves.unsqueeze(0))
+        items = torch.cat([items, model.tree.item_of_leaf(leaves).expand(len(x), -1)], dim=1)
+        items, scores = _best(items, torch.cat([scores, more], dim=1), m, exclude)
+    return items, scores
+
+
+def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The m items [B, m] of highest rank, PAD where there are fewer."""
+    rank = rank.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
+    if exclude is not None and exclude.shape[1]:
+        rank = rank.masked_fill(hits(items, exclude), -torch.inf)
     best = rank.topk(min(m, rank.shape[1]))
     found = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-    scores = model.rank_to_log_prob(best.values)
     missing = m - found.shape[1]
-    return pad(found, (0, missing), value=PAD), pad(scores, (0, missing), value=-torch.inf)
+    return pad(found, (0, missing), value=PAD), pad(best.values, (0, missing), value=-torch.inf)

@@ -18,7 +18,7 @@ def children_of_positives(
     query: Query, positives: list[Targets], generator: torch.Generator
 ) -> Iterator[tuple[int, Tensor]]:
     """PLT: S_h = {n: z_ρ(n) = 1}."""
-    for level in range(1, query.tree.height + 1):
+    for level in query.levels:
         yield level, query.tree.children(positives[level - 1].relevant()).flatten(1)
 
 
@@ -26,7 +26,7 @@ def uniform(count: int) -> Sampler:
     """The authors' TDM: `count` nodes of each level, whether positive or not."""
 
     def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        for level in range(1, query.tree.height + 1):
+        for level in query.levels:
             yield level, query.tree.sample(level, len(query.x), count, generator)
 
     return sample

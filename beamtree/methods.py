@@ -57,7 +57,8 @@ class Method:
         """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
         x, y = self.instances(x, y)
         query = model.query(x)
-        positives = any_relevant(model.tree, y)  # z, which marks S_h⁺
+        # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
+        positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
         targets = self.targets(query, positives)  # z or ẑ
         logits, labels = [], []
         for level, nodes in self.candidates(query, positives, generator):  # S_h

@@ -12,17 +12,32 @@ from beamtree.tree import Tree
 State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the first part ranks them
 
 
-class TreeModel(nn.Module):
-    """M(T, g). Direct: p_g is the node's own sigmoid (TDM, OTM). Chained: the product down the path (PLT)."""
+def check_device(device: str) -> None:
+    """Raise a ValueError in one line where torch cannot compute there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        raise ValueError(f"device {device!r} is not here: this machine offers {offered}") from error
 
-    def __init__(self, tree: Tree, scorer: Scorer, *, chained: bool = False) -> None:
+
+class TreeModel(nn.Module):
+    """M(T, g). Direct: p_g is the node's own sigmoid (TDM, OTM). Chained: the product down the path (PLT).
+
+    Levels above `first_level` are neither trained nor searched: a beam starts from all nodes just above it.
+    """
+
+    def __init__(self, tree: Tree, scorer: Scorer, *, chained: bool = False, first_level: int = 1) -> None:
         super().__init__()
+        if not 1 <= first_level <= tree.height:
+            raise ValueError(f"first_level={first_level}: the tree has levels 1 … {tree.height} below the root")
         rows = scorer.settings().get("num_nodes", tree.num_nodes)
         if rows < tree.num_nodes:
             raise ValueError(f"the scorer knows {rows} nodes and the tree has {tree.num_nodes}: make it for this tree")
         self.tree = tree
         self.scorer = scorer
         self.chained = chained
+        self.first_level = first_level
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
         """What `.to(device)` calls: the tree goes where the weights go."""
@@ -49,11 +64,7 @@ class TreeModel(nn.Module):
 
     def log_prob(self, x: Tensor, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) of nodes [B, W] of one level."""
-        query = self.query(x)
-        if not self.chained:
-            return logsigmoid(query.logits(level, nodes))
-        above = [query.logits(h, self.tree.ancestor(nodes, h)) for h in range(1, level + 1)]
-        return logsigmoid(torch.stack(above)).sum(0)
+        return self.query(x).log_prob(level, nodes)
 
 
 class Query:
@@ -67,12 +78,20 @@ class Query:
         self.model = model
         self.tree = model.tree
         self.x = x
+        self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
         self.context = model.scorer.context(model.tree, x)
 
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
         logits: Tensor = self.model.scorer(self.context, level, nodes)
         return logits
+
+    def log_prob(self, level: int, nodes: Tensor) -> Tensor:
+        """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""
+        if not self.model.chained:
+            return logsigmoid(self.logits(level, nodes))
+        above = [self.logits(h, self.tree.ancestor(nodes, h)) for h in self.levels if h <= level]
+        return logsigmoid(torch.stack(above)).sum(0)
 
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""

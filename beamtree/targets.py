@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from beamtree.model import Query
 from beamtree.tree import PAD, Tree, first_of_each
 
-# A level of at most this many times b|I_x| nodes is held whole: cheaper than a list per row, and still O(b|I_x|).
+# A level of at most this many times b|I_x| nodes is marked whole: cheaper than a list per row, and still O(b|I_x|).
 WHOLE_LEVEL = 8
 
 
@@ -51,10 +51,13 @@ class Targets:
         return nodes
 
 
-def mark(tree: Tree, level: int, nodes: Tensor) -> Targets:
-    """The targets whose label is 1 at nodes [B, P] of one level, in any order, PAD where there are fewer."""
+def mark(tree: Tree, level: int, nodes: Tensor, whole: int | None = None) -> Targets:
+    """The targets whose label is 1 at nodes [B, P] of one level, in any order, PAD where there are fewer.
+
+    They are held whole where the level has at most `whole` times bP nodes.
+    """
     span = tree.level(level)
-    if len(span) > WHOLE_LEVEL * tree.arity * nodes.shape[1]:
+    if len(span) > (WHOLE_LEVEL if whole is None else whole) * tree.arity * nodes.shape[1]:
         nodes = nodes.sort(dim=1).values
         return Targets(span, nodes, nodes != PAD, nodes.shape[1])
     labels = torch.zeros(len(nodes), 1 + len(span), dtype=torch.bool, device=nodes.device)
@@ -62,16 +65,16 @@ def mark(tree: Tree, level: int, nodes: Tensor) -> Targets:
     return Targets(span, None, labels, nodes.shape[1])
 
 
-def any_relevant(tree: Tree, y: Tensor) -> list[Targets]:
+def any_relevant(tree: Tree, y: Tensor, whole: int | None = None) -> list[Targets]:
     """z_n (Eq. 1) of levels 0 … H: 1 where one of the items y [B, P] is below. It marks S_h⁺."""
-    levels = [mark(tree, tree.height, tree.leaf_of_item(y))]
+    levels = [mark(tree, tree.height, tree.leaf_of_item(y), whole)]
     for level in range(tree.height - 1, -1, -1):
         below = levels[-1]
         if below.nodes is None:
             labels = reduce(torch.logical_or, _siblings(tree, below.labels[:, 1:]))
             levels.append(Targets(tree.level(level), None, pad(labels, (1, 0)), below.most))
         else:
-            levels.append(mark(tree, level, tree.parent(below.nodes)))
+            levels.append(mark(tree, level, tree.parent(below.nodes), whole))
     return levels[::-1]
 
 
@@ -80,11 +83,11 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     """ẑ_n (Eq. 15): a node takes the label of its highest-scored child, leaves first.
 
     `positives` is z. Siblings share their path, so comparing logits is comparing p_g for chained models
-    too. A tie goes to the relevant child. The root is never trained: its label stays z.
+    too. A tie goes to the relevant child. Levels that are not trained keep z.
     """
     tree = query.tree
     levels = [positives[-1]]
-    for level in range(tree.height - 1, 0, -1):
+    for level in reversed(query.levels[:-1]):
         below = levels[-1]
         if below.nodes is None:  # nor is there a list here: the children are the level below, in order
             nodes = None
@@ -99,7 +102,7 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
             label = (label & (best >= logit)) | (rival & (logit >= best))
         label = pad(label, (1, 0)) if nodes is None else label
         levels.append(Targets(tree.level(level), nodes, label, below.most))
-    return [positives[0], *levels[::-1]]
+    return [*positives[: query.levels.start], *levels[::-1]]
 
 
 def _siblings(tree: Tree, values: Tensor) -> tuple[Tensor, ...]:

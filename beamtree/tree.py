@@ -165,6 +165,11 @@ class Tree:
         span = self.level(level)
         return ~self._occupied[span.start : span.stop]
 
+    def nodes(self, level: int) -> Tensor:
+        """Every node of a level that may enter a beam."""
+        span, nodes = self.level(level), self._admitted(level)
+        return torch.arange(span.start, span.stop, device=self.device) if nodes is None else nodes
+
     # Items
 
     def item_of_leaf(self, leaves: Tensor) -> Tensor:
@@ -198,8 +203,7 @@ class Tree:
         span = self.level(level)
         device = generator.device
         if count >= (size := len(span) if nodes is None else len(nodes)):
-            whole = torch.arange(span.start, span.stop, device=device) if nodes is None else nodes
-            return whole.unsqueeze(0)
+            return self.nodes(level).unsqueeze(0)
         edges = torch.arange(count + 1, device=device) * size // count
         drawn = torch.rand(count, generator=generator, device=device)
         start = span.start if nodes is None else 0

@@ -13,6 +13,6 @@ eta = data.eta(data.test.x)  # what a perfect model would know
 for name, method in ROWS.items():
     tree = bt.random_tree(200, seed=0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
-    bt.fit(model, data.train, method, epochs=12, batch_size=100)
+    bt.fit(model, data.train, method, epochs=12, batch_size=100, lr=1e-2)
     items, _ = bt.retrieve(model, data.test.x, beam_size=20, m=20)
     print(f"{name:<10} regret@1 {regret(eta, items, 1).mean():.4f}  regret@20 {regret(eta, items, 20).mean():.4f}")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from beamtree.train import checkpoint
 from beamtree.train.checkpoint import SETTINGS
 
 EPOCHS = 4
+PAPER = {"lr": 1e-2, "schedule": bt.constant}
 
 
 def setting(tree_seed=0):
@@ -28,7 +30,7 @@ def setting(tree_seed=0):
 def train(folder, model=None, data=None, **changes):
     if model is None:
         data, model = setting()
-    options = {"epochs": EPOCHS, "batch_size": 20, "seed": 7, "save_every": 3, "resume": True, **changes}
+    options = {"epochs": EPOCHS, "batch_size": 20, "seed": 7, "save_every": 3, "resume": True, **PAPER, **changes}
     bt.fit(model, data.train, options.pop("method", bt.otm_mixed(4, 6)), folder=folder, **options)
     return model
 
@@ -247,7 +249,7 @@ def test_other_data_or_empty_nodes_let_in_are_another_run(tmp_path):
     data, model = setting()
     other = bt.Instances(data.train.x.flip(0), data.train.y)
     with pytest.raises(ValueError, match="was trained with data="):
-        bt.fit(model, other, bt.otm_mixed(4, 6), epochs=4, batch_size=20, seed=7, folder=tmp_path / "run", resume=True)
+        train(tmp_path / "run", model, replace(data, train=other))
     tree = bt.Tree(model.tree.items(), admit_empty=True)
     with pytest.raises(ValueError, match="was trained on another tree"):
         train(tmp_path / "run", bt.TreeModel(tree, model.scorer), data)

@@ -26,7 +26,7 @@ def test_the_readmes_python_runs(tmp_path):
         float(re.search(pattern, done.stdout)[1]) for pattern in (r"recall@20 ([\d.]+)%", r"regret@20 ([\d.]+)")
     )
     assert recall > 30
-    assert lost < 0.1
+    assert lost < 0.12
 
 
 def test_the_readmes_commands_run(tmp_path):

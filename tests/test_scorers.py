@@ -5,7 +5,7 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.scorers import SCORERS, GivenScorer, LinearScorer, linear
+from beamtree.scorers import SCORERS, DeepScorer, GivenScorer, LinearScorer, linear
 
 
 def a_linear(tree):
@@ -16,7 +16,28 @@ def a_given(tree):
     return GivenScorer(torch.randn(7, tree.num_nodes)), GivenScorer.every(7)
 
 
-SCORERS_UNDER_TEST = {"linear": a_linear, "given": a_given}
+def a_deep(tree):
+    return DeepScorer(tree.num_nodes, scale=1.0), histories(tree.num_items)
+
+
+def a_deep_without_sharing(tree):
+    return DeepScorer(tree.num_nodes, scale=1.0, share=False), histories(tree.num_items)
+
+
+def histories(num_items):
+    """Seven users: with a full history, with none, and between."""
+    x = torch.randint(0, num_items, (7, 69))
+    for row, length in enumerate((69, 0, 1, 4, 20, 49, 60)):
+        x[row, length:] = PAD
+    return x
+
+
+SCORERS_UNDER_TEST = {
+    "linear": a_linear,
+    "given": a_given,
+    "deep": a_deep,
+    "deep, no sharing": a_deep_without_sharing,
+}
 
 
 @pytest.fixture(params=SCORERS_UNDER_TEST)
@@ -66,6 +87,74 @@ def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, 
         if weights:
             loss = bt.loss.bce(logits, torch.zeros(len(x), 2, dtype=torch.bool))
             assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, weights))
+
+
+def literal_deep(tree, scorer, x, node):
+    """Supplement C.3 as it is written: x(n), ten windows, concatenated with the row of n, for one user and node."""
+
+    def vector(n):
+        row = scorer.table.weight[n]
+        return row + vector(int(tree.parent(torch.tensor(n)))) if scorer.share and n > 0 else row
+
+    level = int(tree.level_of(torch.tensor(node)))
+    pooled, start = [], 0
+    for size in (1, 1, 1, 2, 2, 2, 10, 10, 20, 20):
+        real = [int(item) for item in x[start : start + size] if item != PAD]
+        lifted = [int(tree.ancestor(tree.leaf_of_item(torch.tensor(item)), level)) for item in real]
+        rows = [vector(n) for n in lifted]
+        pooled.append(sum(rows) / len(rows) if rows else torch.zeros(24))
+        start += size
+    values = torch.cat([*pooled, vector(node)])  # 264
+    weight = torch.cat([scorer.of_user.weight, scorer.of_node.weight], dim=1)
+    values = weight @ values + scorer.of_user.bias
+    for slope, layer in zip(scorer.slopes, scorer.layers, strict=True):
+        values = layer.weight @ torch.where(values > 0, values, slope * values) + layer.bias
+    return values[0]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_deep_scores_are_those_of_the_literal_tiled_computation(share):
+    torch.manual_seed(0)
+    tree = bt.random_tree(50, arity=3, seed=1)
+    scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
+    assert scorer.of_user.in_features + scorer.of_node.in_features == 264
+    context = scorer.context(tree, x)
+    for level in (1, 2, tree.height):
+        nodes = tree.nodes(level)[:5]
+        ours = scorer(context, level, nodes.unsqueeze(0))
+        literal = torch.stack([torch.stack([literal_deep(tree, scorer, row, int(n)) for n in nodes]) for row in x])
+        torch.testing.assert_close(ours, literal)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_scorer_that_starts_from_vectors_is_their_product(share):
+    """Σ_d |u_d + n_d| - |u_d - n_d|, where u is the mean of the windows and a node stands for the items below it."""
+    torch.manual_seed(0)
+    tree, vectors = bt.random_tree(40, arity=3, seed=2), torch.randn(40, 30)
+    scorer = DeepScorer(tree.num_nodes, share=share).start_from(tree, vectors)
+    with torch.no_grad():
+        scorer.table.weight.zero_()
+        scorer.table.start_from(tree, vectors[:, :24], share=share)
+        table = scorer.table.vectors(tree) if share else scorer.table.weight
+        for node in range(tree.num_nodes):
+            items = [int(i) for i in tree.item_of_leaf(torch.tensor(tree.leaves(node))) if i != PAD]
+            if items:
+                torch.testing.assert_close(table[node], vectors[items, :24].mean(0), rtol=1e-4, atol=1e-4)
+        x = histories(40)
+        context = scorer.context(tree, x)
+        pooled = scorer._pool(tree, table, x).view(7, tree.height + 1, 10, 24).mean(2)  # u
+        for level in (1, tree.height):
+            nodes = tree.nodes(level)[:6]
+            u, n = pooled[:, level].unsqueeze(1), table[nodes].unsqueeze(0)
+            expected = ((u + n).abs() - (u - n).abs()).sum(-1) - 2
+            torch.testing.assert_close(scorer(context, level, nodes.unsqueeze(0)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_deep_scorer_refuses_what_is_no_history():
+    scorer = DeepScorer(7)
+    for x in (torch.randn(2, 69), torch.zeros(2, 70, dtype=torch.int64), torch.zeros(69, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="this scorer takes histories"):
+            scorer.check(x)
 
 
 def test_linear_scores_are_the_products_of_section_5_1():

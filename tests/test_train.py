@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -5,6 +7,8 @@ import beamtree as bt
 from beamtree.beam import retrieve
 from beamtree.data import epoch_order, mix
 from beamtree.theory import regret
+
+fit = partial(bt.fit, lr=1e-2, schedule=bt.constant)
 
 METHODS = {
     "plt": bt.plt(),
@@ -36,7 +40,7 @@ def test_every_method_learns(name):
     data, model = setting()
     before = lost(model, data)
     losses = []
-    bt.fit(
+    fit(
         model,
         data.train,
         METHODS[name],
@@ -56,7 +60,7 @@ def test_otm_beats_plain_targets_on_the_paths_it_walks():
     results = {}
     for name in ("tdm-uniform", "otm"):
         data, model = setting(num_items=200, train=2000, bias=-4.0)
-        bt.fit(model, data.train, METHODS[name], epochs=25, batch_size=100)
+        fit(model, data.train, METHODS[name], epochs=25, batch_size=100)
         results[name] = lost(model, data)
     assert results["otm"] < 0.95 * results["tdm-uniform"]
 
@@ -66,7 +70,7 @@ def test_same_seed_same_weights_and_another_seed_others(name):
     weights = []
     for seed in (1, 1, 2):
         data, model = setting(train=100)
-        bt.fit(model, data.train, METHODS[name], epochs=2, batch_size=30, seed=seed)
+        fit(model, data.train, METHODS[name], epochs=2, batch_size=30, seed=seed)
         weights.append(model.scorer.table.weight.detach())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -77,7 +81,7 @@ def test_training_leaves_the_global_randomness_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    bt.fit(model, data.train, bt.otm_mixed(5, 10), epochs=1, batch_size=30)
+    fit(model, data.train, bt.otm_mixed(5, 10), epochs=1, batch_size=30)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -100,7 +104,7 @@ def test_proposition_3_in_training_a_free_table_reaches_zero_regret():
     y = torch.rand(20_000, 30, generator=torch.Generator().manual_seed(5)) < eta
     data = bt.Instances(torch.zeros(20_000, 1), bt.data.relevant_items(y))
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 1))
-    bt.fit(model, data, bt.otm_mixed_all(3, 10), epochs=30, batch_size=500)
+    fit(model, data, bt.otm_mixed_all(3, 10), epochs=30, batch_size=500)
     for k in (1, 3, 10):
         items, _ = retrieve(model, torch.zeros(1, 1), beam_size=k, m=k)
         assert float(regret(eta.unsqueeze(0), items, k)) < 0.01

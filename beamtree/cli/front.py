@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from beamtree._version import VERSION
+from beamtree.cli.data import prepare
+from beamtree.cli.demo import demo
+from beamtree.cli.evaluate import evaluate_run
+from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
+from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.screen import out
+from beamtree.cli.simulate import simulate
+from beamtree.cli.train import train
 
 app = typer.Typer(
     name="beamtree",
@@ -20,8 +27,15 @@ app = typer.Typer(
     "Items are the leaves of a tree, a scorer judges a user against a node, and beam search walks down. "
     "beamtree trains the scorer on the nodes the beam visits, so that the beam loses nothing "
     "(Learning Optimal Tree Models under Beam Search, ICML 2020).\n\n"
-    "Start with [bold]beamtree paper table1[/bold]: half a minute, and the paper's first table beside ours.",
+    "Start with [bold]beamtree demo[/bold]: a few minutes, and the whole story on a made-up market.",
 )
+app.command()(demo)
+app.command()(simulate)
+app.command()(prepare)
+app.command()(train)
+app.command("evaluate")(evaluate_run)
+app.command("retrieve")(retrieve_items)
+app.command("inspect")(inspect_run)
 app.add_typer(paper, name="paper")
 
 

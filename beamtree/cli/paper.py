@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from beamtree.cli.screen import out, progress
+from beamtree.cli.screen import out, print_table, progress
 from beamtree.paper import table1, table2, tableA1, tableA2
 from beamtree.paper.report import Cell, results_name, save_results, write_json
 from beamtree.paper.synthetic import Job, Plan
@@ -195,8 +194,7 @@ def print_cells(title: str, cells: Sequence[Cell], line: tuple[str, ...], column
     for place in lines:
         texts = [_cell_text(found.get((*place, value)), digits, best, narrow) for value in columns]
         table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
-    wide = out if out.is_terminal else Console(width=max(out.width, 120))
-    wide.print(table)
+    print_table(table)
 
 
 def _cell_text(cell: Cell | None, digits: int, best: set[int], narrow: bool) -> str:

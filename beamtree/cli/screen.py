@@ -6,9 +6,15 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 out = Console()
 err = Console(stderr=True)
+
+
+def print_table(table: Table) -> None:
+    """A table, as wide as it needs where nobody looks at it on a terminal."""
+    (out if out.is_terminal else Console(width=max(out.width, 120))).print(table)
 
 
 @contextmanager

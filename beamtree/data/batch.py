@@ -30,9 +30,17 @@ class Instances:
     def __len__(self) -> int:
         return len(self.x)
 
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x and y of some instances."""
         return self.x[rows], self.y[rows]
+
+    def observations(self) -> Tensor:
+        """What a scorer should look at before it is trained on these instances."""
+        return self.x
+
+    def item_numbers(self) -> Tensor:
+        """Every item that occurs, in any shape."""
+        return self.y
 
     def fingerprint(self) -> str:
         """A short name for these very instances."""

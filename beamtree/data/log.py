@@ -15,15 +15,21 @@ FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 class Log:
     """Every user's events, oldest first; row u of the log is events offsets[u] … offsets[u + 1].
 
-    A row is one instance: x is the newest `history` events before a split point, y all events from there on. The split
-    is each user's half, or, with `random_split`, drawn anew whenever a batch is.
+    A row is one instance: x is the newest `history` events before a split point, y the events from there on. The split
+    is each user's half. A log that is `drawn` gives other instances of the same users every time.
     """
 
     offsets: Tensor  # int64 [U + 1]
     events: Tensor  # int32 or int64 item numbers [E]; may be mapped from a file
     name: str  # tells these very events from any others
     history: int = HISTORY
-    random_split: bool = False
+    random: bool = False  # whether split points are drawn
+    forget: float = 0.0  # this share of a history is left out at random
+    targets: int | None = None  # at most so many events follow
+
+    def drawn(self, *, forget: float = 0.1, targets: int = 100) -> "Log":
+        """The same users for training: every reading draws a split point and forgets some of the history."""
+        return replace(self, random=True, forget=forget, targets=targets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -33,12 +39,15 @@ class Log:
         rows = rows.to(self.offsets.device)
         start, stop = self.offsets[rows], self.offsets[rows + 1]
         split = start + self._first_part(stop - start, generator)
-        return self._before(start, split), self._from(split, stop)
+        x, y = self._before(start, split), self._from(split, stop)
+        if generator is not None and self.forget:
+            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
+        return x, y[:, : self.targets]
 
     def _first_part(self, count: Tensor, generator: torch.Generator | None) -> Tensor:
-        """How many of `count` events are history: at least one, and one is left."""
-        if not self.random_split or generator is None:
-            return (count // 2).clamp(min=1)
+        """How many of `count` events are history: at least one and not all, unless there is only one."""
+        if not self.random or generator is None:
+            return count // 2
         share = torch.rand(len(count), generator=generator, device=count.device)
         return 1 + (share * (count - 1)).long().clamp(max=count - 2)
 
@@ -54,17 +63,31 @@ class Log:
     def _read(self, place: Tensor, real: Tensor) -> Tensor:
         return torch.where(real, self.events[torch.where(real, place, 0)].long(), PAD)
 
+    def observations(self) -> Tensor:
+        """What a scorer should look at before it is trained on these instances: one history is like another."""
+        return self.batch(torch.arange(1))[0]
+
+    def item_numbers(self) -> Tensor:
+        """Every item that occurs, in any shape."""
+        return self.events[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    def past(self, rows: Tensor) -> Tensor:
+        """All events before each user's half [B, S], PAD where there are fewer."""
+        rows = rows.to(self.offsets.device)
+        start, stop = self.offsets[rows], self.offsets[rows + 1]
+        return self._from(start, start + self._first_part(stop - start, None))
+
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""
-        span = self.events[int(self.offsets[0]) : int(self.offsets[-1])]
-        return torch.bincount(span, minlength=num_items)
+        return torch.bincount(self.item_numbers(), minlength=num_items)
 
     def windows(self) -> "Windows":
         """The same events as single-target instances."""
         return Windows(self)
 
     def fingerprint(self) -> str:
-        return f"{self.name} history={self.history} random_split={self.random_split}"
+        drawn = f" random forget={self.forget} targets={self.targets}" if self.random else ""
+        return f"{self.name} history={self.history}{drawn}"
 
     def to(self, device: torch.device | str) -> "Log":
         return replace(self, offsets=self.offsets.to(device), events=self.events.to(device))
@@ -91,6 +114,12 @@ class Windows:
         start = self.log.offsets[user]
         target = start + FIRST_TARGET + rows - self.firsts[user]
         return self.log._before(start, target), self.log._from(target, target + 1)
+
+    def observations(self) -> Tensor:
+        return self.log.observations()
+
+    def item_numbers(self) -> Tensor:
+        return self.log.item_numbers()
 
     def fingerprint(self) -> str:
         return f"windows of {self.log.fingerprint()}"

@@ -4,8 +4,8 @@
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
-    items.txt          one id per line; the line is the item's number
-    users.txt          one id per line, in the order of offsets: training users, then validation, then test
+    items.txt          one id per line; the line is the item's number: the most events first, then by id
+    users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id
 
 It is written under another name and moved into place in one step, so a folder with a description is whole.
 """
@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.factors import factors
 from beamtree.data.log import Log
 
 DESCRIPTION = "description.json"
@@ -71,6 +72,11 @@ class Prepared:
     @property
     def num_items(self) -> int:
         return int(self.description["num_items"])
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """Vectors of the items, from what the training users chose together [M, ≤ 64]."""
+        return factors(self.train, self.num_items)
 
 
 def load(folder: str | Path) -> Prepared:
@@ -130,7 +136,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     return description
 
 
-def write_ids(path: Path, names: Sequence[str]) -> None:
+def write_ids(path: Path, names: Iterable[str]) -> None:
     """One id per line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{name}\n" for name in names)

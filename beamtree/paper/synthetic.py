@@ -17,11 +17,11 @@ from beamtree.beam import retrieve
 from beamtree.builders import random_tree
 from beamtree.data import gaussian, mix
 from beamtree.methods import Method
-from beamtree.model import TreeModel
+from beamtree.model import TreeModel, check_device
 from beamtree.paper.report import Cell, Key, cell, expected
 from beamtree.scorers import LinearScorer
 from beamtree.theory import regret
-from beamtree.train import fit
+from beamtree.train import constant, fit
 
 ITEMS, DIM = 1000, 10
 BEAM_SIZE = 50
@@ -85,11 +85,7 @@ class Plan:
                 raise ValueError(f"no {name} was given")
         if self.runs < 1 or self.epochs < 1:
             raise ValueError(f"runs={self.runs}, epochs={self.epochs}: each must be at least 1")
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-            offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
-            raise ValueError(f"device {self.device!r} is not here: this machine offers {offered}") from error
+        check_device(self.device)
 
     def jobs(self) -> list[Job]:
         return [
@@ -113,6 +109,7 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
         epochs=job.epochs,
         batch_size=BATCH_SIZE,
         lr=LR,
+        schedule=constant,
         seed=job.seed,
         on_step=step,
     )

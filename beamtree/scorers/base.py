@@ -16,6 +16,8 @@ class Scorer(nn.Module, ABC):
     a change of the tree.
     """
 
+    cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
+
     @abstractmethod
     def context(self, tree: Tree, x: Tensor) -> Any:
         """All that depends on the users x [B, ...] and a level, for all levels at once; only `forward` looks inside."""

@@ -11,6 +11,7 @@ class GivenScorer(Scorer):
     """g(x, n) read from logits [S, num_nodes]; x int64 [B, 1] says which of the S rows to read."""
 
     logits: Tensor
+    cheap_levels = True
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()

@@ -22,6 +22,8 @@ class LinearContext(NamedTuple):
 class LinearScorer(Scorer):
     """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more. No gradient goes to x."""
 
+    cheap_levels = True
+
     def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         self.dim, self.scale = dim, scale

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,22 @@ from beamtree.tree import Tree
 SETTINGS = "settings.json"
 FORMAT = 1
 OURS = re.compile(r"(tree|weights|optimizer)-\d+b?\.safetensors")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training run stands."""
+
+    step: int  # steps done
+    best: float = 0.0  # the highest recall that was measured
+    best_step: int = 0  # after which step; 0 if none was
+    checks_since_best: int = 0
+
+    def checked(self, recall: float) -> "Progress":
+        """The same after recall was measured once more; a tie is no progress."""
+        if self.best_step == 0 or recall > self.best:
+            return replace(self, best=recall, best_step=self.step, checks_since_best=0)
+        return replace(self, checks_since_best=self.checks_since_best + 1)
 
 
 @dataclass(frozen=True)
@@ -44,12 +60,12 @@ def save(model: TreeModel, folder: str | Path) -> None:
 
 
 def save_checkpoint(
-    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, run: Run, step: int
+    folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, run: Run, progress: Progress
 ) -> None:
-    """Write a model and its training, `step` steps behind it, to a folder."""
+    """Write a model and its training to a folder."""
     state = optimizer.state_dict()["state"]
     moments = {f"{index}.{name}": value for index, part in state.items() for name, value in part.items()}
-    _write(Path(folder), model, step, moments, {"step": step, **vars(run)})
+    _write(Path(folder), model, progress.step, moments, {**vars(progress), "run": vars(run)})
 
 
 def holds_checkpoint(folder: str | Path) -> bool:
@@ -68,7 +84,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
     if settings["scorer"] not in SCORERS:
         raise ValueError(f"{folder}: scorer {settings['scorer']!r} is unknown to this version")
     scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"]).to(getattr(torch, settings["dtype"]))
-    model = TreeModel(tree, scorer, chained=settings["chained"])
+    model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"])
     _load_weights(folder, settings, model)
     model.to(device).eval()
     return model
@@ -76,11 +92,8 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
 
 def load_checkpoint(
     folder: str | Path, model: TreeModel, optimizer: torch.optim.Optimizer, run: Run, steps: int
-) -> int:
-    """Put a folder's weights and moments into a model and optimizer that were set up the same way for `steps`.
-
-    Gives how many of them are done.
-    """
+) -> Progress:
+    """Put a folder's weights and moments into a model and optimizer that were set up the same way for `steps`."""
     folder = Path(folder)
     settings = _read_settings(folder)
     _check_files(folder, settings)
@@ -88,11 +101,11 @@ def load_checkpoint(
         raise ValueError(f"{folder} was trained on another tree: resume with its own")
     if not settings["progress"]:
         raise ValueError(f"{folder} holds a finished model without its training: nothing to resume")
-    step: int = settings["progress"].pop("step")
-    for name, was, now in _differences(Run(**settings["progress"]), run):
+    for name, was, now in _differences(Run(**settings["progress"].pop("run")), run):
         raise ValueError(f"{folder} was trained with {name}={was}, not {now}: resume it as it began")
-    if step > steps:
-        raise ValueError(f"{folder} has {step} steps behind it, more than the {steps} asked for")
+    progress = Progress(**settings["progress"])
+    if progress.step > steps:
+        raise ValueError(f"{folder} has {progress.step} steps behind it, more than the {steps} asked for")
     moments = _read_tensors(folder, settings, "optimizer")
     _load_weights(folder, settings, model)
     state: dict[int, dict[str, Tensor]] = {}
@@ -100,7 +113,22 @@ def load_checkpoint(
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return step
+    return progress
+
+
+def steps_done(folder: str | Path) -> int:
+    """How many steps of training a checkpoint has behind it."""
+    return int(_read_settings(Path(folder))["progress"].get("step", 0))
+
+
+def load_weights(folder: str | Path, model: TreeModel) -> None:
+    """Put a folder's weights into a model of the same tree."""
+    folder = Path(folder)
+    settings = _read_settings(folder)
+    _check_files(folder, settings)
+    if settings["tree"] != model.tree.fingerprint():
+        raise ValueError(f"{folder} was trained on another tree: resume with its own")
+    _load_weights(folder, settings, model)
 
 
 def _differences(was: Run, now: Run) -> list[tuple[str, object, object]]:
@@ -142,6 +170,7 @@ def _write(
         "scorer_settings": model.scorer.settings(),
         "dtype": str(next(model.scorer.parameters()).dtype).removeprefix("torch."),
         "chained": model.chained,
+        "first_level": model.first_level,
         "progress": progress,
         "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
     }

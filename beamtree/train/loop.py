@@ -1,85 +1,172 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from beamtree.data import Instances, epoch_order, mix
+from beamtree.data import epoch_order, mix
+from beamtree.evaluate import Data, evaluate
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.train.checkpoint import Run, check_room, holds_checkpoint, load_checkpoint, save_checkpoint
+from beamtree.train.checkpoint import (
+    Progress,
+    Run,
+    check_room,
+    holds_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save,
+    save_checkpoint,
+)
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
+OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
+BEST = "best"  # where in its folder a run keeps the best model
+
+
+def constant(share: float) -> float:
+    """The paper's learning rate: the same at every step."""
+    return 1.0
+
+
+def cosine(share: float) -> float:
+    """A hundredth of the steps to warm up, then down to a fiftieth along a cosine."""
+    return min(1.0, (share + 1e-4) * 100) * (0.02 + 0.98 * (1 + math.cos(math.pi * share)) / 2)
 
 
 def fit(
     model: TreeModel,
-    data: Instances,
+    data: Data,
     method: Method,
     *,
     epochs: int,
-    batch_size: int = 500,
-    lr: float = 1e-2,
+    batch_size: int = 200,
+    lr: float = 3e-3,
+    schedule: Callable[[float], float] = cosine,
+    warm_up: Method | None = None,
+    warm_share: float = 0.3,
+    val: Data | None = None,
+    check_every: int | None = None,
+    patience: int = 5,
     seed: int = 0,
     folder: str | Path | None = None,
     save_every: int = 1000,
     resume: bool = False,
     on_step: OnStep | None = None,
+    on_check: OnCheck | None = None,
 ) -> None:
     """Train the model in place with Adam on the device that holds it.
 
     Everything random is a function of `seed` and the step, so that the same call gives the same weights.
     With a `folder`, a checkpoint is written every `save_every` steps and at the end; with `resume`, the
     run goes on from the one it finds and ends with the weights of a run that was never broken.
+
+    `schedule` gives the share of `lr` at each share of the steps. `warm_up` is the method of the first `warm_share` of
+    them: a beam means nothing before the scorer does. With `val`, recall on its users is taken every `check_every`
+    steps (by default twenty times), training ends when it has not risen `patience` times in a row, and the model is
+    left with the best weights, which are also kept in `folder`/best.
     """
-    _check(model, data, epochs=epochs, batch_size=batch_size, lr=lr, save_every=save_every)
+    _check(model, data, epochs=epochs, batch_size=batch_size, lr=lr, save_every=save_every, patience=patience)
     per_epoch = -(-len(data) // batch_size)
     steps = epochs * per_epoch
+    check_every = check_every or max(1, epochs // 20) * per_epoch
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    start = 0
+    progress = Progress(0)
+    device = model.tree.device
     if folder is not None:
-        check_room(Path(folder), model)
-        device = model.tree.device.type  # its generator draws numbers of its own
-        settings: dict[str, int | float | str] = {
-            "batch_size": batch_size,
-            "lr": lr,
-            "seed": seed,
-            "data": data.fingerprint(),
-            "device": device,
-        }
-        run = Run(method.name, method.options, settings)
+        folder = Path(folder)
+        check_room(folder, model)
+        run = Run(
+            method.name,
+            method.options,
+            {
+                "batch_size": batch_size,
+                "lr": lr,
+                "schedule": schedule.__name__,
+                # A longer run takes other steps from the first, unless all steps are alike.
+                "steps": "any" if schedule is constant and warm_up is None else steps,
+                "warm_up": f"{warm_up.name} {dict(warm_up.options)} {warm_share}" if warm_up else "none",
+                "check_every": check_every if val is not None else 0,
+                "seed": seed,
+                "data": data.fingerprint(),
+                "device": device.type,  # its generator draws numbers of its own
+            },
+        )
         if holds_checkpoint(folder):
             if not resume:
                 raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
-            start = load_checkpoint(folder, model, optimizer, run, steps)
-    model.chained = method.chained  # p_g is what the method trains it to be
-    data = data.to(model.tree.device)
+            progress = load_checkpoint(folder, model, optimizer, run, steps)
+    data = data.to(device)
+    best: dict[str, Tensor] = {}
 
-    generator = torch.Generator(model.tree.device)
+    generator = torch.Generator(device)
     order = torch.empty(0)
     model.train()
-    for t in range(start, steps):
+    for t in range(progress.step, steps):
+        if progress.checks_since_best >= patience:
+            break
+        row = warm_up if warm_up is not None and t < warm_share * steps else method
+        model.chained = row.chained  # p_g is what the method trains it to be
         epoch, place = divmod(t, per_epoch)
         if place == 0 or not len(order):
-            order = epoch_order(len(data), seed, epoch).to(model.tree.device)
-        x, y = data.batch(order[place * batch_size :][:batch_size])  # draw a minibatch
+            order = epoch_order(len(data), seed, epoch).to(device)
+        generator.manual_seed(mix(seed, t))
+        x, y = data.batch(order[place * batch_size :][:batch_size], generator)  # draw a minibatch
         # B̃_h, ẑ and the loss under θ_t, and a step along its gradient.
-        loss = method.loss(model, x, y, generator.manual_seed(mix(seed, t)))
+        loss = row.loss(model, x, y, generator)
         optimizer.zero_grad()
         loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * schedule(t / steps)
         optimizer.step()
-        if folder is not None and ((t + 1) % save_every == 0 or t + 1 == steps):
-            save_checkpoint(folder, model, optimizer, run, t + 1)
+        progress = replace(progress, step=t + 1)
+        last = t + 1 == steps
+        if val is not None and ((t + 1) % check_every == 0 or last):
+            recall = _recall(model, val)
+            progress = progress.checked(recall)
+            if progress.checks_since_best == 0:
+                best = _keep_best(model, folder)
+            if on_check is not None:
+                on_check(t + 1, recall)
+            last = last or progress.checks_since_best >= patience
+        if folder is not None and ((t + 1) % save_every == 0 or last):
+            save_checkpoint(folder, model, optimizer, run, progress)
         if on_step is not None:
             on_step(t + 1, steps, loss.detach())
+    model.chained = method.chained
+    if best:
+        model.scorer.load_state_dict(best)
+    elif progress.best_step and folder is not None:  # found before this run was resumed
+        load_weights(Path(folder) / BEST, model)
     model.eval()
 
 
-def _check(model: TreeModel, data: Instances, **positive: float) -> None:
+def checked_at(num_items: int) -> int:
+    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
+    return min(200, max(10, num_items // 10))
+
+
+def _recall(model: TreeModel, val: Data) -> float:
+    m = checked_at(model.tree.num_items)
+    model.eval()
+    recall = evaluate(model, val, m=(m,), metrics=("recall",))["recall", m]
+    model.train()
+    return recall
+
+
+def _keep_best(model: TreeModel, folder: Path | None) -> dict[str, Tensor]:
+    if folder is not None:
+        save(model, folder / BEST)
+    return {name: value.detach().clone() for name, value in model.scorer.state_dict().items()}
+
+
+def _check(model: TreeModel, data: Data, **positive: float) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise ValueError(f"{name}={value}: must be above 0")
-    model.tree.check_items(data.y)
-    model.scorer.check(data.x)
+    model.tree.check_items(data.item_numbers())
+    model.scorer.check(data.observations())

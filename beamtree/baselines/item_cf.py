@@ -1,0 +1,78 @@
+"""Item-CF: an item scores by its cosine with the items of the history, users being the axes."""
+
+import numpy as np
+import torch
+from implicit.nearest_neighbours import ItemItemRecommender  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from torch import Tensor
+
+from beamtree.data.log import Log
+from beamtree.tree import PAD
+
+ROOM = 20_000_000  # scores of a few users, for items or for other users, that are held at once: 80 MB if dense
+
+
+class ItemCF:
+    """Item-CF over an item-item similarity [M, M], kept as the sparse factors whose product it is."""
+
+    def __init__(self, *factors: csr_matrix) -> None:
+        self._factors = factors
+        self._num_items = factors[0].shape[0]
+        self._rows = max(1, ROOM // max(factors[0].shape))  # of a batch at once
+
+    def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m items most like the distinct items of each history x [B, T], and their scores [B, m].
+
+        Items of the history itself are not left out. PAD and -inf where fewer items are like it at all.
+        """
+        items = torch.full((len(x), m), PAD)
+        scores = torch.full((len(x), m), -torch.inf)
+        width = min(m, self._num_items)
+        for start in range(0, len(x), self._rows):
+            part = slice(start, start + self._rows)
+            values, best = self._scores(x[part]).topk(width)
+            items[part, :width] = best.where(values > 0, PAD)
+            scores[part, :width] = values.where(values > 0, -torch.inf)
+        return items.to(x.device), scores.to(x.device)
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """The score of every item [B, M]."""
+        x = x.cpu()
+        if len(x) and int(x.max()) >= self._num_items:
+            raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{self._num_items - 1}")
+        row, column = (x != PAD).nonzero(as_tuple=True)
+        scores = _binary(row, x[row, column], (len(x), self._num_items))
+        for factor in self._factors:
+            scores = scores @ factor
+        return torch.from_numpy(scores.toarray())
+
+
+def item_cf(log: Log, num_items: int) -> ItemCF:
+    """Cosines of all pairs of items. They are never written down: a batch goes to users and back in two products."""
+    cosine = _cosine(log, num_items)
+    return ItemCF(cosine.T.tocsr(), cosine)
+
+
+def item_cf_nearest(log: Log, num_items: int, neighbours: int = 100) -> ItemCF:
+    """Only each item's nearest neighbours, as the implicit library finds them: quick where users have many events."""
+    model = ItemItemRecommender(K=min(neighbours, num_items))
+    # Its CosineRecommender does the same, but warns that it is given the matrix it made itself.
+    model.fit(_cosine(log, num_items).astype(np.float64), show_progress=False)
+    return ItemCF(model.similarity.astype(np.float32))
+
+
+def _cosine(log: Log, num_items: int) -> csr_matrix:
+    """Which users have which items [U, M], each item's column of length 1: products of columns are cosines."""
+    events = log.events[int(log.offsets[0]) : int(log.offsets[-1])].cpu()
+    user = torch.repeat_interleave(log.offsets.diff().cpu())
+    matrix = _binary(user, events, (len(log), num_items))
+    users = np.bincount(matrix.indices, minlength=num_items)  # [M]
+    matrix.data /= np.sqrt(users, dtype=np.float32)[matrix.indices]
+    return matrix
+
+
+def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
+    """1 at every pair, however often it occurs."""
+    matrix = csr_matrix((np.ones(len(row), np.float32), (row.numpy(), column.numpy())), shape)  # sums repeats
+    matrix.data[:] = 1
+    return matrix

@@ -1,0 +1,53 @@
+"""A run folder: a model, the ids of its items, and how it came to be.
+
+settings.json, *.safetensors   the model, as `beamtree.load_model` reads it
+items.txt                      the ids of its items, one per line
+run.json                       the data it was trained on, the method, the settings, the commit
+log.jsonl                      loss and recall along the way, one JSON record per line
+training/                      the checkpoint that `--resume` goes on from, and the best model so far
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from beamtree.data import Ids, Prepared, load
+from beamtree.model import TreeModel, check_device
+from beamtree.train import load_model
+
+RUN, ITEMS, LOG, TRAINING = "run.json", "items.txt", "log.jsonl", "training"
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """How a run came to be; a ValueError in one line where it is none."""
+    path = folder / RUN
+    if not path.exists():
+        raise ValueError(f"{folder} is no run: make one with `beamtree train DATA --out {folder}`")
+    try:
+        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: train anew") from error
+    return run
+
+
+def open_model(folder: Path, device: str) -> TreeModel:
+    """The trained model of a run."""
+    read_run(folder)
+    if not (folder / "settings.json").exists():
+        raise ValueError(f"{folder} is not finished: go on with `beamtree train … --out {folder} --resume`")
+    check_device(device)
+    return load_model(folder, device)
+
+
+def open_ids(folder: Path) -> Ids:
+    """The ids of a run's items."""
+    read_run(folder)
+    return Ids(folder / ITEMS)
+
+
+def open_data(folder: Path, data: Path | None) -> Prepared:
+    """The data of a run, or other data that numbers its items the same way."""
+    prepared = load(data or Path(read_run(folder)["data"]))
+    if (prepared.folder / ITEMS).read_bytes() != (folder / ITEMS).read_bytes():
+        raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
+    return prepared

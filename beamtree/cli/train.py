@@ -1,0 +1,194 @@
+"""`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+from beamtree import methods
+from beamtree.builders import cluster_tree, random_tree
+from beamtree.cli.runs import ITEMS, LOG, RUN, TRAINING, read_run
+from beamtree.cli.screen import out, progress
+from beamtree.data import Log, Prepared, Windows, load
+from beamtree.methods import Method
+from beamtree.model import TreeModel, check_device
+from beamtree.paper.report import commit, write_json
+from beamtree.scorers import DeepScorer
+from beamtree.train import Journal, checked_at, constant, cosine, fit, load_model, save, steps_done
+from beamtree.tree import Tree
+
+STEPS = 6000  # about as many are taken where nobody says how many epochs
+LOG_EVERY = 50  # steps
+
+# Name -> the row, for a beam of k nodes and so many uniform nodes per level.
+METHODS: dict[str, Callable[[int, int], Method]] = {
+    "otm": lambda k, nodes: methods.otm(k),
+    "otm-mixed": methods.otm_mixed,
+    "otm-mixed-all": methods.otm_mixed_all,
+    "otm-stochastic": lambda k, nodes: methods.otm_stochastic(k),
+    "otm-no-beam": lambda k, nodes: methods.otm_no_beam(nodes),
+    "otm-no-optest": lambda k, nodes: methods.otm_no_optest(k),
+    "tdm": lambda k, nodes: methods.tdm_uniform(nodes),
+    "tdm-positives": lambda k, nodes: methods.tdm(nodes),
+    "plt": lambda k, nodes: methods.plt(),
+    "hsm": lambda k, nodes: methods.hsm(),
+}
+WALKS = {"otm", "otm-mixed", "otm-mixed-all", "otm-stochastic", "otm-no-optest"}  # a beam means nothing at first
+TREES: dict[str, Callable[[Prepared, int, int], Tree]] = {
+    "cluster": lambda data, arity, seed: cluster_tree(data, arity=arity, seed=seed),
+    "random": lambda data, arity, seed: random_tree(data.num_items, arity, seed=seed),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train where nobody says otherwise."""
+
+    scale: float  # of the node table at the start
+    from_factors: bool  # whether the scorer starts from what users chose together
+    share: bool  # whether rows share with their ancestors
+    lr: float
+    schedule: Callable[[float], float]
+    epochs: int | None  # None: enough for STEPS steps
+    warm_up: bool  # whether rows that walk a beam begin as TDM
+    instances: Callable[[Log], Log]
+
+
+RECIPES = {
+    "beamtree": Recipe(0.05, True, True, 2e-3, cosine, None, True, lambda log: log.drawn()),
+    "paper": Recipe(1.0, False, False, 1e-3, constant, 10, False, lambda log: log),
+}
+
+
+def train(
+    data: Annotated[Path, typer.Argument(help="A folder that `beamtree prepare` wrote.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the run goes.")],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "otm-mixed",
+    tree: Annotated[str, typer.Option(help=f"One of {', '.join(TREES)}.")] = "cluster",
+    arity: Annotated[int, typer.Option(min=2, help="Children per node.")] = 2,
+    beam_size: Annotated[int, typer.Option(min=1, help="k, in training and when recall is checked.")] = 400,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
+    recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
+    epochs: Annotated[int | None, typer.Option(min=1, help=f"Unless given, enough for {STEPS:,} steps.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Users per step.")] = 200,
+    lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
+    patience: Annotated[int, typer.Option(min=1, help="Stop when recall has not risen so many checks.")] = 5,
+    seed: Annotated[int, typer.Option(help="Same seed, same model.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+) -> None:
+    """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
+
+    Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
+    """
+    row = _choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
+    chosen = _choose(RECIPES, "recipe", recipe)
+    build = _choose(TREES, "tree", tree)
+    check_device(device)
+    prepared = load(data)
+    instances = chosen.instances(prepared.train)
+    training: Log | Windows = instances.windows() if method == "hsm" else instances
+    per_epoch = -(-len(training) // batch_size)
+    epochs = epochs or chosen.epochs or max(1, round(STEPS / per_epoch))
+    run: dict[str, Any] = {
+        "data": str(prepared.folder.resolve()),
+        "method": method,
+        "options": dict(row.options),
+        "tree": tree,
+        "arity": arity,
+        "recipe": recipe,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr or chosen.lr,
+        "seed": seed,
+        "device": device,
+    }
+    model, step = _start(out_folder, run, prepared, build, chosen, beam_size, resume)
+    model.to(device)
+    journal = Journal(out_folder / LOG, step)
+    began = time.monotonic()
+    at = checked_at(prepared.num_items)
+    with progress(epochs * per_epoch, "steps") as (advance, say):
+        advance(step)
+
+        def on_step(done: int, total: int, loss: Tensor) -> None:
+            advance(1)
+            if done % LOG_EVERY == 0 or done == total:
+                journal.write(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
+
+        def on_check(done: int, recall: float) -> None:
+            journal.write(done, recall=recall, seconds=round(time.monotonic() - began, 1))
+            say(f"step {done:,}  recall@{at} {recall:.2%} on {len(prepared.val):,} validation users")
+
+        fit(
+            model,
+            training,
+            row,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr or chosen.lr,
+            schedule=chosen.schedule,
+            warm_up=methods.tdm_uniform(2 * beam_size) if chosen.warm_up and method in WALKS else None,
+            val=prepared.val,
+            patience=patience,
+            seed=seed,
+            folder=out_folder / TRAINING,
+            save_every=500,
+            resume=True,
+            on_step=on_step,
+            on_check=on_check,
+        )
+    journal.close()
+    save(model, out_folder)
+    out.print(f"Saved {out_folder}. Next:", highlight=False)
+    out.print(f"  beamtree evaluate {out_folder}", highlight=False)
+    out.print(f"  beamtree inspect {out_folder}", highlight=False)
+
+
+def _start(
+    folder: Path,
+    run: dict[str, Any],
+    data: Prepared,
+    build: Callable[[Prepared, int, int], Tree],
+    recipe: Recipe,
+    beam_size: int,
+    resume: bool,
+) -> tuple[TreeModel, int]:
+    """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
+    if folder.exists() and any(folder.iterdir()):
+        before = {key: value for key, value in read_run(folder).items() if key != "commit"}
+        if not resume:
+            raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
+        for key, value in run.items():
+            if before.get(key) != value:
+                raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
+        if (folder / TRAINING / "settings.json").exists():
+            return load_model(folder / TRAINING), steps_done(folder / TRAINING)
+    out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False)
+    tree = build(data, run["arity"], run["seed"])
+    scorer = DeepScorer(tree.num_nodes, scale=recipe.scale, share=recipe.share, seed=run["seed"])
+    if recipe.from_factors:
+        scorer.start_from(tree, data.factors)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
+    write_json(folder / RUN, {**run, "commit": commit()})
+    return TreeModel(tree, scorer, first_level=_first_level(tree, beam_size)), 0
+
+
+def _first_level(tree: Tree, beam_size: int) -> int:
+    """The first level whose parents all fit into a beam with room to spare: nothing is decided above it."""
+    level = 1
+    while level < tree.height and len(tree.level(level + 1)) <= beam_size:
+        level += 1
+    return level
+
+
+def _choose(table: dict[str, Any], what: str, name: str) -> Any:
+    if name not in table:
+        raise ValueError(f"{what} {name!r} is unknown: choose from {', '.join(table)}")
+    return table[name]

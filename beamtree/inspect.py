@@ -1,0 +1,264 @@
+"""Where relevant items are lost: level by level in the beam, and in the beam against brute force."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.beam import brute_force, retrieve, walk
+from beamtree.data import Instances, Log, Windows
+from beamtree.metrics import hits, precision_recall_f
+from beamtree.model import TreeModel
+from beamtree.tree import PAD, first_of_each
+
+Data = Instances | Log | Windows
+Record = dict[str, str | int | float]
+
+USERS = 1000  # are looked at unless told otherwise: brute force scores every leaf for each of them
+LITTLE = 0.02  # of the recall: a beam that loses less than this share of it loses little
+SURE = 2.0  # standard errors: a difference over fewer may be chance, and is taken for none
+
+
+class LevelLoss(NamedTuple):
+    """What one trained level did to relevant items. Shares are of all relevant items, means over users."""
+
+    level: int
+    nodes: int  # of the level that may enter a beam
+    candidates: float  # scored per user
+    survival: float  # share with an ancestor in the beam; on the last level that is the recall of the beam itself
+    lost: float  # share with an ancestor in the beam above and none in this one
+    avoidable: float  # share lost here that brute force finds among its first m, for the largest m
+
+
+class Quality(NamedTuple):
+    """What the first m items of one search are worth, means over users."""
+
+    precision: float
+    recall: float
+    f1: float
+    p: float  # mean p_g of the m items, 0 for each that is missing
+
+
+class CutLoss(NamedTuple):
+    """The first m items of the beam against the first m of all leaves, both by p_g."""
+
+    m: int
+    beam: Quality
+    brute_force: Quality
+    overlap: float  # share of brute force's items that the beam returned too; a tie may go either way
+    ranked_below: float  # share of relevant items that are in the last beam, but not among its first m
+    error: float  # standard error of `difference`, over users
+
+    @property
+    def difference(self) -> float:
+        """What the beam loses of brute force's recall; below 0 where it finds more."""
+        return self.brute_force.recall - self.beam.recall
+
+    @property
+    def regret(self) -> float:
+        """Mean over users of (1/m) Σ_{j ≤ m} [p_g(b_j) - p_g(r_j)]: b by brute force, r by the beam, best first."""
+        return self.brute_force.p - self.beam.p
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Where a model loses relevant items; printing it gives tables, and `advice` says what may help."""
+
+    users: int
+    beam_size: int
+    levels: tuple[LevelLoss, ...]  # the trained ones, from the top
+    cuts: tuple[CutLoss, ...]  # by m
+
+    @property
+    def verdict(self) -> int:
+        """At the largest m: 1 where the beam loses much of brute force's recall, -1 where it adds much, else 0."""
+        last = self.cuts[-1]
+        sure = abs(last.difference) > SURE * last.error
+        return ((last.difference > 0) - (last.difference < 0)) * int(sure and self._is_much)
+
+    @property
+    def _is_much(self) -> bool:
+        last = self.cuts[-1]
+        return abs(last.difference) > LITTLE * max(last.beam.recall, last.brute_force.recall)
+
+    @property
+    def advice(self) -> str:
+        """What the numbers say, and what to do about it, in one sentence."""
+        last = self.cuts[-1]
+        beam, best = last.beam.recall, last.brute_force.recall
+        both = f"at m = {last.m} the beam finds {beam:.1%} of the relevant items and brute force {best:.1%}"
+        if beam == best == 0:
+            return f"Nothing relevant is found by either search ({both}): train longer, or check the data."
+        if self.verdict > 0:
+            worst = max(self.levels, key=lambda each: each.avoidable)
+            where = f"most at level {worst.level} of {self.levels[-1].level}"
+            return (
+                f"The beam loses items that the leaves rank well ({both}), {where}: train with OTM, or widen the beam."
+            )
+        if self.verdict < 0:
+            return (
+                f"The leaves rank worse than the levels above them ({both}), so their rows are noisy: "
+                "share rows with ancestors or regularise, and do not widen the beam."
+            )
+        if self._is_much:
+            return f"The searches differ by no more than chance over {self.users:,} users ({both}): look at more users."
+        return (
+            f"The beam loses little ({both}), so training on beams has little to win: "
+            "improve the leaves by sharing rows with ancestors, longer training or more data."
+        )
+
+    def records(self) -> list[Record]:
+        """One flat record per number."""
+        return [*self._level_records(), *self._search_records(), *self._miss_records()]
+
+    def _level_records(self) -> Iterator[Record]:
+        for each in self.levels:
+            for metric in ("nodes", "candidates", "survival"):
+                yield {"table": "levels", "level": each.level, "metric": metric, "value": getattr(each, metric)}
+
+    def _search_records(self) -> Iterator[Record]:
+        for cut in self.cuts:
+            for search, quality in (("beam", cut.beam), ("brute_force", cut.brute_force)):
+                for metric, value in quality._asdict().items():
+                    yield {"table": "search", "search": search, "m": cut.m, "metric": metric, "value": value}
+            for metric, value in (
+                ("overlap", cut.overlap),
+                ("regret", cut.regret),
+                ("difference", cut.difference),
+                ("difference_error", cut.error),
+            ):
+                yield {"table": "search", "search": "beam", "m": cut.m, "metric": metric, "value": value}
+
+    def _miss_records(self) -> Iterator[Record]:
+        for each in self.levels:
+            for metric, value in (("lost", each.lost), ("avoidable", each.avoidable)):
+                yield {"table": "misses", "level": each.level, "metric": metric, "value": value}
+        for cut in self.cuts:
+            yield {"table": "misses", "m": cut.m, "metric": "ranked_below", "value": cut.ranked_below}
+
+    def __str__(self) -> str:
+        lines = [f"{self.users:,} users, beam_size={self.beam_size}; shares in %"]
+        lines.append("level       nodes  candidates  in the beam    lost  avoidable")
+        for each in self.levels:
+            shares = f"{each.survival * 100:>11.2f}  {each.lost * 100:>6.2f}  {each.avoidable * 100:>9.2f}"
+            lines.append(f"{each.level:<5}  {each.nodes:>10,}  {each.candidates:>10,.1f}  {shares}")
+        lines.append("m       recall: beam  brute force  overlap  ranked below    regret")
+        for cut in self.cuts:
+            recalls = f"{cut.beam.recall * 100:>12.2f}  {cut.brute_force.recall * 100:>11.2f}"
+            others = f"{cut.overlap * 100:>7.2f}  {cut.ranked_below * 100:>12.2f}  {cut.regret:>8.2g}"
+            lines.append(f"{cut.m:<6}  {recalls}  {others}")
+        return "\n".join([*lines, self.advice])
+
+
+def inspect(
+    model: TreeModel,
+    data: Data,
+    *,
+    beam_size: int = 400,
+    m: tuple[int, ...] = (10, 50, 100, 200),
+    batch_size: int = 32,
+    users: int | None = None,
+    on_users: Callable[[int], None] | None = None,
+) -> Inspection:
+    """Where relevant items are lost, over the first `users` users (1,000 unless given), each counting the same.
+
+    Repeats in y count once. `on_users` hears how many users were done since it was last called.
+    """
+    cuts = sorted(set(m))
+    if not cuts:
+        raise ValueError("m is empty: give at least one number of items to retrieve")
+    for size in (cuts[0], cuts[-1]):
+        if not 1 <= size <= beam_size:
+            raise ValueError(f"m={size} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
+    count = num_users(data, users)
+    model.tree.check_items(data.item_numbers())
+    device = model.tree.device
+    sums: list[Tensor] = []
+    for rows in torch.arange(count).split(batch_size):
+        x, y = (part.to(device) for part in data.batch(rows))
+        found = _look(model, x, y, beam_size, cuts)
+        sums = [total + part for total, part in zip(sums, found, strict=True)] if sums else found
+        if on_users is not None:
+            on_users(len(rows))
+    survival, searches, overlap, squares = (total / count for total in sums)
+    levels = _level_losses(model, survival, reached=float(searches[1, -1, 1]))
+    spread = squares - (searches[1] - searches[0])[:, 1].square()  # variance of the difference in recall
+    errors = (spread.clamp(min=0) / max(1, count - 1)).sqrt()
+    return Inspection(count, beam_size, levels, _cut_losses(cuts, searches, overlap, errors, levels[-1].survival))
+
+
+def num_users(data: Data, users: int | None = None) -> int:
+    """How many users `inspect` looks at."""
+    if len(data) == 0:
+        raise ValueError("there are no users to look at: choose another split")
+    if users is not None and users < 1:
+        raise ValueError(f"users={users}: look at one user at least")
+    return min(len(data), USERS if users is None else users)
+
+
+@torch.no_grad()
+def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, cuts: list[int]) -> list[Tensor]:
+    """Sums over users: `_survival` [levels, 3]; of both searches `_qualities` [2, cuts, 4]; their overlap [cuts];
+    and the squares of how they differ in recall [cuts].
+    """
+    y = y.sort(dim=1).values
+    y = y.where(first_of_each(y), PAD)
+    searches = [retrieve(model, x, beam_size=beam_size, m=cuts[-1]), brute_force(model, x, m=cuts[-1])]
+    (beam, _), (best, _) = searches
+    qualities = torch.stack([_qualities(items, log_p, y, cuts) for items, log_p in searches])  # [2, cuts, B, 4]
+    squares = (qualities[1] - qualities[0])[..., 1].square().sum(1)
+    overlap = torch.stack([_share(hits(best[:, :m], beam[:, :m]), best[:, :m]) for m in cuts])
+    survival = _survival(model, x, y, hits(y, best), beam_size)
+    return [part.cpu() for part in (survival, qualities.sum(2), overlap, squares)]
+
+
+def _survival(model: TreeModel, x: Tensor, y: Tensor, reachable: Tensor, beam_size: int) -> Tensor:
+    """Of each level: candidates, share of y with an ancestor in the beam, and share that is `reachable` too."""
+    leaves = model.tree.leaf_of_item(y)
+    rows = []
+    for step in walk(model.query(x), beam_size):
+        alive = hits(model.tree.ancestor(leaves, step.level), step.beam.expand(len(x), -1))
+        scored = (step.candidates != PAD).sum(1).expand(len(x)).double().sum()
+        rows.append(torch.stack([scored, _share(alive, y), _share(alive & reachable, y)]))
+    return torch.stack(rows)
+
+
+def _qualities(items: Tensor, log_p: Tensor, y: Tensor, cuts: list[int]) -> Tensor:
+    """P, R, F and mean p_g of ranked items [B, ≥ m] at each m, for each user [cuts, B, 4]."""
+    p = log_p.double().exp()
+    parts = [torch.cat([precision_recall_f(items, y, m), p[:, :m].mean(1, keepdim=True)], dim=1) for m in cuts]
+    return torch.stack(parts)
+
+
+def _share(true: Tensor, of: Tensor) -> Tensor:
+    """Of the entries of each row that are not PAD, the share where `true`; summed over rows."""
+    return (true.sum(1) / (of != PAD).sum(1)).double().sum()
+
+
+def _level_losses(model: TreeModel, survivals: Tensor, reached: float) -> tuple[LevelLoss, ...]:
+    """What each level lost, from what was left after it; `reached` is brute force's recall, before any loss."""
+    left = [(0.0, 1.0, reached), *survivals.tolist()]
+    losses = []
+    for level, (above, here) in enumerate(pairwise(left), start=model.first_level):
+        _, survival_above, reachable_above = above
+        candidates, survival, reachable = here
+        lost, avoidable = _less(survival_above, survival), _less(reachable_above, reachable)
+        losses.append(LevelLoss(level, len(model.tree.nodes(level)), candidates, survival, lost, avoidable))
+    return tuple(losses)
+
+
+def _cut_losses(
+    cuts: list[int], searches: Tensor, overlap: Tensor, errors: Tensor, survival: float
+) -> tuple[CutLoss, ...]:
+    beam, brute = ([Quality(*values) for values in part.tolist()] for part in searches)
+    return tuple(
+        CutLoss(m, ours, theirs, shared, _less(survival, ours.recall), error)
+        for m, ours, theirs, shared, error in zip(cuts, beam, brute, overlap.tolist(), errors.tolist(), strict=True)
+    )
+
+
+def _less(whole: float, part: float) -> float:
+    return max(0.0, whole - part)  # a part is never more but by rounding

@@ -1,0 +1,139 @@
+"""The rows to beat, against their plain definitions."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beamtree.baselines import ItemCF, item_cf, item_cf_nearest, popularity
+from beamtree.data.log import Log
+from beamtree.tree import PAD
+
+M = 30
+ROWS = [popularity, item_cf, item_cf_nearest]
+
+
+def random_log(seed, users=40):
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, 20, (users,), generator=generator)
+    events = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
+    return Log(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), events, "test")
+
+
+def random_histories(seed, rows=6):
+    generator = torch.Generator().manual_seed(seed + 1)
+    x = torch.randint(0, M, (rows, 5), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.3] = PAD
+    x[0] = PAD
+    return x
+
+
+def plain_cosines(log):
+    """cos(i, j) = |users of both| / √(|users of i| |users of j|), as a table of rows."""
+    bounds = log.offsets.tolist()
+    baskets = [set(log.events[a:b].tolist()) for a, b in pairwise(bounds)]
+    users = [{user for user, basket in enumerate(baskets) if item in basket} for item in range(M)]
+    return [[len(a & b) / math.sqrt(len(a) * len(b)) if a and b else 0.0 for b in users] for a in users]
+
+
+def plain_scores(cosines, x):
+    """Every item's score for every history: the sum over the history's distinct items."""
+    return [[sum(cosines[i][j] for i in set(row) - {PAD}) for j in range(M)] for row in x.tolist()]
+
+
+def assert_best(items, scores, expected, m):
+    """The m best of the expected scores above 0, best first; which of equals comes first is left open."""
+    for found, given_scores, row in zip(items.tolist(), scores.tolist(), expected, strict=True):
+        best = sorted((score for score in row if score > 0), reverse=True)[:m]
+        real = [item for item in found if item != PAD]
+        assert len(set(real)) == len(real) == len(best)
+        assert found[len(best) :] == [PAD] * (m - len(best))
+        assert given_scores[len(best) :] == [-math.inf] * (m - len(best))
+        assert given_scores[: len(best)] == pytest.approx(best, rel=1e-5)
+        assert [row[item] for item in real] == pytest.approx(best, rel=1e-5)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 7, M, M + 5]))
+def test_item_cf_sums_cosines_over_the_history(seed, m):
+    log, x = random_log(seed), random_histories(seed)
+    expected = plain_scores(plain_cosines(log), x)
+    assert_best(*item_cf(log, M).retrieve(x, m), expected, m)
+    assert_best(*item_cf_nearest(log, M, neighbours=10 * M).retrieve(x, m), expected, m)  # all are near
+
+
+@given(st.integers(0, 10**6))
+def test_nearest_keeps_the_nearest_neighbours_of_each_item(seed):
+    log = random_log(seed)
+    x = torch.arange(M).unsqueeze(1)  # a history of one item shows that item's neighbours
+    items, scores = item_cf_nearest(log, M, neighbours=4).retrieve(x, M)
+    for found, values, cosines in zip(items.tolist(), scores.tolist(), plain_cosines(log), strict=True):
+        best = sorted((cosine for cosine in cosines if cosine > 0), reverse=True)[:4]
+        assert found[len(best) :] == [PAD] * (M - len(best))
+        assert [cosines[item] for item in found[: len(best)]] == pytest.approx(best, rel=1e-5)
+        assert values[: len(best)] == pytest.approx(best, rel=1e-5)
+
+
+def test_cosine_you_can_do_in_your_head():
+    log = Log(torch.tensor([0, 2, 4, 5]), torch.tensor([0, 1, 0, 2, 0]), "test")  # {0, 1}, {0, 2}, {0}
+    items, scores = item_cf(log, 4).retrieve(torch.tensor([[1, PAD], [0, 0]]), 3)
+    assert items[0].tolist() == [1, 0, PAD]
+    assert scores[0, :2].tolist() == pytest.approx([1, 1 / math.sqrt(3)])
+    assert items[1, 0] == 0
+    assert scores[1].tolist() == pytest.approx([1, 1 / math.sqrt(3), 1 / math.sqrt(3)])  # a repeat counts once
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 7, M, M + 5]))
+def test_popularity_counts_events(seed, m):
+    log, x = random_log(seed), random_histories(seed)
+    events = log.events.tolist()
+    order = sorted(range(M), key=lambda item: (-events.count(item), item))[:m]
+    items, scores = popularity(log, M).retrieve(x, m)
+    assert items.tolist() == [order + [PAD] * (m - len(order))] * len(x)
+    assert scores[0].tolist() == [events.count(item) for item in order] + [-math.inf] * (m - len(order))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_answers_in_the_same_way(row):
+    log, x = random_log(3), random_histories(3)
+    items, scores = row(log, M).retrieve(x, 10)
+    assert items.shape == scores.shape == (len(x), 10)
+    assert items.dtype == torch.int64
+    assert scores.dtype == torch.float32
+    assert ((items == PAD) == (scores == -torch.inf)).all()
+    assert (scores[:, 1:] <= scores[:, :-1]).all()
+    none, _ = row(log, M).retrieve(x[:0], 10)
+    assert none.shape == (0, 10)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_only_the_logs_own_users_count(row):
+    whole = random_log(4)
+    bounds = whole.offsets[10:21]
+    part = Log(bounds, whole.events, "some users")
+    alone = Log(bounds - bounds[0], whole.events[int(bounds[0]) : int(bounds[-1])], "alone")
+    x = random_histories(4)
+    for a, b in zip(row(part, M).retrieve(x, M), row(alone, M).retrieve(x, M), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("row", [item_cf, item_cf_nearest])
+def test_a_batch_in_pieces_is_the_same_batch(row):
+    log, x = random_log(5), random_histories(5, rows=11)
+    model: ItemCF = row(log, M)
+    whole = model.retrieve(x, 8)
+    model._rows = 3
+    for a, b in zip(whole, model.retrieve(x, 8), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_empty_history_has_no_neighbours():
+    items, _ = item_cf(random_log(6), M).retrieve(torch.full((2, 69), PAD), 5)
+    assert (items == PAD).all()
+
+
+def test_an_unknown_item_in_a_history_is_named():
+    with pytest.raises(ValueError, match="item 30 in a history: the log has items 0…29"):
+        item_cf(random_log(7), M).retrieve(torch.tensor([[3, M]]), 5)

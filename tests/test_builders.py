@@ -1,0 +1,76 @@
+"""Trees that are built: the contract of every builder, and what `cluster` promises."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beamtree import Log, random_tree
+from beamtree.builders.cluster import split_tree
+from beamtree.data import factors
+from beamtree.tree import PAD
+
+# Every builder: from a number of items, an arity and a seed to a tree.
+BUILDERS = {
+    "random": lambda count, arity, seed: random_tree(count, arity, seed=seed),
+    "cluster": lambda count, arity, seed: split_tree(
+        torch.randn(count, 5, generator=torch.Generator().manual_seed(9)), arity=arity, seed=seed
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@given(count=st.integers(1, 60), arity=st.integers(2, 5))
+def test_a_built_tree_holds_every_item_once_and_is_as_low_as_can_be(name, count, arity):
+    tree = BUILDERS[name](count, arity, 0)
+    assert sorted(item for item in tree.items().tolist() if item != PAD) == list(range(count))
+    assert arity ** (tree.height - 1) < max(count, 2) <= arity**tree.height or tree.height == 1
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_same_seed_same_tree(name):
+    trees = [BUILDERS[name](100, 2, 7).fingerprint() for _ in range(2)]
+    assert trees[0] == trees[1]
+
+
+@given(count=st.integers(1, 200), arity=st.integers(2, 4))
+def test_cluster_trees_are_balanced(count, arity):
+    tree = BUILDERS["cluster"](count, arity, 0)
+    for level in range(tree.height + 1):
+        slots = tree.items().view(arity**level, -1)
+        sizes = (slots != PAD).sum(1)
+        assert int(sizes.max()) <= -(-count // arity**level)
+        assert int(sizes.min()) >= count // arity**level
+
+
+def test_cluster_finds_groups_that_are_there():
+    """Two bundles of vectors: no subtree of the root mixes them."""
+    generator = torch.Generator().manual_seed(3)
+    side = torch.arange(64) % 2
+    vectors = torch.randn(64, 8, generator=generator) * 0.1
+    vectors[:, 0] += side * 5.0
+    for half in split_tree(vectors).items().view(2, -1):
+        assert len(set(side[half].tolist())) == 1
+
+
+def test_factors_put_items_of_the_same_users_together():
+    generator = torch.Generator().manual_seed(0)
+    users = [torch.randint(0, 20, (12,), generator=generator) + 20 * (u % 2) for u in range(200)]
+    log = Log(torch.arange(201) * 12, torch.cat(users).int(), "two tastes")
+    vectors = factors(log, 41, dim=8)  # item 40 has no event
+    assert vectors.isfinite().all()
+    assert float(vectors.norm(dim=1).mean()) == pytest.approx(1.0, rel=1e-4)
+    vectors = torch.nn.functional.normalize(vectors)
+    alike = vectors @ vectors.T
+    assert float(alike[:20, :20].mean()) > 0.4
+    assert float(alike[:20, 20:40].mean()) < 0.1
+    tree = split_tree(vectors)
+    sides = [{int(item) // 20 for item in half if 0 <= item < 40} for half in tree.items().view(2, -1)]
+    assert sorted(map(sorted, sides)) == [[0], [1]]
+
+
+def test_a_vector_with_nan_is_named():
+    vectors = torch.randn(5, 3)
+    vectors[3, 1] = torch.nan
+    with pytest.raises(ValueError, match="the vector of item 3 holds NaN"):
+        split_tree(vectors)
