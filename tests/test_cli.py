@@ -1,36 +1,16 @@
 """The command as a user types it."""
 
-import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from command import beamtree
 
-from beamtree import cli
 from beamtree.paper.report import expected, results_name
-
-
-def beamtree(*words, folder, check=True):
-    """Type the command in a folder; in this process, since a new one spends seconds on importing torch."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with (
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-        mock.patch.object(sys, "argv", ["beamtree", *words]),
-        pytest.raises(SystemExit) as end,
-    ):
-        cli.main()
-    done = subprocess.CompletedProcess(words, end.value.code or 0, stdout.getvalue(), stderr.getvalue())
-    if check:
-        assert done.returncode == 0, done.stderr
-    return done
 
 
 def test_the_module_is_the_command(tmp_path):

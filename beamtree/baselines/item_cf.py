@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from implicit.nearest_neighbours import ItemItemRecommender  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -55,6 +54,8 @@ def item_cf(log: Log, num_items: int) -> ItemCF:
 
 def item_cf_nearest(log: Log, num_items: int, neighbours: int = 100) -> ItemCF:
     """Only each item's nearest neighbours, as the implicit library finds them: quick where users have many events."""
+    from implicit.nearest_neighbours import ItemItemRecommender  # type: ignore[import-untyped]
+
     model = ItemItemRecommender(K=min(neighbours, num_items))
     # Its CosineRecommender does the same, but warns that it is given the matrix it made itself.
     model.fit(_cosine(log, num_items).astype(np.float64), show_progress=False)

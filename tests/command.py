@@ -1,0 +1,28 @@
+"""The command as a user types it."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from beamtree import cli
+
+
+def beamtree(*words, folder, check=True):
+    """Type the command in a folder; in this process, since a new one spends seconds on importing torch."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+        mock.patch.object(sys, "argv", ["beamtree", *words]),
+        pytest.raises(SystemExit) as end,
+    ):
+        cli.main()
+    done = subprocess.CompletedProcess(words, end.value.code or 0, stdout.getvalue(), stderr.getvalue())
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done

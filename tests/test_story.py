@@ -1,0 +1,141 @@
+"""From a log to recommendations, typed as a user would, on a small market."""
+
+import json
+import shutil
+
+import pytest
+from command import beamtree
+
+import beamtree as bt
+
+TRAIN = [
+    "train",
+    "prepared",
+    "--out",
+    "run",
+    "--beam-size",
+    "8",
+    "--nodes",
+    "16",
+    "--epochs",
+    "3",
+    "--batch-size",
+    "40",
+]
+SMALL = ["--beam-size", "50", "--m", "10,50"]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """A folder in which a market was simulated, prepared and trained on."""
+    folder = tmp_path_factory.mktemp("story")
+    beamtree(
+        "simulate", "--out", "market.parquet", "--users", "300", "--items", "150", "--events", "6000", folder=folder
+    )
+    beamtree("prepare", "market.parquet", "--out", "prepared", folder=folder)
+    beamtree(*TRAIN, folder=folder)
+    return folder
+
+
+@pytest.fixture
+def copy(story, tmp_path):
+    """The same, to be spoilt; the run still knows where its data lie."""
+    return shutil.copytree(story, tmp_path / "copy")
+
+
+def test_a_run_holds_all_that_is_needed_to_use_it(story):
+    run = story / "run"
+    assert bt.load_model(run).tree.num_items == len((run / "items.txt").read_text().splitlines())
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert {"loss", "recall", "step", "seconds"} == {key for record in records for key in record}
+    about = json.loads((run / "run.json").read_text())
+    assert (about["method"], about["epochs"], about["options"]) == ("otm-mixed", 3, {"beam_size": 8, "extra": 16})
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_evaluate_prints_a_table_and_writes_cells(story):
+    done = beamtree("evaluate", "run", *SMALL, "--against", "item-cf,popularity", "--json", "c.json", folder=story)
+    assert "item-cf" in done.stdout
+    cells = json.loads((story / "c.json").read_text())
+    assert {(cell["row"], cell["metric"], cell["m"]) for cell in cells} == {
+        (row, metric, m)
+        for row in ("run", "item-cf", "popularity")
+        for metric in ("precision", "recall", "f1")
+        for m in (10, 50)
+    }
+    assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
+    ours = bt.evaluate(bt.load_model(story / "run"), bt.load(story / "prepared").test, beam_size=50, m=(10, 50))
+    found = {(cell["metric"], cell["m"]): cell["value"] for cell in cells if cell["row"] == "run"}
+    assert found == pytest.approx(dict(ours))
+
+
+def test_evaluate_can_leave_out_what_was_seen_and_add_metrics(story):
+    words = ["--exclude-seen", "--metrics", "ndcg,hit_rate", "--split", "val", "--against", "popularity"]
+    done = beamtree("evaluate", "run", *SMALL, *words, folder=story)
+    assert "ndcg" in done.stdout
+    assert "precision" not in done.stdout
+
+
+def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):
+    before = sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors"))
+    done = beamtree(*TRAIN, folder=copy, check=False)
+    assert done.returncode == 2
+    assert "run holds a run: add --resume" in done.stderr
+    done = beamtree(*TRAIN, "--resume", "--seed", "1", folder=copy, check=False)
+    assert "was begun with" in done.stderr
+    about = json.loads((copy / "run" / "run.json").read_text())
+    about["data"] = str((copy / "prepared").resolve())
+    (copy / "run" / "run.json").write_text(json.dumps(about))
+    beamtree(*TRAIN, "--resume", folder=copy)
+    assert sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors")) == before
+
+
+def test_every_method_and_recipe_can_be_named(story):
+    for method, recipe in (("hsm", "beamtree"), ("plt", "paper")):
+        words = ["--method", method, "--recipe", recipe, "--tree", "random", "--beam-size", "8", "--batch-size", "400"]
+        beamtree("train", "prepared", "--out", method, "--epochs", "1", *words, folder=story)
+        assert bt.load_model(story / method).chained
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "nowhere", "--out", "x"], "nowhere holds no prepared data"),
+        (["train", "prepared", "--out", "x", "--method", "foo"], "method 'foo' is unknown: choose from otm"),
+        (["train", "prepared", "--out", "x", "--recipe", "foo"], "recipe 'foo' is unknown"),
+        (["train", "prepared", "--out", "x", "--device", "tpu"], "is not here"),
+        (["train", "prepared", "--out", "market.parquet"], "market.parquet"),
+        (["evaluate", "nowhere"], "nowhere is no run"),
+        (["evaluate", "run", "--m", "500"], "at most beam_size items can be retrieved"),
+        (["evaluate", "run", "--m", "ten"], "give whole numbers"),
+        (["evaluate", "run", "--metrics", "mrr"], "metric 'mrr' is unknown"),
+        (["evaluate", "run", "--against", "als"], "row 'als' is unknown"),
+        (["evaluate", "run", "--split", "all"], "choose test, val or train"),
+        (["evaluate", "run", "--data", "nowhere"], "nowhere holds no prepared data"),
+    ],
+)
+def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
+    done = beamtree(*words, folder=story, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+
+
+def test_an_unfinished_run_says_so(copy):
+    (copy / "run" / "settings.json").unlink()
+    done = beamtree("evaluate", "run", folder=copy, check=False)
+    assert "run is not finished" in done.stderr
+
+
+def test_data_with_other_items_are_refused(story):
+    beamtree("simulate", "--out", "o.parquet", "--users", "100", "--items", "90", "--events", "3000", folder=story)
+    beamtree("prepare", "o.parquet", "--out", "other", folder=story)
+    done = beamtree("evaluate", "run", "--data", "other", folder=story, check=False)
+    assert "holds other items than run was trained on" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_tells_the_whole_story(tmp_path):
+    done = beamtree("demo", "--users", "400", "--items", "200", "--epochs", "1", folder=tmp_path)
+    assert "That was all" in done.stdout
+    assert (tmp_path / "demo" / "inspect.png").exists()
