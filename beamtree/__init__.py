@@ -5,6 +5,7 @@ from beamtree.beam import brute_force, retrieve
 from beamtree.builders import cluster_tree, random_tree
 from beamtree.data import Instances, Log, Prepared, gaussian, load
 from beamtree.evaluate import Evaluation, evaluate, measure
+from beamtree.inspect import Inspection, inspect
 from beamtree.methods import (
     Method,
     hsm,
@@ -29,6 +30,7 @@ __all__ = [
     "PAD",
     "DeepScorer",
     "Evaluation",
+    "Inspection",
     "Instances",
     "LinearScorer",
     "Log",
@@ -45,6 +47,7 @@ __all__ = [
     "fit",
     "gaussian",
     "hsm",
+    "inspect",
     "load",
     "load_model",
     "measure",

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
-from beamtree.data import Instances, Log, Windows
+from beamtree.data import Data, Log
 from beamtree.metrics import NAMES, all_metrics, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
-Data = Instances | Log | Windows
 Find = Callable[[Tensor, Tensor], Tensor]  # (histories x, items to leave out) -> the best items, best first
 OnUsers = Callable[[int], None]  # users done since the last call
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import brute_force, retrieve, walk
-from beamtree.data import Instances, Log, Windows
+from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
 from beamtree.tree import PAD, first_of_each
 
-Data = Instances | Log | Windows
 Record = dict[str, str | int | float]
 
 USERS = 1000  # are looked at unless told otherwise: brute force scores every leaf for each of them

@@ -8,6 +8,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMISES = {
+    "recommend.py": "recommended: i",
     "regret_by_method.py": "OTM-mixed",
     "where_the_beam_went_wrong.py": "retrieved",
     "your_own_method.py": "beam-and-children",

@@ -6,8 +6,11 @@ from beamtree.data.log import HISTORY, Log, Windows
 from beamtree.data.prepared import Ids, Prepared, load
 from beamtree.data.synthetic import Gaussian, gaussian, relevant_items, toy
 
+Data = Instances | Log | Windows  # anything that training and evaluation read in batches
+
 __all__ = [
     "HISTORY",
+    "Data",
     "Gaussian",
     "Ids",
     "Instances",

@@ -56,11 +56,11 @@ def prepare(
     the paper's sets. `val_users` and `test_users` are 5 % of the users each, at most 1,000, unless given.
     """
     _check(min_events, val_users, test_users, seed)
-    files = _find_files([sources] if isinstance(sources, str | Path) else sources)
+    files = find_files([sources] if isinstance(sources, str | Path) else sources)
 
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"looking at {len(files):,} {'file' if len(files) == 1 else 'files'}")
-        events, columns, ignored = _open(files, names, user, item, time)
+        events, columns, ignored = open_events(files, names, user, item, time)
         work = folder / "work"
         work.mkdir()
         numbered, user_names, item_names, report = _number(events, work / "numbered.parquet", on_stage)
@@ -122,7 +122,8 @@ def _plain_errors(out: Path) -> Iterator[None]:
 # Opening
 
 
-def _find_files(sources: Sequence[str | Path]) -> list[Path]:
+def find_files(sources: Sequence[str | Path]) -> list[Path]:
+    """The files that were named, and those of the folders that were."""
     files: list[Path] = []
     for path in map(Path, sources):
         if not path.exists():
@@ -140,12 +141,12 @@ def _is_log(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith((*TEXT, *LINES, *PARQUET))
 
 
-def _open(
+def open_events(
     files: Sequence[Path], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
 ) -> tuple[pl.LazyFrame, Columns, list[str]]:
     """All rows of the files as user (text), item (text), time (int64, if any); the columns, and those left out."""
     asked = [name for name in (user, item, time) if name is not None]
-    frames = [_scan(path, names, asked) for path in files]
+    frames = [scan(path, names, asked) for path in files]
     all_names = [frame.collect_schema().names() for frame in frames]
     for path, other in zip(files, all_names, strict=True):
         if other != all_names[0]:
@@ -159,7 +160,7 @@ def _open(
     return events, columns, [name for name in all_names[0] if name not in columns]
 
 
-def _scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
+def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
     """One file, unread, under its columns' names; 1, 2, 3, … where it has none."""
     kind = path.name.lower()
     if names is not None and not kind.endswith(TEXT):
@@ -192,12 +193,13 @@ def _scan_text(path: Path, names: Sequence[str] | None, asked: Sequence[str]) ->
 def _select(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
     schema = frame.collect_schema()
     return frame.select(
-        (pl.col(column) if role == "time" else _text_id(column, schema[column])).alias(role)
+        (pl.col(column) if role == "time" else text_id(column, schema[column])).alias(role)
         for role, column in roles.items()
     )
 
 
-def _text_id(column: str, dtype: pl.DataType) -> pl.Expr:
+def text_id(column: str, dtype: pl.DataType) -> pl.Expr:
+    """An id column as text, as people would write it."""
     value = pl.col(column)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise ValueError(f"column {column!r} holds {dtype}: ids are text or numbers")

@@ -25,7 +25,7 @@ import polars as pl
 
 from beamtree.data import Ids
 from beamtree.data.columns import find_columns
-from beamtree.data.interactions import WHITE, _find_files, _open, _scan, _text_id
+from beamtree.data.interactions import WHITE, find_files, open_events, scan, text_id
 from beamtree.model import TreeModel
 from beamtree.serve.answers import Answer, Tally, answer, split_ids
 
@@ -53,9 +53,9 @@ class Histories:
 
 def open_histories(path: Path) -> Histories:
     """Find out which shape a file (or a folder of files) has, and how long it is."""
-    files = _find_files([path])
+    files = find_files([path])
     with _plain_errors(f"{path} cannot be read"):
-        names = _scan(files[0], None, ["user", "history"]).collect_schema().names()
+        names = scan(files[0], None, ["user", "history"]).collect_schema().names()
         by_name = {name.strip(): name for name in names}
         try:
             columns = find_columns(names, None, by_name.get("history"), None)
@@ -69,12 +69,12 @@ def open_histories(path: Path) -> Histories:
 
 
 def _one_row_per_user(path: Path, files: Sequence[Path], user: str, history: str) -> Histories:
-    frame = pl.concat([_scan(file, None, [user, history]).select(user, history) for file in files])
+    frame = pl.concat([scan(file, None, [user, history]).select(user, history) for file in files])
     types = frame.collect_schema()
     listed = isinstance(types[history], pl.List | pl.Array)
     frame = frame.select(
-        user=_text_id(user, types[user]).str.strip_chars(WHITE),
-        history=pl.col(history).cast(pl.List(pl.String)) if listed else _text_id(history, types[history]),
+        user=text_id(user, types[user]).str.strip_chars(WHITE),
+        history=pl.col(history).cast(pl.List(pl.String)) if listed else text_id(history, types[history]),
         rows=1,
     )
     rows = _length(frame)
@@ -89,7 +89,7 @@ def _one_row_per_user(path: Path, files: Sequence[Path], user: str, history: str
 
 
 def _one_row_per_event(path: Path, files: Sequence[Path]) -> Histories:
-    events, columns, _ = _open(files, None, None, None, None)
+    events, columns, _ = open_events(files, None, None, None, None)
     rows = _length(events)
     trimmed = [pl.col(name).str.strip_chars(WHITE) for name in ("user", "item")]
     usable = (pl.col("user") != "") & (pl.col("item") != "")

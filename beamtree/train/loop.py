@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from beamtree.data import epoch_order, mix
-from beamtree.evaluate import Data, evaluate
+from beamtree.data import Data, epoch_order, mix
+from beamtree.evaluate import evaluate
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.train.checkpoint import (
