@@ -36,6 +36,8 @@ demo: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_synthetic.py
+	$(BIN)/python benchmarks/bench_evaluate.py
+	$(BIN)/python benchmarks/bench_prepare.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

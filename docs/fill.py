@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md", ROOT / "docs" / "guide.md")
 Cells = list[dict[str, Any]]
 
 
@@ -66,7 +66,26 @@ def synthetic(table: str) -> str:
     return grid(["c", "method", "runs", *(f"m = {m}" for m in columns)], rows)
 
 
+def scores(name: str) -> str:
+    cells = load(name)
+    columns = list(dict.fromkeys(cell["m"] for cell in cells))
+    found = {(cell["metric"], cell["row"], cell["m"]): cell for cell in cells}
+    rows = []
+    for metric in dict.fromkeys(cell["metric"] for cell in cells):
+        for row in dict.fromkeys(cell["row"] for cell in cells):
+            texts = []
+            for m in columns:
+                cell = found[metric, row, m]
+                best = cell["value"] == max(other["value"] for key, other in found.items() if key[::2] == (metric, m))
+                value = f"{cell['value'] * 100:.1f}"
+                shown = f"**{value}**" if best else value
+                texts.append(f"{shown} [{cell['low'] * 100:.1f}, {cell['high'] * 100:.1f}]")
+            rows.append([metric, row, *texts])
+    return grid(["%", "row", *(f"@{m}" for m in columns)], rows)
+
+
 PARTS = {
+    "movielens": lambda: scores("movielens"),
     "table1": lambda: toy("table1"),
     "tableA1": lambda: toy("tableA1"),
     "table2": lambda: synthetic("table2"),

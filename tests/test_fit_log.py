@@ -56,7 +56,7 @@ def scripted(monkeypatch, values):
 
 
 def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch):
-    scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.1])
+    scripted(monkeypatch, [0.05, 0.1, 0.3, 0.2, 0.3, 0.1])
     kept, seen = [], []
 
     def on_check(step, recall):
@@ -65,8 +65,16 @@ def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch
 
     model = a_model()
     train(model, patience=3, epochs=20, check_every=2, on_check=on_check)
-    assert seen == [(2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.1)]  # a tie is no progress
-    assert torch.equal(weights(model), kept[1])
+    assert seen == [(0, 0.05), (2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.1)]  # a tie is no progress
+    assert torch.equal(weights(model), kept[2])
+
+
+def test_a_start_that_training_only_spoils_is_kept(monkeypatch):
+    scripted(monkeypatch, [0.5, 0.1, 0.2])
+    model = a_model()
+    before = weights(model)
+    train(model, patience=2, epochs=20, check_every=2)
+    assert torch.equal(weights(model), before)
 
 
 @pytest.mark.parametrize("stop", [3, 4, 7, 10])
@@ -78,12 +86,12 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
         if done == stop:
             raise Stopped
 
-    recalls = {2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.28, 12: 0.3}
+    recalls = {0: 0.05, 2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.28, 12: 0.3}
     at = {}
 
     def recall(model, val):
         at["step"] += 2
-        return recalls[at["step"]]
+        return recalls[at["step"] - 2]
 
     monkeypatch.setattr(loop, "_recall", recall)
     options = {"check_every": 2, "save_every": 3, "patience": 4}
@@ -92,7 +100,7 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
     at["step"] = 0
     with pytest.raises(Stopped):
         train(a_model(), tmp_path / "run", on_step=on_step, **options)
-    at["step"] = (stop // 3) * 3 // 2 * 2  # the last check that the last checkpoint knows of
+    at["step"] = (stop // 3) * 3 // 2 * 2 + 2  # after the last check that the last checkpoint knows of
     resumed = train(a_model(), tmp_path / "run", resume=True, **options)
     assert torch.equal(weights(resumed), weights(whole))
     best = [bt.load_model(tmp_path / run / "best") for run in ("whole", "run")]

@@ -35,12 +35,12 @@ class Progress:
 
     step: int  # steps done
     best: float = 0.0  # the highest recall that was measured
-    best_step: int = 0  # after which step; 0 if none was
+    best_step: int = -1  # after how many steps; -1 if none was
     checks_since_best: int = 0
 
     def checked(self, recall: float) -> "Progress":
         """The same after recall was measured once more; a tie is no progress."""
-        if self.best_step == 0 or recall > self.best:
+        if self.best_step < 0 or recall > self.best:
             return replace(self, best=recall, best_step=self.step, checks_since_best=0)
         return replace(self, checks_since_best=self.checks_since_best + 1)
 

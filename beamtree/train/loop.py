@@ -51,7 +51,7 @@ def fit(
     warm_share: float = 0.3,
     val: Data | None = None,
     check_every: int | None = None,
-    patience: int = 5,
+    patience: int = 8,
     seed: int = 0,
     folder: str | Path | None = None,
     save_every: int = 1000,
@@ -66,9 +66,9 @@ def fit(
     run goes on from the one it finds and ends with the weights of a run that was never broken.
 
     `schedule` gives the share of `lr` at each share of the steps. `warm_up` is the method of the first `warm_share` of
-    them: a beam means nothing before the scorer does. With `val`, recall on its users is taken every `check_every`
-    steps (by default twenty times), training ends when it has not risen `patience` times in a row, and the model is
-    left with the best weights, which are also kept in `folder`/best.
+    them: a beam means nothing before the scorer does. With `val`, recall on its users is taken at the start and every
+    `check_every` steps (by default twenty times), training ends when it has not risen `patience` times in a row, and
+    the model is left with the best weights, which are also kept in `folder`/best.
     """
     _check(model, data, epochs=epochs, batch_size=batch_size, lr=lr, save_every=save_every, patience=patience)
     per_epoch = -(-len(data) // batch_size)
@@ -106,6 +106,20 @@ def fit(
     generator = torch.Generator(device)
     order = torch.empty(0)
     model.train()
+
+    def check() -> None:
+        nonlocal progress, best
+        if val is None:
+            return
+        recall = _recall(model, val)
+        progress = progress.checked(recall)
+        if progress.checks_since_best == 0:
+            best = _keep_best(model, folder)
+        if on_check is not None:
+            on_check(progress.step, recall)
+
+    if progress.step == 0:
+        check()  # a start from vectors may be better than a short run
     for t in range(progress.step, steps):
         if progress.checks_since_best >= patience:
             break
@@ -124,15 +138,9 @@ def fit(
             group["lr"] = lr * schedule(t / steps)
         optimizer.step()
         progress = replace(progress, step=t + 1)
-        last = t + 1 == steps
-        if val is not None and ((t + 1) % check_every == 0 or last):
-            recall = _recall(model, val)
-            progress = progress.checked(recall)
-            if progress.checks_since_best == 0:
-                best = _keep_best(model, folder)
-            if on_check is not None:
-                on_check(t + 1, recall)
-            last = last or progress.checks_since_best >= patience
+        if (t + 1) % check_every == 0 or t + 1 == steps:
+            check()
+        last = t + 1 == steps or progress.checks_since_best >= patience
         if folder is not None and ((t + 1) % save_every == 0 or last):
             save_checkpoint(folder, model, optimizer, run, progress)
         if on_step is not None:
@@ -140,7 +148,7 @@ def fit(
     model.chained = method.chained
     if best:
         model.scorer.load_state_dict(best)
-    elif progress.best_step and folder is not None:  # found before this run was resumed
+    elif progress.best_step >= 0 and folder is not None:  # found before this run was resumed
         load_weights(Path(folder) / BEST, model)
     model.eval()
 

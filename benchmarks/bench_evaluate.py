@@ -1,0 +1,60 @@
+"""Users per second of `evaluate` with the deep scorer, in batches, against one user at a time.
+
+Both must find the same before either is timed.
+
+    python benchmarks/bench_evaluate.py [--items N] [--users N] [--beam-size K] [--threads N] [--json FILE]
+"""
+
+import argparse
+import json
+import time
+
+import torch
+
+from beamtree import DeepScorer, Log, TreeModel, evaluate, random_tree
+
+
+def market(users: int, items: int) -> Log:
+    """Users with 140 random events each: a full history, and as many targets."""
+    generator = torch.Generator().manual_seed(0)
+    events = torch.randint(0, items, (users * 140,), generator=generator, dtype=torch.int32)
+    return Log(torch.arange(users + 1) * 140, events, "random")
+
+
+def measure(model: TreeModel, log: Log, beam_size: int, batch_size: int) -> tuple[float, float]:
+    """Users per second, and recall@200."""
+    start = time.perf_counter()
+    found = evaluate(model, log, beam_size=beam_size, m=(200,), batch_size=batch_size)
+    return len(log) / (time.perf_counter() - start), found["recall", 200]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--users", type=int, default=500)
+    parser.add_argument("--beam-size", type=int, default=400)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tree = random_tree(options.items)
+    model = TreeModel(tree, DeepScorer(tree.num_nodes), first_level=options.beam_size.bit_length() - 1)
+    model.to(options.device).eval()
+    log = market(options.users, options.items)
+    few = market(20, options.items)
+    _, alone = measure(model, few, options.beam_size, 1)
+    _, together = measure(model, few, options.beam_size, 20)
+    assert abs(alone - together) < 1e-3, "batches change what is found"
+    one, _ = measure(model, market(60, options.items), options.beam_size, 1)
+    many, _ = measure(model, log, options.beam_size, 64)
+    print(f"{options.items:,} items, beam {options.beam_size}, {options.threads} threads, {options.device}")
+    print(f"one by one {one:,.0f} users/s, in batches {many:,.0f} users/s: {many / one:.1f} times")
+    if options.json:
+        keys = {"bench": "evaluate", "device": options.device, "items": options.items, "threads": options.threads}
+        with open(options.json, "w") as file:
+            json.dump([{**keys, "beam_size": options.beam_size, "one": one, "batches": many}], file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
