@@ -83,7 +83,7 @@ def test_a_run_can_be_made_longer(tmp_path):
     assert torch.equal(weights(longer), weights(train(tmp_path / "whole", epochs=4)))
 
 
-@pytest.mark.parametrize("moment", ["save_file", "os.replace", "_flush", "unlink"])
+@pytest.mark.parametrize("moment", ["save_file", "os.replace", "flush", "unlink"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, unbroken, moment, call):
     folder = tmp_path / "run"
@@ -92,7 +92,7 @@ def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monke
     owner, name = {
         "save_file": (safetensors.torch, "save_file"),
         "os.replace": (os, "replace"),
-        "_flush": (checkpoint, "_flush"),
+        "flush": (checkpoint, "flush"),
         "unlink": (Path, "unlink"),
     }[moment]
     real, calls = getattr(owner, name), 0

@@ -1,6 +1,5 @@
 """`beamtree prepare`: a log of users, items and times becomes data to train on."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from beamtree.cli.options import choose
 from beamtree.cli.screen import err, out
 from beamtree.data.columns import FORMATS
-from beamtree.paper.report import write_json
+from beamtree.data.files import check_writable, write_json
 
 BAR = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # of the popularity curve; the picture and the JSON have more
@@ -69,16 +69,13 @@ def prepare(
     """
     from beamtree.data import interactions  # polars takes a moment to import
 
-    if format is not None and format not in FORMATS:
-        raise ValueError(f"--format {format!r} is unknown: choose from {', '.join(FORMATS)}")
-    if json is not None:  # found out before the work, not after
-        json.parent.mkdir(parents=True, exist_ok=True)
-        if json.is_dir() or not os.access(json.parent, os.W_OK):
-            raise ValueError(f"{json} cannot be written")
+    names = choose(FORMATS, "--format", format) if format is not None else None
+    if json is not None:
+        check_writable(json)
     description = interactions.prepare(
         sources,
         folder,
-        names=FORMATS[format] if format else None,
+        names=names,
         user=user,
         item=item,
         time=time,
@@ -144,12 +141,9 @@ def _say(text: str) -> None:
 
 def draw_summary(summary: Mapping[str, Any], path: Path) -> None:
     """Events per user as a histogram, and the popularity curve."""
-    import matplotlib  # takes a second to import
+    from beamtree.paper.plots import save, two_panels  # matplotlib takes a second to import
 
-    matplotlib.use("Agg")  # no screen needed
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+    figure, (left, right) = two_panels(10, 4.2)
     bars = summary["events_per_user"]["histogram"]
     left.bar([f"{bar['from']:,}" for bar in bars], [bar["users"] for bar in bars], color="#4477aa")
     left.tick_params(axis="x", rotation=50)
@@ -160,6 +154,4 @@ def draw_summary(summary: Mapping[str, Any], path: Path) -> None:
     right.set(xscale="log", ylim=(0, 1.02))
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -1,7 +1,6 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -9,12 +8,25 @@ import typer
 from rich.table import Table
 
 from beamtree.baselines import Baseline, item_cf, popularity
+from beamtree.cli.options import (
+    BeamSize,
+    Cuts,
+    DataFolder,
+    Device,
+    Json,
+    RunFolder,
+    Split,
+    choose,
+    cuts,
+    split_of,
+    words,
+)
 from beamtree.cli.runs import open_data, open_model
 from beamtree.cli.screen import print_table, progress
-from beamtree.data import Log, Prepared
+from beamtree.data import Log
+from beamtree.data.files import write_json
 from beamtree.evaluate import Evaluation, Find, evaluate, measure
 from beamtree.metrics import hits
-from beamtree.paper.report import write_json
 from beamtree.tree import PAD
 
 ROWS: dict[str, Callable[[Log, int], Baseline]] = {"item-cf": item_cf, "popularity": popularity}
@@ -22,27 +34,20 @@ Retrieve = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def evaluate_run(
-    run: Annotated[Path, typer.Argument(help="A folder that `beamtree train` wrote.")],
-    data: Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")] = None,
-    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
-    beam_size: Annotated[int, typer.Option(min=1, help="k.")] = 400,
-    m: Annotated[
-        str, typer.Option(help="How many items are retrieved: numbers separated by commas.")
-    ] = "10,50,100,200",
+    run: RunFolder,
+    data: DataFolder = None,
+    split: Split = "test",
+    beam_size: BeamSize = 400,
+    m: Cuts = "10,50,100,200",
     metrics: Annotated[str, typer.Option(help="Of precision, recall, f1, ndcg, hit_rate.")] = "precision,recall,f1",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out what a user has seen.")] = False,
     against: Annotated[str, typer.Option(help="Plain rows to compare with: item-cf, popularity.")] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")] = None,
+    device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
-    cuts, names = numbers(m), tuple(word.strip() for word in metrics.split(",") if word.strip())
-    if max(cuts) > beam_size:
-        raise ValueError(f"--m {max(cuts)} with --beam-size {beam_size}: at most beam_size items can be retrieved")
-    rows = [word.strip() for word in against.split(",") if word.strip()]
-    for row in rows:
-        if row not in ROWS:
-            raise ValueError(f"row {row!r} is unknown: choose from {', '.join(ROWS)}")
+    sizes, names = cuts(m, beam_size), words(metrics)
+    rows = {row: choose(ROWS, "row", row) for row in words(against)}
     model = open_model(run, device)
     prepared = open_data(run, data)
     users = split_of(prepared, split)
@@ -52,22 +57,22 @@ def evaluate_run(
                 model,
                 users,
                 beam_size=beam_size,
-                m=cuts,
+                m=sizes,
                 metrics=names,
                 exclude_seen=exclude_seen,
                 on_users=advance,
             )
         }
-        for row in rows:
-            baseline = ROWS[row](prepared.train, prepared.num_items)
-            find = baseline_find(baseline.retrieve, max(cuts))
+        for row, build in rows.items():
+            baseline = build(prepared.train, prepared.num_items)
+            find = baseline_find(baseline.retrieve, max(sizes))
             found[row] = measure(
-                find, users, m=cuts, metrics=names, exclude_seen=exclude_seen, batch_size=1000, on_users=advance
+                find, users, m=sizes, metrics=names, exclude_seen=exclude_seen, batch_size=1000, on_users=advance
             )
     if json is not None:
         records = [{"row": row, **score.record()} for row, result in found.items() for score in result.scores]
         write_json(json, records)
-    show(found, cuts, names)
+    show(found, sizes, names)
 
 
 def baseline_find(retrieve: Retrieve, m: int) -> Find:
@@ -84,16 +89,16 @@ def baseline_find(retrieve: Retrieve, m: int) -> Find:
     return find
 
 
-def show(found: dict[str, Evaluation], cuts: tuple[int, ...], metrics: tuple[str, ...]) -> None:
+def show(found: dict[str, Evaluation], sizes: tuple[int, ...], metrics: tuple[str, ...]) -> None:
     """A table for people, in percent; the best row of each column in bold."""
     users = next(iter(found.values())).users
     table = Table(title=f"{users:,} users, %", caption="below: the 95 % interval over users")
     table.add_column("metric", no_wrap=True)
     table.add_column("row", no_wrap=True)
-    for cut in cuts:
+    for cut in sizes:
         table.add_column(f"@{cut}", justify="right", no_wrap=True)
     for metric in metrics:
-        best = {cut: max(result[metric, cut] for result in found.values()) for cut in cuts}
+        best = {cut: max(result[metric, cut] for result in found.values()) for cut in sizes}
         for index, (row, result) in enumerate(found.items()):
             cells = []
             for score in (score for score in result.scores if score.metric == metric):
@@ -103,22 +108,3 @@ def show(found: dict[str, Evaluation], cuts: tuple[int, ...], metrics: tuple[str
                 cells.append(f"{value}\n[dim]{score.low * 100:.2f} – {score.high * 100:.2f}[/dim]")
             table.add_row(metric if index == 0 else "", row, *cells)
     print_table(table)
-
-
-def split_of(data: Prepared, name: str) -> Log:
-    """One of the three groups of users."""
-    splits = {"test": data.test, "val": data.val, "train": data.train}
-    if name not in splits:
-        raise ValueError(f"--split {name!r}: choose test, val or train")
-    return splits[name]
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, separated by commas."""
-    try:
-        found = tuple(int(word) for word in text.split(",") if word.strip())
-        if not found or min(found) < 1:
-            raise ValueError
-    except ValueError as error:
-        raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
-    return found

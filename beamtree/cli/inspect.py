@@ -1,29 +1,26 @@
 """`beamtree inspect`: where a run loses the items that users chose next."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from beamtree.cli.evaluate import numbers, split_of
+from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
 from beamtree.cli.runs import open_data, open_model
 from beamtree.cli.screen import out, print_table, progress
+from beamtree.data.files import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
-from beamtree.paper.report import write_json
 
 
 def inspect_run(
-    run: Annotated[Path, typer.Argument(help="A folder that `beamtree train` wrote.")],
-    data: Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")] = None,
-    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
-    beam_size: Annotated[int, typer.Option(min=1, help="k.")] = 400,
-    m: Annotated[
-        str, typer.Option(help="How many items are retrieved: numbers separated by commas.")
-    ] = "10,50,100,200",
+    run: RunFolder,
+    data: DataFolder = None,
+    split: Split = "test",
+    beam_size: BeamSize = 400,
+    m: Cuts = "10,50,100,200",
     users: Annotated[int | None, typer.Option(min=1, help=f"The first so many users; {USERS:,} unless given.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="The picture; RUN/inspect.png unless given.")] = None,
 ) -> None:
@@ -31,18 +28,14 @@ def inspect_run(
 
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
-    cuts = numbers(m)
-    if max(cuts) > beam_size:
-        raise ValueError(f"--m {max(cuts)} with --beam-size {beam_size}: at most beam_size items can be retrieved")
+    sizes = cuts(m, beam_size)
     model = open_model(run, device)
     log = split_of(open_data(run, data), split)
     picture = plot or run / "inspect.png"
-    for path in (picture, *([json] if json else [])):  # found out before the work, not after
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise ValueError(f"{path} cannot be written")
+    for path in (picture, *([json] if json else [])):
+        check_writable(path)
     with progress(num_users(log, users), "users") as (advance, _):
-        found = inspect(model, log, beam_size=beam_size, m=cuts, users=users, on_users=advance)
+        found = inspect(model, log, beam_size=beam_size, m=sizes, users=users, on_users=advance)
     if json is not None:
         write_json(json, found.records())
     draw(found, picture)
@@ -97,12 +90,9 @@ def _percent(share: float) -> str:
 
 def draw(found: Inspection, path: Path) -> None:
     """How many relevant items are left after each level, and where the others went."""
-    import matplotlib  # takes a second to import
+    from beamtree.paper.plots import save, two_panels  # matplotlib takes a second to import
 
-    matplotlib.use("Agg")  # no screen needed
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4))
+    figure, (left, right) = two_panels(11, 4.4)
     levels = [each.level for each in found.levels]
     left.plot(levels, [each.survival * 100 for each in found.levels], "o-", color="#4477aa", label="in the beam")
     last = found.cuts[-1]
@@ -124,6 +114,4 @@ def draw(found: Inspection, path: Path) -> None:
     right.legend(fontsize="small")
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -1,7 +1,6 @@
 """`beamtree paper`: the tables of the paper, its numbers beside ours."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from beamtree.cli.options import Device, Json, words
 from beamtree.cli.screen import out, print_table, progress
+from beamtree.data.files import check_writable, write_json
 from beamtree.paper import table1, table2, tableA1, tableA2
-from beamtree.paper.report import Cell, results_name, save_results, write_json
+from beamtree.paper.report import Cell, results_name, save_results
 from beamtree.paper.synthetic import Job, Plan
 
 RESULTS = Path("results")
@@ -24,11 +25,9 @@ paper = typer.Typer(
 
 Runs = Annotated[int, typer.Option(min=1, help="How many runs to average.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
 Rows = Annotated[str, typer.Option(help="Methods, separated by commas.")]
 Bias = Annotated[str, typer.Option(help="The sparsity c: one number, or several with commas.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the 10,000 training instances.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
 
 @paper.command("table1")
@@ -57,7 +56,7 @@ def paper_table2(
 
     Further rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
     """
-    plan = Plan(_words(rows), _numbers(bias), runs, seed, epochs, device)
+    plan = Plan(words(rows), _numbers(bias), runs, seed, epochs, device)
     _synthetic("table2", table2.TITLE, table2.PLAN, plan, table2.table2, json)
 
 
@@ -72,17 +71,13 @@ def paper_table_a2(
     json: Json = None,
 ) -> None:
     """The synthetic experiment from dense (c = 0) to sparse (c = -5): six times the work of table2."""
-    plan = Plan(_words(rows), _numbers(bias), runs, seed, epochs, device)
+    plan = Plan(words(rows), _numbers(bias), runs, seed, epochs, device)
     _synthetic("tableA2", tableA2.TITLE, tableA2.PLAN, plan, tableA2.table_a2, json)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(word) for word in _words(text))
+        numbers = tuple(float(word) for word in words(text))
         if not all(map(math.isfinite, numbers)):
             raise ValueError
         return numbers
@@ -149,9 +144,7 @@ def _make_room(name: str, usual: dict[str, object], now: dict[str, object], json
     changed = {key: value for key, value in now.items() if usual[key] != value}
     file = RESULTS / f"{results_name(name, changed)}.json"
     for path in (file, *([json] if json else [])):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise ValueError(f"{path} cannot be written")
+        check_writable(path)
     return file
 
 

@@ -8,16 +8,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from beamtree.cli.options import BeamSize, Device, RunFolder
 from beamtree.cli.runs import open_ids, open_model
 from beamtree.cli.screen import err, out, progress
 from beamtree.data import Ids
+from beamtree.data.files import write_json
 from beamtree.model import TreeModel
-from beamtree.paper.report import write_json
 from beamtree.serve import Answer, Tally, answer, split_ids
 
 
 def retrieve_items(
-    run: Annotated[Path, typer.Argument(help="A folder that `beamtree train` wrote.")],
+    run: RunFolder,
     history: Annotated[
         str | None, typer.Option(help="Ids of items, oldest first, between commas, spaces or |; the last 69 count.")
     ] = None,
@@ -28,9 +29,9 @@ def retrieve_items(
         Path | None, typer.Option("--output", help="Where the answers to --input go (.parquet, .csv, .jsonl).")
     ] = None,
     m: Annotated[int, typer.Option(min=1, help="How many items to retrieve.")] = 10,
-    beam_size: Annotated[int, typer.Option(min=1, help="k.")] = 400,
+    beam_size: BeamSize = 400,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     json: Annotated[Path | None, typer.Option("--json", help="Also write the answer to --history here.")] = None,
 ) -> None:
     """Retrieve the items that a user will want next, from a history here or from a file of any size.

@@ -7,11 +7,11 @@ log.jsonl                      loss and recall along the way, one JSON record pe
 training/                      the checkpoint that `--resume` goes on from, and the best model so far
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from beamtree.data import Ids, Prepared, load
+from beamtree.data.files import read_json
 from beamtree.model import TreeModel, check_device
 from beamtree.train import load_model
 
@@ -23,10 +23,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     path = folder / RUN
     if not path.exists():
         raise ValueError(f"{folder} is no run: make one with `beamtree train DATA --out {folder}`")
-    try:
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: train anew") from error
+    run: dict[str, Any] = read_json(path, "train anew")
     return run
 
 

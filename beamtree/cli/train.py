@@ -12,12 +12,14 @@ from torch import Tensor
 
 from beamtree import methods
 from beamtree.builders import cluster_tree, random_tree
+from beamtree.cli.options import Device, choose
 from beamtree.cli.runs import ITEMS, LOG, RUN, TRAINING, read_run
 from beamtree.cli.screen import out, progress
 from beamtree.data import Log, Prepared, Windows, load
+from beamtree.data.files import write_json
 from beamtree.methods import Method
 from beamtree.model import TreeModel, check_device
-from beamtree.paper.report import commit, write_json
+from beamtree.paper.report import commit
 from beamtree.scorers import DeepScorer
 from beamtree.train import Journal, checked_at, constant, cosine, fit, load_model, save, steps_done
 from beamtree.tree import Tree
@@ -81,7 +83,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     patience: Annotated[int, typer.Option(min=1, help="Stop when recall has not risen so many checks.")] = 8,
     seed: Annotated[int, typer.Option(help="Same seed, same model.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
     """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
@@ -91,9 +93,9 @@ def train(
     check_device(device)
     usual_beam, usual_batch, steps = USUAL["cpu" if device == "cpu" else "cuda"]
     beam_size, batch_size = beam_size or usual_beam, batch_size or usual_batch
-    row = _choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
-    chosen = _choose(RECIPES, "recipe", recipe)
-    build = _choose(TREES, "tree", tree)
+    row = choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
+    chosen = choose(RECIPES, "recipe", recipe)
+    build = choose(TREES, "tree", tree)
     prepared = load(data)
     instances = chosen.instances(prepared.train)
     training: Log | Windows = instances.windows() if method == "hsm" else instances
@@ -190,9 +192,3 @@ def _first_level(tree: Tree, beam_size: int) -> int:
     while level < tree.height and len(tree.level(level + 1)) <= beam_size:
         level += 1
     return level
-
-
-def _choose(table: dict[str, Any], what: str, name: str) -> Any:
-    if name not in table:
-        raise ValueError(f"{what} {name!r} is unknown: choose from {', '.join(table)}")
-    return table[name]

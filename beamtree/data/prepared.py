@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.factors import factors
+from beamtree.data.files import flush, read_json
 from beamtree.data.log import Log
 
 DESCRIPTION = "description.json"
@@ -103,10 +104,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists():
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: prepare the data again") from error
+    description: dict[str, Any] = read_json(path, "prepare the data again")
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
     return description
@@ -123,7 +121,8 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         description["files"] = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
         description["fingerprint"] = _digest(draft)
         (draft / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-        _flush(draft)
+        for path in (*draft.iterdir(), draft):  # the disk holds every file before the folder gets its name
+            flush(path)
         if out.exists():
             old = out.with_name(f"{out.name}.old-{os.getpid()}")
             os.rename(out, old)
@@ -156,13 +155,3 @@ def _digest(folder: Path) -> str:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()[:16]
-
-
-def _flush(folder: Path) -> None:
-    """Have the disk hold every file before the folder gets its name."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -31,7 +31,7 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("regret at m (hollow: the paper)")
     axes[0][0].legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_bars(cells: Sequence[Cell], path: Path) -> None:
@@ -55,7 +55,7 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
         axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
         axis.grid(axis="y", alpha=0.3)
     axes[0][0].set_ylabel("regret (circles: the paper)")
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
@@ -71,7 +71,7 @@ def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("regret at m (hollow: the paper)")
     axes[0][-1].legend(fontsize="small")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
@@ -84,7 +84,14 @@ def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str
         axis.plot(*zip(*known, strict=True), "o", ms=8, mfc="none", color=colour)
 
 
-def _save(figure: Any, path: Path) -> None:
+def two_panels(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
+    """A figure of two panels side by side."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(width, height))
+    return figure, (left, right)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file and let it go."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

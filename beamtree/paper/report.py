@@ -1,9 +1,7 @@
 """What every table of the paper shares: its cells, the paper's numbers, and where results are kept."""
 
 import hashlib
-import json
 import math
-import os
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from beamtree.data.files import write_json
 
 Key = dict[str, str | int | float]
 
@@ -86,14 +86,6 @@ def save_results(path: Path, cells: Sequence[Cell], settings: dict[str, object])
         "cells": [each.record() for each in cells],
     }
     write_json(path, content)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write JSON in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, path)
 
 
 def commit() -> str | None:

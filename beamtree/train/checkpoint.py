@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beamtree.data.files import flush, read_json
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS
 from beamtree.tree import Tree
@@ -160,7 +161,7 @@ def _write(
     for part, file in files.items():
         tensors = {key: value.detach().cpu().contiguous() for key, value in parts[part].items()}
         save_file(tensors, folder / file)
-        _flush(folder / file)
+        flush(folder / file)
     settings = {
         "format": FORMAT,
         "tree": model.tree.fingerprint(),
@@ -176,9 +177,9 @@ def _write(
     }
     draft = folder / (SETTINGS + ".new")
     draft.write_text(json.dumps(settings, indent=2) + "\n")
-    _flush(draft)
+    flush(draft)
     os.replace(draft, folder / SETTINGS)
-    _flush(folder)
+    flush(folder)
     for path in folder.glob("*.safetensors"):  # left by the checkpoint before, or by one cut short
         if OURS.fullmatch(path.name) and path.name not in files.values():
             path.unlink()
@@ -202,23 +203,11 @@ def _scorer_name(model: TreeModel) -> str:
     raise ValueError(f"{type(model.scorer).__name__} is not in SCORERS: it could not be loaded again")
 
 
-def _flush(path: Path) -> None:
-    """Have the disk hold what was written before anything points to it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.exists():
         raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: copy the folder again, or train anew") from error
+    settings: dict[str, Any] = read_json(path, "copy the folder again, or train anew")
     if not isinstance(settings, dict) or settings.get("format") != FORMAT or "files" not in settings:
         raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
     return settings

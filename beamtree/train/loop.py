@@ -148,7 +148,7 @@ def fit(
     model.chained = method.chained
     if best:
         model.scorer.load_state_dict(best)
-    elif progress.best_step >= 0 and folder is not None:  # found before this run was resumed
+    elif progress.best_step >= 0 and folder is not None:
         load_weights(Path(folder) / BEST, model)
     model.eval()
 
@@ -167,8 +167,10 @@ def _recall(model: TreeModel, val: Data) -> float:
 
 
 def _keep_best(model: TreeModel, folder: Path | None) -> dict[str, Tensor]:
+    """Save the model in the folder; without one, the weights to keep in memory."""
     if folder is not None:
         save(model, folder / BEST)
+        return {}
     return {name: value.detach().clone() for name, value in model.scorer.state_dict().items()}
 
 

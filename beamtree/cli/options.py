@@ -1,0 +1,51 @@
+"""Options that several commands take, and what becomes of their text."""
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from beamtree.data import Log, Prepared
+
+T = TypeVar("T")
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `beamtree train` wrote.")]
+DataFolder = Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")]
+Split = Annotated[str, typer.Option(help="test, val or train.")]
+BeamSize = Annotated[int, typer.Option(min=1, help="k.")]
+Cuts = Annotated[str, typer.Option(help="How many items are retrieved: numbers separated by commas.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def cuts(text: str, beam_size: int) -> tuple[int, ...]:
+    """Every m of --m: whole numbers from 1 up to the beam's size."""
+    try:
+        found = tuple(int(word) for word in words(text))
+        if not found or min(found) < 1:
+            raise ValueError
+    except ValueError as error:
+        raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
+    if max(found) > beam_size:
+        raise ValueError(f"--m {max(found)} with --beam-size {beam_size}: at most beam_size items can be retrieved")
+    return found
+
+
+def choose(table: dict[str, T], what: str, name: str) -> T:
+    """What a name stands for."""
+    if name not in table:
+        raise ValueError(f"{what} {name!r} is unknown: choose from {', '.join(table)}")
+    return table[name]
+
+
+def split_of(data: Prepared, name: str) -> Log:
+    """One of the three groups of users."""
+    splits = {"test": data.test, "val": data.val, "train": data.train}
+    if name not in splits:
+        raise ValueError(f"--split {name!r}: choose test, val or train")
+    return splits[name]
