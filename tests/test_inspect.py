@@ -281,6 +281,7 @@ def a_run(tmp_path_factory):
     bt.save(TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=3), folder / "run")
     (folder / "run" / "items.txt").write_bytes((folder / "data" / "items.txt").read_bytes())
     (folder / "run" / "run.json").write_text(json.dumps({"data": str(folder / "data")}))
+    (folder / "folder.png").mkdir()
     return folder
 
 
@@ -315,7 +316,8 @@ def test_the_command_takes_other_users_and_another_picture(a_run):
         (["run", "--split", "val"], "there are no users to look at"),
         (["run", "--split", "all"], "choose test, val or train"),
         (["run", "--users", "0"], "--users"),
-        (["run", "--plot", "data"], "cannot be written"),
+        (["run", "--plot", "folder.png"], "cannot be written: it is a folder"),
+        (["run", "--plot", "data"], "data: pictures are written to .png"),
         (["run", "--json", "/proc/no/cells.json"], "/proc/no"),
         (["run", "--device", "tpu"], "is not here"),
         (["data"], "data is no run"),

@@ -104,7 +104,9 @@ def test_every_method_and_recipe_can_be_named(story):
         (["train", "prepared", "--out", "x", "--method", "foo"], "method 'foo' is unknown: choose from otm"),
         (["train", "prepared", "--out", "x", "--recipe", "foo"], "recipe 'foo' is unknown"),
         (["train", "prepared", "--out", "x", "--device", "tpu"], "is not here"),
-        (["train", "prepared", "--out", "market.parquet"], "market.parquet"),
+        (["train", "prepared", "--out", "market.parquet"], "market.parquet is no folder"),
+        (["train", "prepared", "--out", "/proc/no/run"], "/proc/no/run/run.json cannot be written"),
+        (["train", "prepared", "--out", "prepared"], "prepared holds something else: choose another folder"),
         (["evaluate", "nowhere"], "nowhere is no run"),
         (["evaluate", "run", "--m", "500"], "at most beam_size items can be retrieved"),
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
@@ -112,6 +114,9 @@ def test_every_method_and_recipe_can_be_named(story):
         (["evaluate", "run", "--against", "als"], "row 'als' is unknown"),
         (["evaluate", "run", "--split", "all"], "choose test, val or train"),
         (["evaluate", "run", "--data", "nowhere"], "nowhere holds no prepared data"),
+        (["evaluate", "run", "--json", "."], ". cannot be written: it is a folder"),  # and no user was looked at
+        (["evaluate", "run", "--json", "/proc/no/c.json"], "/proc/no/c.json cannot be written"),
+        (["inspect", "run", "--plot", "x.gif"], "x.gif: pictures are written to .png"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
@@ -119,6 +124,8 @@ def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
+    assert done.stdout == ""  # nothing was begun, such as a tree
+    assert not (story / "x").exists()
 
 
 def test_an_unfinished_run_says_so(copy):

@@ -24,7 +24,7 @@ from beamtree.cli.options import (
 from beamtree.cli.runs import open_data, open_model
 from beamtree.cli.screen import print_table, progress
 from beamtree.data import Log
-from beamtree.data.files import write_json
+from beamtree.data.files import check_writable, write_json
 from beamtree.evaluate import Evaluation, Find, evaluate, measure
 from beamtree.metrics import hits
 from beamtree.tree import PAD
@@ -48,6 +48,8 @@ def evaluate_run(
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
     sizes, names = cuts(m, beam_size), words(metrics)
     rows = {row: choose(ROWS, "row", row) for row in words(against)}
+    if json is not None:
+        check_writable(json)
     model = open_model(run, device)
     prepared = open_data(run, data)
     users = split_of(prepared, split)

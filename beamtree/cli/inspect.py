@@ -7,10 +7,12 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
-from beamtree.cli.runs import open_data, open_model
+from beamtree.cli.runs import open_data, open_model, read_run
 from beamtree.cli.screen import out, print_table, progress
 from beamtree.data.files import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
+
+PICTURES = (".png", ".pdf", ".svg")
 
 
 def inspect_run(
@@ -29,11 +31,14 @@ def inspect_run(
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
     sizes = cuts(m, beam_size)
-    model = open_model(run, device)
-    log = split_of(open_data(run, data), split)
+    read_run(run)
     picture = plot or run / "inspect.png"
+    if picture.suffix.lower() not in PICTURES:
+        raise ValueError(f"{picture}: pictures are written to {', '.join(PICTURES)}; end the name in one of these")
     for path in (picture, *([json] if json else [])):
         check_writable(path)
+    model = open_model(run, device)
+    log = split_of(open_data(run, data), split)
     with progress(num_users(log, users), "users") as (advance, _):
         found = inspect(model, log, beam_size=beam_size, m=sizes, users=users, on_users=advance)
     if json is not None:

@@ -12,7 +12,7 @@ from beamtree.cli.options import BeamSize, Device, RunFolder
 from beamtree.cli.runs import open_ids, open_model
 from beamtree.cli.screen import err, out, progress
 from beamtree.data import Ids
-from beamtree.data.files import write_json
+from beamtree.data.files import check_writable, write_json
 from beamtree.model import TreeModel
 from beamtree.serve import Answer, Tally, answer, split_ids
 
@@ -61,8 +61,8 @@ def retrieve_items(
 def _answer_one(
     run: Path, history: str, m: int, beam_size: int, exclude_seen: bool, device: str, json: Path | None
 ) -> None:
-    if json is not None and json.is_dir():
-        raise ValueError(f"{json} is a folder: choose another name")
+    if json is not None:
+        check_writable(json)
     model, ids = _open(run, device)
     answers = answer(model, ids, [split_ids(history)], beam_size=beam_size, m=m, exclude_seen=exclude_seen)
     tally = Tally()

@@ -16,7 +16,7 @@ from beamtree.cli.options import Device, choose
 from beamtree.cli.runs import ITEMS, LOG, RUN, TRAINING, read_run
 from beamtree.cli.screen import out, progress
 from beamtree.data import Log, Prepared, Windows, load
-from beamtree.data.files import write_json
+from beamtree.data.files import check_writable, write_json
 from beamtree.methods import Method
 from beamtree.model import TreeModel, check_device
 from beamtree.paper.report import commit
@@ -166,7 +166,9 @@ def _start(
     resume: bool,
 ) -> tuple[TreeModel, int]:
     """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / RUN).exists():
+            raise ValueError(f"{folder} holds something else: choose another folder")
         before = {key: value for key, value in read_run(folder).items() if key != "commit"}
         if not resume:
             raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
@@ -175,14 +177,14 @@ def _start(
                 raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
         if (folder / TRAINING / "settings.json").exists():
             return load_model(folder / TRAINING), steps_done(folder / TRAINING)
+    check_writable(folder / RUN)  # before the tree, which takes a while
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False)
     tree = build(data, run["arity"], run["seed"])
     scorer = DeepScorer(tree.num_nodes, scale=recipe.scale, share=recipe.share, seed=run["seed"])
     if recipe.from_factors:
         scorer.start_from(tree, data.factors)
-    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RUN, {**run, "commit": commit()})  # first, so that a run killed from here on can be resumed
     shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
-    write_json(folder / RUN, {**run, "commit": commit()})
     return TreeModel(tree, scorer, first_level=_first_level(tree, beam_size)), 0
 
 

@@ -15,18 +15,47 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON in one move."""
+    """Write JSON in one move; after an error, what was there before is there still."""
+    text = json.dumps(content, indent=1) + "\n"
+    if _is_device(path):
+        path.write_text(text, encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    draft = _draft(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
     """Find out that a file cannot be written before an hour of work, not after."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written")
+    trouble = None
+    try:
+        if path.is_dir():
+            trouble = "it is a folder"
+        elif _is_device(path):
+            trouble = None if os.access(path, os.W_OK) else "Permission denied"
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _draft(path).touch()  # a read-only disk does not show in the permissions
+            _draft(path).unlink()
+    except (FileExistsError, NotADirectoryError):
+        trouble = f"{path.parent} is no folder"
+    except OSError as error:
+        trouble = error.strerror
+    if trouble is not None:
+        raise ValueError(f"{path} cannot be written: {trouble}")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is /dev/stdout, a pipe or the like: no other file must take its place."""
+    return path.exists() and not path.is_file()
 
 
 def flush(path: Path) -> None:

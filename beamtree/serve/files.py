@@ -25,6 +25,7 @@ import polars as pl
 
 from beamtree.data import Ids
 from beamtree.data.columns import find_columns
+from beamtree.data.files import check_writable
 from beamtree.data.interactions import WHITE, find_files, open_events, scan, text_id
 from beamtree.model import TreeModel
 from beamtree.serve.answers import Answer, Tally, answer, split_ids
@@ -160,8 +161,7 @@ def check_output(output: Path) -> None:
     """Raise a ValueError in one line where answers cannot be written under this name."""
     if output.suffix.lower() not in SINKS:
         raise ValueError(f"{output}: answers are written to {', '.join(SINKS)}; end the name in one of these")
-    if output.is_dir():
-        raise ValueError(f"{output} is a folder: choose another name")
+    check_writable(output)
 
 
 def _batches(histories: Histories) -> Iterator[pl.DataFrame]:
