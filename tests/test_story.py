@@ -7,6 +7,7 @@ import pytest
 from command import beamtree
 
 import beamtree as bt
+from beamtree.baselines import item_cf_nearest
 
 TRAIN = [
     "train",
@@ -54,19 +55,38 @@ def test_a_run_holds_all_that_is_needed_to_use_it(story):
 
 
 def test_evaluate_prints_a_table_and_writes_cells(story):
-    done = beamtree("evaluate", "run", *SMALL, "--against", "item-cf,popularity", "--json", "c.json", folder=story)
-    assert "item-cf" in done.stdout
+    rows = ("item-cf", "item-cf-nearest", "popularity")
+    done = beamtree("evaluate", "run", *SMALL, "--against", ",".join(rows), "--json", "c.json", folder=story)
+    assert all(row in done.stdout for row in rows)
     cells = json.loads((story / "c.json").read_text())
     assert {(cell["row"], cell["metric"], cell["m"]) for cell in cells} == {
-        (row, metric, m)
-        for row in ("run", "item-cf", "popularity")
-        for metric in ("precision", "recall", "f1")
-        for m in (10, 50)
+        (row, metric, m) for row in ("run", *rows) for metric in ("precision", "recall", "f1") for m in (10, 50)
     }
     assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
     ours = bt.evaluate(bt.load_model(story / "run"), bt.load(story / "prepared").test, beam_size=50, m=(10, 50))
     found = {(cell["metric"], cell["m"]): cell["value"] for cell in cells if cell["row"] == "run"}
     assert found == pytest.approx(dict(ours))
+
+
+def test_nearest_neighbours_are_a_row_of_their_own(story):
+    """On 150 items the 100 nearest neighbours are not all, so the row differs from Item-CF, and is implicit's."""
+    words = ["--against", "item-cf,item-cf-nearest", "--json", "n.json", "--metrics", "recall"]
+    beamtree("evaluate", "run", *SMALL, *words, folder=story)
+    found = {}
+    for cell in json.loads((story / "n.json").read_text()):
+        found.setdefault(cell["row"], []).append(cell["value"])
+    assert found["item-cf"] != found["item-cf-nearest"]
+    data = bt.load(story / "prepared")
+    nearest = item_cf_nearest(data.train, data.num_items)
+    expected = bt.measure(lambda x, _: nearest.retrieve(x, 50)[0], data.test, m=(10, 50), metrics=("recall",))
+    assert found["item-cf-nearest"] == pytest.approx(list(expected.values()))
+
+
+def test_a_run_keeps_its_row_whatever_its_folder_is_called(copy):
+    (copy / "run").rename(copy / "popularity")
+    words = [*SMALL, "--against", "popularity", "--json", "../c.json", "--metrics", "recall"]
+    beamtree("evaluate", ".", *words, folder=copy / "popularity")
+    assert {cell["row"] for cell in json.loads((copy / "c.json").read_text())} == {"popularity (run)", "popularity"}
 
 
 def test_evaluate_can_leave_out_what_was_seen_and_add_metrics(story):

@@ -7,7 +7,7 @@ import torch
 import typer
 from rich.table import Table
 
-from beamtree.baselines import Baseline, item_cf, popularity
+from beamtree.baselines import Baseline, item_cf, item_cf_nearest, popularity
 from beamtree.cli.options import (
     BeamSize,
     Cuts,
@@ -29,7 +29,11 @@ from beamtree.evaluate import Evaluation, Find, evaluate, measure
 from beamtree.metrics import hits
 from beamtree.tree import PAD
 
-ROWS: dict[str, Callable[[Log, int], Baseline]] = {"item-cf": item_cf, "popularity": popularity}
+ROWS: dict[str, Callable[[Log, int], Baseline]] = {
+    "item-cf": item_cf,
+    "item-cf-nearest": item_cf_nearest,
+    "popularity": popularity,
+}
 Retrieve = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -41,7 +45,7 @@ def evaluate_run(
     m: Cuts = "10,50,100,200",
     metrics: Annotated[str, typer.Option(help="Of precision, recall, f1, ndcg, hit_rate.")] = "precision,recall,f1",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out what a user has seen.")] = False,
-    against: Annotated[str, typer.Option(help="Plain rows to compare with: item-cf, popularity.")] = "",
+    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(ROWS)}.")] = "",
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -53,9 +57,10 @@ def evaluate_run(
     model = open_model(run, device)
     prepared = open_data(run, data)
     users = split_of(prepared, split)
+    name = run.resolve().name
     with progress(len(users) * (1 + len(rows)), "users") as (advance, _):
         found = {
-            run.name: evaluate(
+            f"{name} (run)" if name in rows else name: evaluate(
                 model,
                 users,
                 beam_size=beam_size,

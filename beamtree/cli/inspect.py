@@ -57,7 +57,7 @@ def next_command(found: Inspection, run: Path) -> str:
     half = found.beam_size // 2
     if half >= found.cuts[-1].m:
         return f"beamtree inspect {run} --beam-size {half}"
-    return f"beamtree evaluate {run} --against item-cf,popularity"
+    return f"beamtree evaluate {run} --against item-cf,item-cf-nearest,popularity"
 
 
 def show(found: Inspection) -> None:
