@@ -5,6 +5,7 @@ import datetime
 import gzip
 import io
 import json
+import os
 import random
 import resource
 from collections import Counter
@@ -503,10 +504,85 @@ def test_an_interrupt_changes_nothing_and_no_draft_loads(tmp_path, prepared_befo
         prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, on_stage=stop_at_the_end)
 
 
+def test_a_move_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch, prepared_before):
+    rename = os.rename
+
+    def fail_once(source, target):
+        if ".new-" in source.name:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail_once)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     write_csv(tmp_path, rows_of())
     with pytest.raises(ValueError, match="holds something else"):
         prepare(tmp_path / "log.csv", tmp_path)
+    with pytest.raises(ValueError, match=r"log.csv is a file: choose another name"):
+        prepare(tmp_path / "log.csv", tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("name", ["notes.md", "run/run.json", "log.csv"])
+def test_what_others_put_into_a_prepared_folder_is_not_lost(tmp_path, name):
+    write_csv(tmp_path, rows_of())
+    beamtree("prepare", "log.csv", "--out", "out", "--min-events", "2", folder=tmp_path)
+    beamtree("prepare", "log.csv", "--out", "out", "--min-events", "2", folder=tmp_path)  # what is its own is replaced
+    theirs = tmp_path / "out" / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("theirs")
+    done = beamtree("prepare", "log.csv", "--out", "out", "--min-events", "2", folder=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"beamtree: out holds prepared data and also {name.split('/')[0]}: move that away")
+    assert theirs.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("before", ["empty", "prepared"])
+def test_the_folder_one_is_in_is_not_replaced(tmp_path, before):
+    write_csv(tmp_path, rows_of())
+    inside = tmp_path / "out"
+    inside.mkdir()
+    if before == "prepared":
+        prepare(tmp_path / "log.csv", inside, min_events=2)
+    names = os.listdir(inside)
+    done = beamtree("prepare", "../log.csv", "--out", ".", "--min-events", "2", folder=inside, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "beamtree: . is the folder you are in, which cannot be replaced from inside: choose another one"
+    ]
+    assert os.listdir(inside) == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "out"]
+    beamtree("prepare", "../log.csv", "--out", "../other", "--min-events", "2", folder=inside)
+
+
+def test_a_place_for_a_disk_is_known_before_the_work(tmp_path, monkeypatch):
+    write_csv(tmp_path, rows_of())
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "out")
+    with pytest.raises(ValueError, match="choose a folder inside"):
+        prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
+    prepare(tmp_path / "log.csv", tmp_path / "out" / "inside", min_events=2)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    write_csv(tmp_path, rows_of())
+    (tmp_path / "link").symlink_to("out")
+    for _ in range(2):
+        prepare(tmp_path / "log.csv", tmp_path / "link", min_events=2)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log.csv", "out"]
+        assert (tmp_path / "link").is_symlink()
+        assert load(tmp_path / "out").num_items == load(tmp_path / "link").num_items
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_no_hindrance(tmp_path):
+    write_csv(tmp_path, rows_of())
+    prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
+    for state in ("new", "old"):
+        (tmp_path / f"out.{state}-{os.getpid()}" / "work").mkdir(parents=True)
+    prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "out"]
 
 
 # The command

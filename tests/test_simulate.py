@@ -1,5 +1,7 @@
 """A simulated market has the shapes of a real one, whole or not at all."""
 
+import os
+
 import numpy as np
 import polars as pl
 import pytest
@@ -183,10 +185,26 @@ def test_nothing_else_is_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     (tmp_path / "folder.parquet").mkdir()
-    for name, message in (("mine", "holds something else"), ("folder.parquet", "is a folder")):
+    for name, message in (("mine", "holds something else"), ("folder.parquet", "it is a folder")):
         with pytest.raises(ValueError, match=message):
             simulate(tmp_path / name, users=1, items=1, events=1)
     assert (tmp_path / "mine" / "letter.txt").exists()
+    (tmp_path / "here").mkdir()
+    words = ["simulate", "--out", ".", "--users", "1", "--items", "1", "--events", "1"]
+    done = beamtree(*words, folder=tmp_path / "here", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("beamtree: . is the folder you are in")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["shop", "shop.parquet"])
+def test_what_a_killed_process_of_the_same_number_left_is_no_hindrance(tmp_path, name):
+    simulate(tmp_path / name, users=1, items=1, events=1)
+    for state in ("new", "old"):
+        (tmp_path / f"{name}.{state}-{os.getpid()}").mkdir()
+        (tmp_path / f"{name}.{state}-{os.getpid()}" / "half").write_text("")
+    simulate(tmp_path / name, users=1, items=1, events=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "shop.items.parquet"])
 
 
 def test_the_command_says_what_it_made_and_what_comes_next(tmp_path):

@@ -110,6 +110,16 @@ def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):
     assert sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors")) == before
 
 
+def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
+    words = ["train", str(story / "prepared"), "--out", ".", "--beam-size", "8", "--epochs", "1"]
+    beamtree(*words, folder=tmp_path)
+    assert "@10" in beamtree("evaluate", ".", *SMALL, folder=tmp_path).stdout
+    (tmp_path / "run.json").unlink()
+    done = beamtree(*words, folder=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "beamtree: . holds something else: choose another folder\n"
+
+
 def test_every_method_and_recipe_can_be_named(story):
     for method, recipe in (("hsm", "beamtree"), ("plt", "paper")):
         words = ["--method", method, "--recipe", recipe, "--tree", "random", "--beam-size", "8", "--batch-size", "400"]

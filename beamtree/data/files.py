@@ -49,6 +49,16 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: {trouble}")
 
 
+def check_replaceable(folder: Path) -> None:
+    """Raise a ValueError where another folder could not take the place of this one in one move."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: choose another name")
+    if folder.is_dir() and folder.samefile("."):
+        raise ValueError(f"{folder} is the folder you are in, which cannot be replaced from inside: choose another one")
+    if os.path.ismount(folder):
+        raise ValueError(f"{folder} is where a disk is mounted, which cannot be replaced: choose a folder inside")
+
+
 def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 

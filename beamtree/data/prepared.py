@@ -6,6 +6,7 @@
     times.npy          int64 [E], where the log has times
     items.txt          one id per line; the line is the item's number: the most events first, then by id
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id
+    summary.png        a picture of the description, where the command wrote one
 
 It is written under another name and moved into place in one step, so a folder with a description is whole.
 """
@@ -25,11 +26,12 @@ import torch
 from torch import Tensor
 
 from beamtree.data.factors import factors
-from beamtree.data.files import flush, read_json
+from beamtree.data.files import check_replaceable, flush, read_json
 from beamtree.data.log import Log
 
 DESCRIPTION = "description.json"
 FORMAT = 1
+FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "summary.png"}
 SPLITS = ("train", "val", "test")
 
 
@@ -110,11 +112,23 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
+def check_place(out: Path) -> None:
+    """Raise a ValueError where a prepared folder cannot go; one that was prepared before, and holds no more, can."""
+    check_replaceable(out)
+    there = {path.name for path in out.iterdir()} if out.exists() else set()
+    others = sorted(there - FILES)
+    if others and DESCRIPTION in there:
+        raise ValueError(f"{out} holds prepared data and also {others[0]}: move that away, or choose another folder")
+    if there and (others or DESCRIPTION not in there):
+        raise ValueError(f"{out} exists and holds something else: choose another folder")
+
+
 def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Have `fill` write the files into a new folder and give its description; then move the whole into place."""
-    if out.exists() and not (out / DESCRIPTION).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and holds something else: choose another folder")
+    check_place(out)
+    out = out.resolve()  # a link stays a link
     draft = out.with_name(f"{out.name}.new-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed and had our number, as in containers
     draft.mkdir(parents=True)
     try:
         description = {"format": FORMAT, **fill(draft)}
@@ -123,16 +137,26 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         (draft / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         for path in (*draft.iterdir(), draft):  # the disk holds every file before the folder gets its name
             flush(path)
-        if out.exists():
-            old = out.with_name(f"{out.name}.old-{os.getpid()}")
-            os.rename(out, old)
-            os.rename(draft, out)
-            shutil.rmtree(old)
-        else:
-            os.rename(draft, out)
+        check_place(out)  # fill may have taken hours
+        _replace(out, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return description
+
+
+def _replace(out: Path, draft: Path) -> None:
+    if not out.exists():
+        os.rename(draft, out)
+        return
+    old = out.with_name(f"{out.name}.old-{os.getpid()}")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(out, old)
+    try:
+        os.rename(draft, out)
+    except BaseException:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old)
 
 
 def write_ids(path: Path, names: Iterable[str]) -> None:

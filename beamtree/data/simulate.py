@@ -21,6 +21,8 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
+from beamtree.data.files import check_replaceable, check_writable
+
 DEPTH = 4  # levels of categories below the whole market
 ITEM = DEPTH + 1  # the level of the items themselves
 CATEGORY = 60  # about as many items lie in a category of the lowest level
@@ -123,9 +125,10 @@ def _check(out: Path, users: int, items: int, events: int, seed: int) -> None:
     if seed < 0:
         raise ValueError(f"seed={seed}: give 0 or more")
     if out.suffix == ".parquet":
-        if out.is_dir():
-            raise ValueError(f"{out} is a folder: choose another name")
-    elif out.exists() and not (out.is_dir() and all(part.match("part-*.parquet") for part in out.iterdir())):
+        check_writable(out)
+        return
+    check_replaceable(out)
+    if out.exists() and not all(part.match("part-*.parquet") for part in out.iterdir()):
         raise ValueError(f"{out} exists and holds something else: choose another name")
 
 
@@ -216,12 +219,13 @@ def _ids(letter: str, numbers: Ints) -> pl.Series:
 @contextmanager
 def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
     """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
-    drafts = tuple(out.with_name(f"{out.name}.new-{os.getpid()}") for out in outs)
+    drafts, olds = (tuple(out.with_name(f"{out.name}.{n}-{os.getpid()}") for out in outs) for n in ("new", "old"))
+    for left in (*drafts, *olds):  # by a process that was killed and had our number, as is usual in containers
+        _remove(left)
     try:
         outs[0].parent.mkdir(parents=True, exist_ok=True)
         yield drafts
-        for out, draft in zip(outs, drafts, strict=True):
-            old = out.with_name(f"{out.name}.old-{os.getpid()}")
+        for out, draft, old in zip(outs, drafts, olds, strict=True):
             if out.is_dir():  # one folder cannot replace another
                 os.rename(out, old)
             os.replace(draft, out)
@@ -230,9 +234,13 @@ def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
         raise OSError(f"{outs[-1]} cannot be written: {error}") from error
     finally:
         for draft in drafts:
-            if draft.is_dir():
-                shutil.rmtree(draft)
-            draft.unlink(missing_ok=True)
+            _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def _write(frames: Iterator[pl.DataFrame], path: Path) -> None:

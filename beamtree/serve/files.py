@@ -207,8 +207,8 @@ SINKS: dict[str, Sink] = {
 def _draft(output: Path) -> Iterator[Path]:
     """A folder beside the output to write in; it is gone at the end, whatever happens."""
     folder = output.with_name(f"{output.name}.new-{os.getpid()}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir()
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed and had our number
+    folder.mkdir(parents=True)
     try:
         yield folder
     finally:
