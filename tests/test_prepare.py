@@ -298,6 +298,62 @@ def test_a_log_without_times_is_in_order(tmp_path):
     }
 
 
+@pytest.mark.parametrize("column", ["user", "item", "timestamp"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(int, str), (str, int), (int, float), (float, int), (float, str), (lambda _: None, int)],
+    ids=["int-str", "str-int", "int-float", "float-int", "float-str", "null-int"],
+)
+def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, column, first, then):
+    """A number and its digits are one id and one time, and every row is kept or counted."""
+    monkeypatch.setattr(interactions, "LOOK", 30)
+    rows = [{"user": row % 8, "item": row * 7 % 20, "timestamp": row} for row in range(100)]
+    lines = [{**row, column: (then if place >= 50 else first)(row[column])} for place, row in enumerate(rows)]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = prepare(tmp_path / "log.jsonl", tmp_path / "out", min_events=2)["report"]
+    names = {"user": "missing_user", "item": "missing_item", "timestamp": "unreadable_time"}
+    lost = 50 if first(1) is None else 0
+    assert {name: report[name] for name in names.values()} == {**dict.fromkeys(names.values(), 0), names[column]: lost}
+    assert report["merged_users"] == report["merged_items"] == report["duplicates"] == 0
+    expected, _ = oracle([(str(row["user"]), str(row["item"]), str(row["timestamp"])) for row in rows[lost:]], 2)
+    assert histories(tmp_path / "out") == expected
+
+
+def test_json_lines_may_change_after_more_lines_than_are_looked_at(tmp_path):
+    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(interactions.LOOK + 2_000)]
+    lines += [{"user": str(row % 40), "item": str(row % 60), "time": str(row)} for row in range(20_000, 21_000)]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    beamtree("prepare", "log.jsonl", "--out", "out", folder=tmp_path)
+    data = load(tmp_path / "out")
+    found = data.description
+    assert (found["num_users"], found["num_items"], found["num_events"]) == (40, 60, len(lines))
+
+
+def test_json_lines_keep_the_text_of_text(tmp_path):
+    """1.0 as a number is 1, as a text it is itself; numbers of any length keep their digits."""
+    names = [1, 1.0, "1.0", "01", 2**70, 2.5, True, "x"]
+    lines = [{"user": user, "item": item, "time": 5} for user in "ab" for item in names]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert prepare(tmp_path / "log.jsonl", tmp_path / "out", min_events=2)["report"]["duplicates"] == 2
+    assert set(load(tmp_path / "out").items.names) == {"1", "1.0", "01", str(2**70), "2.5", "true", "x"}
+
+
+@pytest.mark.parametrize("late", [1600000000.5, "1600000000.5", "soon"])
+def test_a_time_in_another_way_at_the_end_is_read_or_counted(tmp_path, monkeypatch, late):
+    monkeypatch.setattr(interactions, "LOOK", 30)
+    lines = [{"user": row % 4, "item": row % 5, "time": row} for row in range(100)] + [
+        {"user": 9, "item": item, "time": late} for item in (1, 2)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = prepare(tmp_path / "log.jsonl", tmp_path / "out", min_events=2)["report"]
+    assert report["unreadable_time"] == (2 if late == "soon" else 0)
+    found = histories(tmp_path / "out")
+    assert ("9" in found) == (late != "soon")
+    if late != "soon":  # then all become millionths
+        assert found["9"] == [("1", 1_600_000_000_500_000), ("2", 1_600_000_000_500_000)]
+        assert found["1"][0] == ("1", 1_000_000)
+
+
 @pytest.mark.parametrize(
     ("columns", "found"),
     [
@@ -437,6 +493,28 @@ def test_files_must_be_there_be_logs_and_agree(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             prepare([tmp_path / source for source in sources], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.jsonl", b"", "log.jsonl cannot be read: "),
+        ("log.jsonl", b'[{"user": 1, "item": 2}]\n', "log.jsonl cannot be read: "),
+        ("log.jsonl", b'{"user": 1, "item": 2}\n{"user": 1, "it', "log.jsonl cannot be read: "),
+        ("log.jsonl", b'\xef\xbb\xbf{"user": 1, "item": 2}\n', "log.jsonl begins with a byte order mark"),
+        ("log.jsonl", b'{"user": [1], "item": 2}\n', r"column 'user' holds List"),
+        ("log.csv.gz", b"user,item\n", "log.csv.gz cannot be read: Not a gzipped file"),
+        ("log.csv.gz", gzip.compress(text_of(rows_of(1000)).encode())[:3000], "the log cannot be read: unexpected end"),
+        ("log.csv.gz", gzip.compress(b"user,item\n")[:14], "log.csv.gz cannot be read: "),
+    ],
+)
+def test_broken_files_are_refused_in_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    done = beamtree("prepare", name, "--out", "out", folder=tmp_path, check=False)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # less progress
+    assert line.startswith(f"beamtree: {message}")
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_columns_that_hold_lists_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 
 import polars as pl
 import pytest
@@ -12,7 +13,7 @@ from test_prepare import largest_file
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.data import Ids
+from beamtree.data import Ids, interactions
 from beamtree.serve import Tally, answer, files, split_ids
 
 ITEMS = [f"{number:03}" for number in range(57)] + ["[bold]", "Ä b", "c"]  # 007 is an id, and so is one with a space
@@ -172,6 +173,42 @@ def test_ids_with_spaces_fit_in_a_list(tmp_path, run):
     (tmp_path / "in.jsonl").write_text('{"user": "a", "history": [" Ä b ", null, ""]}\n', encoding="utf-8")
     assert "note" not in retrieve(run, tmp_path, "in.jsonl").stderr
     same(read_answers(tmp_path / "out.parquet"), expected(run, {"a": ["Ä b"]}))
+
+
+@pytest.fixture(scope="module")
+def numbered(run, tmp_path_factory):
+    """The same run over items whose ids are numbers."""
+    folder = shutil.copytree(run, tmp_path_factory.mktemp("runs") / "numbered")
+    (folder / "items.txt").write_text("".join(f"{number}\n" for number in range(len(ITEMS))))
+    return folder
+
+
+def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered):
+    monkeypatch.setattr(interactions, "LOOK", 30)
+    lines = [{"user": user, "history": [user % 60]} for user in range(100)]
+    late = [{"user": "a", "history": ["7", 12.0, 13]}, {"user": 5.0, "history": []}, {"user": 1, "history": None}]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *late]))
+    (tmp_path / "log.jsonl").write_text(
+        "".join(f'{{"user": {user}, "item": {user % 60}}}\n' for user in range(100))
+        + '{"user": "a", "item": "7"}\n{"user": "a", "item": 12.0}\n{"user": "a", "item": 13}\n'
+    )
+    one = beamtree("retrieve", str(numbered), "--history", "7,12,13", "--json", "a.json", folder=tmp_path)
+    assert "note" not in one.stderr
+    theirs = [(cell["item"], cell["score"]) for cell in json.loads((tmp_path / "a.json").read_text())]
+    for name in ("in.jsonl", "log.jsonl"):
+        assert "passed over" not in retrieve(numbered, tmp_path, name, "out.jsonl").stderr
+        same({"a": read_answers(tmp_path / "out.jsonl")["a"]}, {"a": theirs})
+
+
+def test_numbers_in_lists_are_ids_as_people_write_them(tmp_path, numbered):
+    histories = [[7, 12], [7.0, None, 12.0]]
+    (tmp_path / "in").mkdir()
+    for place, history in enumerate(histories):  # one file of whole numbers, one of floats
+        frame = pl.DataFrame({"user": [f"u{place}" if place else 0], "history": [history]})
+        frame.write_parquet(tmp_path / "in" / f"{place}.parquet")
+    assert "passed over" not in retrieve(numbered, tmp_path, "in").stderr
+    found = read_answers(tmp_path / "out.parquet")
+    same({"": found["0"]}, {"": found["u1"]})
 
 
 @pytest.mark.parametrize("write", [write_rows, write_log])

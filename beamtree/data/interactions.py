@@ -11,14 +11,17 @@ sorted for one range of users after another. The rules:
 - Events at the same time keep the order of the log.
 """
 
+import codecs
+import gzip
 import math
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -30,6 +33,7 @@ from beamtree.data.prepared import SPLITS, write_folder, write_ids
 TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt")
 LINES = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
+LOOK = 10_000  # JSON lines that tell which columns there are
 WHITE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() takes away, as at retrieval
 
 Say = Callable[[str], None]
@@ -112,7 +116,9 @@ def _plain_errors(out: Path) -> Iterator[None]:
     """Polars' errors as others know them: an OSError where the disk is full, a ValueError for a log it cannot read."""
     try:
         yield
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not of Polars, and plain as it is
+            raise
         message = " ".join(str(error).split("\n\n")[0].split())
         if trouble := re.search(r"[^:]+\(os error \d+\)", message):
             raise OSError(f"{out} cannot be written:{trouble[0]}") from error
@@ -169,11 +175,11 @@ def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.La
         if kind.endswith(TEXT):
             frame = _scan_text(path, names, asked)
         elif kind.endswith(LINES):
-            frame = pl.scan_ndjson(path, infer_schema_length=10_000)
+            frame = _scan_lines(path)
         else:
             frame = pl.scan_parquet(path, glob=False)
         frame.collect_schema()
-    except (pl.exceptions.PolarsError, EOFError) as error:
+    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read: {message}") from error
     return frame
@@ -190,6 +196,21 @@ def _scan_text(path: Path, names: Sequence[str] | None, asked: Sequence[str]) ->
     return pl.scan_csv(path, separator=separator, infer_schema=False, glob=False, has_header=False, new_columns=names)
 
 
+def _scan_lines(path: Path) -> pl.LazyFrame:
+    with path.open("rb") as file:
+        if file.read(3) == codecs.BOM_UTF8:
+            raise ValueError(f"{path} begins with a byte order mark: save it as UTF-8 without one")
+    # Values become text, numbers as people write them: the types of the first rows need not be those of the last.
+    schema = pl.scan_ndjson(path, infer_schema_length=LOOK).collect_schema()
+    return pl.scan_ndjson(path, schema={name: _as_text(dtype) for name, dtype in schema.items()})
+
+
+def _as_text(dtype: pl.DataType) -> pl.DataType:
+    if isinstance(dtype, pl.List):
+        return pl.List(_as_text(cast(pl.DataType, dtype.inner)))
+    return dtype if dtype.is_nested() else pl.String()
+
+
 def _select(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
     schema = frame.collect_schema()
     return frame.select(
@@ -200,7 +221,16 @@ def _select(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
 
 def text_id(column: str, dtype: pl.DataType) -> pl.Expr:
     """An id column as text, as people would write it."""
-    value = pl.col(column)
+    return _text(pl.col(column), column, dtype)
+
+
+def text_ids(column: str, dtype: pl.List | pl.Array) -> pl.Expr:
+    """A column of lists of ids as lists of text."""
+    inner = cast(pl.DataType, dtype.inner)
+    return pl.col(column).cast(pl.List(inner)).list.eval(_text(pl.element(), column, inner))
+
+
+def _text(value: pl.Expr, column: str, dtype: pl.DataType) -> pl.Expr:
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise ValueError(f"column {column!r} holds {dtype}: ids are text or numbers")
     if dtype.is_float():  # whole numbers were made floats by a missing value somewhere
@@ -220,11 +250,15 @@ def _whole_time(events: pl.LazyFrame, column: str) -> pl.Expr:
     if not (dtype.is_numeric() or dtype in (pl.String, pl.Null)):
         raise ValueError(f"column {column!r} holds {dtype}: times are numbers, dates or text")
     text = value.cast(pl.String).str.strip_chars(WHITE)
+    whole = text.cast(pl.Int64, strict=False)
+    times, whole_times = events.select(times=value.count(), whole=whole.count()).collect(engine="streaming").row(0)
+    if 0 < times == whole_times:  # as is usual; the next look takes longer
+        return whole
     number = (text if dtype == pl.String else value).cast(pl.Float64, strict=False)
     number = pl.when(number.is_finite()).then(number)
     look = events.select(
         rows=pl.len(),
-        whole=text.cast(pl.Int64, strict=False).count(),
+        whole=whole.count(),
         number=number.count(),
         date=_iso_date(pl.when(number.is_null()).then(text)).count(),
         fraction=(number != number.floor()).any(),
@@ -240,7 +274,7 @@ def _whole_time(events: pl.LazyFrame, column: str) -> pl.Expr:
         )
     scale = 1e6 if seen["fraction"] and seen["largest"] < 9e12 else 1.0  # int64 ends at 9.2e18
     ways = {
-        "whole": text.cast(pl.Int64, strict=False),
+        "whole": whole,
         "number": (number * scale).round().cast(pl.Int64, strict=False),
         "date": _iso_date(text),
     }

@@ -26,7 +26,7 @@ import polars as pl
 from beamtree.data import Ids
 from beamtree.data.columns import find_columns
 from beamtree.data.files import check_writable
-from beamtree.data.interactions import WHITE, find_files, open_events, scan, text_id
+from beamtree.data.interactions import WHITE, find_files, open_events, scan, text_id, text_ids
 from beamtree.model import TreeModel
 from beamtree.serve.answers import Answer, Tally, answer, split_ids
 
@@ -70,14 +70,17 @@ def open_histories(path: Path) -> Histories:
 
 
 def _one_row_per_user(path: Path, files: Sequence[Path], user: str, history: str) -> Histories:
-    frame = pl.concat([scan(file, None, [user, history]).select(user, history) for file in files])
-    types = frame.collect_schema()
-    listed = isinstance(types[history], pl.List | pl.Array)
-    frame = frame.select(
-        user=text_id(user, types[user]).str.strip_chars(WHITE),
-        history=pl.col(history).cast(pl.List(pl.String)) if listed else text_id(history, types[history]),
-        rows=1,
-    )
+    def select(file: Path) -> pl.LazyFrame:
+        frame = scan(file, None, [user, history])
+        types = frame.collect_schema()
+        kind = types[history]
+        return frame.select(
+            user=text_id(user, types[user]).str.strip_chars(WHITE),
+            history=text_ids(history, kind) if isinstance(kind, pl.List | pl.Array) else text_id(history, kind),
+            rows=1,
+        )
+
+    frame = pl.concat([select(file) for file in files])
     rows = _length(frame)
 
     def parts() -> Iterator[pl.DataFrame]:
