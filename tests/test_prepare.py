@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import beamtree
 
-from beamtree.data import arrange, interactions
+from beamtree.data import arrange, interactions, prepared
 from beamtree.data.columns import FORMATS, find_columns, is_header
 from beamtree.data.interactions import prepare
 from beamtree.data.prepared import SPLITS, load
@@ -580,6 +580,25 @@ def test_an_interrupt_changes_nothing_and_no_draft_loads(tmp_path, prepared_befo
 
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, on_stage=stop_at_the_end)
+
+
+def test_a_second_interrupt_while_clearing_up_leaves_no_draft(tmp_path, monkeypatch, prepared_before):
+    """Polars makes two interrupts of one; the second comes as soon as Python runs again."""
+    waiting = []
+
+    def stop(stage):
+        if stage.startswith("sorting"):
+            waiting.append(KeyboardInterrupt)
+            raise KeyboardInterrupt
+
+    def remove(path, really=prepared.remove):
+        if waiting:
+            raise waiting.pop()
+        really(path)
+
+    monkeypatch.setattr(prepared, "remove", remove)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, on_stage=stop)
 
 
 def test_a_move_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch, prepared_before):

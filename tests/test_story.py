@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from command import beamtree
+from test_prepare import largest_file
 
 import beamtree as bt
 from beamtree.baselines import item_cf_nearest
@@ -118,6 +119,22 @@ def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
     done = beamtree(*words, folder=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr == "beamtree: . holds something else: choose another folder\n"
+
+
+@pytest.mark.parametrize("size", [1_500, 100_000])  # the first stops the tree, the second the weights
+def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(story, tmp_path, size):
+    words = ["train", str(story / "prepared"), "--out", "run", "--beam-size", "8", "--epochs", "1"]
+    with largest_file(size):
+        done = beamtree(*words, folder=tmp_path, check=False)
+    assert done.returncode == 2
+    *_, line = done.stderr.splitlines()
+    assert line.startswith("beamtree: run cannot be written: ")
+    assert line.endswith("File too large (os error 27); make room and go on with --resume")
+    assert "Traceback" not in done.stderr
+    done = beamtree("evaluate", "run", *SMALL, folder=tmp_path, check=False)
+    assert "run is not finished: go on with" in done.stderr
+    beamtree(*words, "--resume", folder=tmp_path)
+    beamtree("evaluate", "run", *SMALL, folder=tmp_path)
 
 
 def test_every_method_and_recipe_can_be_named(story):

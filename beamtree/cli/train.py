@@ -2,12 +2,14 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from safetensors import SafetensorError
 from torch import Tensor
 
 from beamtree import methods
@@ -116,10 +118,13 @@ def train(
     }
     model, step = _start(out_folder, run, prepared, build, chosen, beam_size, resume)
     model.to(device)
-    journal = Journal(out_folder / LOG, step)
     began = time.monotonic()
     at = checked_at(prepared.num_items)
-    with progress(epochs * per_epoch, "steps") as (advance, say):
+    with (
+        _said_how_to_go_on(out_folder),
+        closing(Journal(out_folder / LOG, step)) as journal,
+        progress(epochs * per_epoch, "steps") as (advance, say),
+    ):
         advance(step)
 
         def on_step(done: int, total: int, loss: Tensor) -> None:
@@ -149,11 +154,19 @@ def train(
             on_step=on_step,
             on_check=on_check,
         )
-    journal.close()
-    save(model, out_folder)
+        save(model, out_folder)
     out.print(f"Saved {out_folder}. Next:", highlight=False)
     out.print(f"  beamtree evaluate {out_folder}", highlight=False)
     out.print(f"  beamtree inspect {out_folder}", highlight=False)
+
+
+@contextmanager
+def _said_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Errors of a disk in one line: what was trained so far is not lost."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{folder} cannot be written: {error}; make room and go on with --resume") from error
 
 
 def _start(

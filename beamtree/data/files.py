@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def _draft(path: Path) -> Path:
 def _is_device(path: Path) -> bool:
     """Whether it is /dev/stdout, a pipe or the like: no other file must take its place."""
     return path.exists() and not path.is_file()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder and all that is in it, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

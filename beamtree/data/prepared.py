@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.factors import factors
-from beamtree.data.files import check_replaceable, flush, read_json
+from beamtree.data.files import check_replaceable, flush, read_json, remove
 from beamtree.data.log import Log
 
 DESCRIPTION = "description.json"
@@ -128,7 +128,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     check_place(out)
     out = out.resolve()  # a link stays a link
     draft = out.with_name(f"{out.name}.new-{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed and had our number, as in containers
+    remove(draft)  # left by a process that was killed and had our number, as in containers
     draft.mkdir(parents=True)
     try:
         description = {"format": FORMAT, **fill(draft)}
@@ -140,7 +140,11 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         check_place(out)  # fill may have taken hours
         _replace(out, draft)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            remove(draft)
+        except KeyboardInterrupt:  # Polars makes two of one, and the second comes here
+            remove(draft)
+            raise
     return description
 
 
@@ -149,7 +153,7 @@ def _replace(out: Path, draft: Path) -> None:
         os.rename(draft, out)
         return
     old = out.with_name(f"{out.name}.old-{os.getpid()}")
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
     os.rename(out, old)
     try:
         os.rename(draft, out)

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
-from beamtree.data.files import check_replaceable, check_writable
+from beamtree.data.files import check_replaceable, check_writable, remove
 
 DEPTH = 4  # levels of categories below the whole market
 ITEM = DEPTH + 1  # the level of the items themselves
@@ -221,7 +221,7 @@ def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
     """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
     drafts, olds = (tuple(out.with_name(f"{out.name}.{n}-{os.getpid()}") for out in outs) for n in ("new", "old"))
     for left in (*drafts, *olds):  # by a process that was killed and had our number, as is usual in containers
-        _remove(left)
+        remove(left)
     try:
         outs[0].parent.mkdir(parents=True, exist_ok=True)
         yield drafts
@@ -234,13 +234,7 @@ def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
         raise OSError(f"{outs[-1]} cannot be written: {error}") from error
     finally:
         for draft in drafts:
-            _remove(draft)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
+            remove(draft)
 
 
 def _write(frames: Iterator[pl.DataFrame], path: Path) -> None:
