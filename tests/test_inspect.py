@@ -313,7 +313,7 @@ def test_the_command_takes_other_users_and_another_picture(a_run):
     [
         (["run", "--beam-size", "10"], "at most beam_size items can be retrieved"),
         (["run", "--m", "many"], "give whole numbers separated by commas"),
-        (["run", "--split", "val"], "there are no users to look at"),
+        (["run", "--split", "val"], "data has no val users: choose another --split, or prepare with --val-users"),
         (["run", "--split", "all"], "choose test, val or train"),
         (["run", "--users", "0"], "--users"),
         (["run", "--plot", "folder.png"], "cannot be written: it is a folder"),

@@ -175,6 +175,43 @@ def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
     assert not (story / "x").exists()
 
 
+def test_data_without_validation_or_test_users_can_be_trained_on(story, tmp_path):
+    log = str(story / "market.parquet")
+    beamtree("prepare", log, "--out", "data", "--val-users", "0", "--test-users", "0", folder=tmp_path)
+    beamtree("train", "data", "--out", "run", "--beam-size", "8", "--epochs", "1", folder=tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert not any("recall" in record for record in records)
+    for words in (["evaluate", "run"], ["inspect", "run"], ["evaluate", "run", "--split", "val"]):
+        done = beamtree(*words, folder=tmp_path, check=False)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert f"data has no {words[-1] if 'val' in words else 'test'} users" in done.stderr
+    beamtree("evaluate", "run", *SMALL, "--split", "train", folder=tmp_path)
+
+
+def test_one_training_user_is_too_few(tmp_path):
+    rows = [f"{user},{item},{item}" for user in "abc" for item in range(12)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *rows, ""]))
+    beamtree("prepare", "log.csv", "--out", "data", folder=tmp_path)
+    done = beamtree("train", "data", "--out", "run", folder=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("beamtree: data has one user for training")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("items", [2, 3])
+def test_a_market_of_few_items_goes_all_the_way(tmp_path, items):
+    rows = [f"u{user},{' ' * (user % 5 > 2)}{(time + user) % items},{time}" for user in range(40) for time in range(12)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *rows, ""]))
+    done = beamtree("prepare", "log.csv", "--out", "data", folder=tmp_path)
+    assert f"{items} ids of items differ from others only in white space" in done.stdout
+    beamtree("train", "data", "--out", "run", "--beam-size", "8", "--epochs", "1", folder=tmp_path)
+    beamtree("evaluate", "run", "--m", "1,5", "--against", "item-cf,item-cf-nearest,popularity", folder=tmp_path)
+    beamtree("inspect", "run", "--m", "1", folder=tmp_path)
+    done = beamtree("retrieve", "run", "--history", "who, knows", folder=tmp_path)
+    assert "1 user without a known item: answered as for an empty history" in done.stderr
+
+
 def test_an_unfinished_run_says_so(copy):
     (copy / "run" / "settings.json").unlink()
     done = beamtree("evaluate", "run", folder=copy, check=False)

@@ -48,4 +48,6 @@ def split_of(data: Prepared, name: str) -> Log:
     splits = {"test": data.test, "val": data.val, "train": data.train}
     if name not in splits:
         raise ValueError(f"--split {name!r}: choose test, val or train")
+    if not len(splits[name]):
+        raise ValueError(f"{data.folder} has no {name} users: choose another --split, or prepare with --{name}-users")
     return splits[name]

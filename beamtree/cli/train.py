@@ -90,6 +90,8 @@ def train(
 ) -> None:
     """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
 
+    Without validation users, the last model is.
+
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
     check_device(device)
@@ -99,6 +101,8 @@ def train(
     chosen = choose(RECIPES, "recipe", recipe)
     build = choose(TREES, "tree", tree)
     prepared = load(data)
+    if len(prepared.train) < 2:
+        raise ValueError(f"{data} has one user for training, and two at least are needed: prepare a longer log")
     instances = chosen.instances(prepared.train)
     training: Log | Windows = instances.windows() if method == "hsm" else instances
     per_epoch = -(-len(training) // batch_size)
@@ -145,7 +149,7 @@ def train(
             lr=lr or chosen.lr,
             schedule=chosen.schedule,
             warm_up=methods.tdm_uniform(2 * beam_size) if chosen.warm_up and method in WALKS else None,
-            val=prepared.val,
+            val=prepared.val if len(prepared.val) else None,
             patience=patience,
             seed=seed,
             folder=out_folder / TRAINING,
