@@ -218,6 +218,43 @@ def test_an_unfinished_run_says_so(copy):
     assert "run is not finished" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("run/run.json", "{", "run/run.json is damaged: train anew"),
+        ("run/run.json", "[]", "run/run.json is damaged: train anew"),
+        ("run/run.json", '{"data": 5}', "run/run.json is damaged: train anew"),
+        ("run/run.json", '{"data": "/nowhere"}', "/nowhere, on which run was trained, is not there: say where"),
+        ("run/items.txt", None, "run/items.txt is missing"),
+        ("run/items.txt", "", "holds other items than run was trained on"),
+        ("prepared/description.json", '{"format": 1}', "description.json is damaged: prepare the data again"),
+        ("prepared/description.json", '{"format": 9}', "is not one of format 1"),
+        ("prepared/description.json", "{", "description.json is damaged"),
+        ("prepared/description.json", None, "holds no prepared data"),
+        ("prepared/events.npy", "x", "events.npy is damaged, 1 of"),
+        ("prepared/users.txt", None, "users.txt is missing: prepare the data again"),
+    ],
+)
+def test_damaged_folders_are_told_in_one_line(copy, file, text, message):
+    if "nowhere" not in message:
+        (copy / "run" / "run.json").write_text(json.dumps({"data": str(copy / "prepared")}))
+    if text is None:
+        (copy / file).unlink()
+    else:
+        (copy / file).write_text(text)
+    done = beamtree("evaluate", "run", *SMALL, folder=copy, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+
+
+def test_ids_that_are_no_text_are_told_in_one_line(copy):
+    (copy / "run" / "items.txt").write_bytes(b"\xff\xfe\n")
+    done = beamtree("retrieve", "run", "--history", "a", folder=copy, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "beamtree: run/items.txt is damaged: it is no UTF-8\n"
+
+
 def test_data_with_other_items_are_refused(story):
     beamtree("simulate", "--out", "o.parquet", "--users", "100", "--items", "90", "--events", "3000", folder=story)
     beamtree("prepare", "o.parquet", "--out", "other", folder=story)

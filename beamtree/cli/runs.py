@@ -24,6 +24,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{folder} is no run: make one with `beamtree train DATA --out {folder}`")
     run: dict[str, Any] = read_json(path, "train anew")
+    if not isinstance(run, dict) or not isinstance(run.get("data"), str):
+        raise ValueError(f"{path} is damaged: train anew")
     return run
 
 
@@ -39,12 +41,18 @@ def open_model(folder: Path, device: str) -> TreeModel:
 def open_ids(folder: Path) -> Ids:
     """The ids of a run's items."""
     read_run(folder)
+    if not (folder / ITEMS).exists():
+        raise ValueError(f"{folder / ITEMS} is missing: copy it from the data of the run")
     return Ids(folder / ITEMS)
 
 
 def open_data(folder: Path, data: Path | None) -> Prepared:
     """The data of a run, or other data that numbers its items the same way."""
-    prepared = load(data or Path(read_run(folder)["data"]))
+    theirs = Path(read_run(folder)["data"])
+    if data is None and not theirs.exists():
+        raise ValueError(f"{theirs}, on which {folder} was trained, is not there: say where the data are with --data")
+    prepared = load(data or theirs)
+    open_ids(folder)
     if (prepared.folder / ITEMS).read_bytes() != (folder / ITEMS).read_bytes():
         raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
     return prepared

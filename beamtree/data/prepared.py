@@ -43,7 +43,10 @@ class Ids:
 
     @cached_property
     def names(self) -> list[str]:
-        return self._path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return self._path.read_text(encoding="utf-8").split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self._path} is damaged: it is no UTF-8") from error
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -109,6 +112,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     description: dict[str, Any] = read_json(path, "prepare the data again")
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
+    if not {"files", "users", "fingerprint", "num_items"} <= description.keys():
+        raise ValueError(f"{path} is damaged: prepare the data again")
     return description
 
 
