@@ -286,6 +286,23 @@ def test_times_of_any_type_become_whole_numbers(tmp_path, column, expected):
     assert found == {user: {time} for user, time in zip("abc", expected, strict=True)}
 
 
+def test_dates_of_several_units_and_zones_are_one_time(tmp_path):
+    for place, dtype in enumerate((pl.Datetime("ns"), pl.Datetime("ms", "UTC"), pl.Date)):
+        time = pl.Series([NOON.replace(hour=0, tzinfo=None)] * 2).cast(dtype)
+        frame = pl.DataFrame({"user": f"u{place}", "item": ["i", "j"], "time": time})
+        frame.write_parquet(tmp_path / f"{place}.parquet")
+    prepare(tmp_path, tmp_path / "out", min_events=2)
+    times = {time for events in histories(tmp_path / "out").values() for _, time in events}
+    assert times == {NOON_US - 43_200_000_000}
+
+
+def test_dates_and_numbers_are_not_one_time(tmp_path):
+    for name, time in (("a", NOON), ("b", 1.5)):
+        pl.DataFrame({"user": ["u"], "item": ["i"], "time": [time]}).write_parquet(tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"the times of a.parquet are dates, those of b.parquet numbers"):
+        prepare(tmp_path, tmp_path / "out", min_events=2)
+
+
 def test_a_log_without_times_is_in_order(tmp_path):
     rows = [(user, item) for item in ("j", "i", "j", "k") for user in ("b", "a", "c")]
     (tmp_path / "log.csv").write_text(text_of(rows, ("user", "item")))

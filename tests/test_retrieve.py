@@ -200,6 +200,15 @@ def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered)
         same({"a": read_answers(tmp_path / "out.jsonl")["a"]}, {"a": theirs})
 
 
+def test_lists_after_text_are_lists(tmp_path, run):
+    histories = {"a": "007 012", "b": ["007", "012"], "c": "[bold]", "d": ["c", None, " Ä b"], "e": []}
+    lines = [json.dumps({"user": user, "history": history}) for user, history in histories.items()]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert "passed over" not in retrieve(run, tmp_path, "in.jsonl").stderr
+    known = {"a": ["007", "012"], "b": ["007", "012"], "c": ["[bold]"], "d": ["c", "Ä b"], "e": []}
+    same(read_answers(tmp_path / "out.parquet"), expected(run, known))
+
+
 def test_numbers_in_lists_are_ids_as_people_write_them(tmp_path, numbered):
     histories = [[7, 12], [7.0, None, 12.0]]
     (tmp_path / "in").mkdir()

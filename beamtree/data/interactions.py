@@ -160,6 +160,8 @@ def open_events(
             raise ValueError(f"the files differ in their columns: {first}; {path.name} has {', '.join(other)}")
     columns = find_columns(all_names[0], user, item, time)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
+    if columns.time is not None:
+        frames = _alike(frames, columns.time, files)
     events = pl.concat([_select(frame, roles) for frame in frames], how="vertical_relaxed")
     if columns.time is not None:
         events = events.with_columns(time=_whole_time(events, columns.time))
@@ -217,6 +219,18 @@ def _select(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
         (pl.col(column) if role == "time" else text_id(column, schema[column])).alias(role)
         for role, column in roles.items()
     )
+
+
+def _alike(frames: Sequence[pl.LazyFrame], column: str, files: Sequence[Path]) -> list[pl.LazyFrame]:
+    """Dates of any unit and zone as microseconds since 1970, where no file has text in their place."""
+    types = [frame.collect_schema()[column] for frame in frames]
+    dated = [path.name for path, dtype in zip(files, types, strict=True) if dtype in (pl.Date, pl.Datetime)]
+    numbered = [path.name for path, dtype in zip(files, types, strict=True) if dtype.is_numeric()]
+    if dated and numbered:
+        raise ValueError(f"the times of {dated[0]} are dates, those of {numbered[0]} numbers: write them in one way")
+    if len(dated) < len(files):
+        return list(frames)
+    return [frame.with_columns(pl.col(column).dt.epoch("us")) for frame in frames]
 
 
 def text_id(column: str, dtype: pl.DataType) -> pl.Expr:

@@ -3,7 +3,7 @@
 A file of histories has one of two shapes.
 
 - One row per user: the columns user and history. A history is a list of ids, or text with the ids separated by
-  spaces, commas or |; oldest first. Every row is answered, in the order of the file.
+  spaces, commas or |, or a list as JSON; oldest first. Every row is answered, in the order of the file.
 - One row per event, a log as `beamtree prepare` reads it: user, item and, unless the rows are in order, timestamp.
   A user's rows may lie anywhere. A log of more than EVENTS rows is read once for each part of its users, who are
   dealt out by a hash of their ids; the answers come part by part, and within one in the order of first appearance.
@@ -12,6 +12,7 @@ Ids are text from end to end, without white space around them. Answers collect i
 become one file at the end, and get their name in one move.
 """
 
+import json
 import math
 import os
 import shutil
@@ -174,8 +175,22 @@ def _batches(histories: Histories) -> Iterator[pl.DataFrame]:
 
 def _ids_of(history: Sequence[str | None] | str | None) -> list[str]:
     if isinstance(history, str):
-        return split_ids(history)
+        listed = _json_list(history)
+        if listed is None:
+            return split_ids(history)
+        history = [None if name is None else str(name) for name in listed]
     return [name.strip() for name in history or () if name is not None and name.strip()]
+
+
+def _json_list(text: str) -> list[object] | None:
+    """The entries of a list that is written as JSON, as where JSON lines hold text first and lists later."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):  # an id such as [a]
+        return None
+    return found if isinstance(found, list) else None
 
 
 def _frame(users: Sequence[str], answers: Sequence[Answer]) -> pl.DataFrame:
