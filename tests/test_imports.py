@@ -29,6 +29,7 @@ CORE = {room for row in ROWS[4:] for room in row} - {"baselines"}
 ALSO = {  # rooms of the core that need one library more
     "train/checkpoint.py": {"safetensors"},
     "data/interactions.py": {"polars"},
+    "data/opening.py": {"polars"},
     "data/simulate.py": {"polars"},
 }
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import beamtree
 
-from beamtree.data import arrange, interactions, prepared
+from beamtree.data import arrange, interactions, opening, prepared
 from beamtree.data.columns import FORMATS, find_columns, is_header
 from beamtree.data.interactions import prepare
 from beamtree.data.prepared import SPLITS, load
@@ -323,7 +323,7 @@ def test_a_log_without_times_is_in_order(tmp_path):
 )
 def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, column, first, then):
     """A number and its digits are one id and one time, and every row is kept or counted."""
-    monkeypatch.setattr(interactions, "LOOK", 30)
+    monkeypatch.setattr(opening, "LOOK", 30)
     rows = [{"user": row % 8, "item": row * 7 % 20, "timestamp": row} for row in range(100)]
     lines = [{**row, column: (then if place >= 50 else first)(row[column])} for place, row in enumerate(rows)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -337,7 +337,7 @@ def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, co
 
 
 def test_json_lines_may_change_after_more_lines_than_are_looked_at(tmp_path):
-    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(interactions.LOOK + 2_000)]
+    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(opening.LOOK + 2_000)]
     lines += [{"user": str(row % 40), "item": str(row % 60), "time": str(row)} for row in range(20_000, 21_000)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     beamtree("prepare", "log.jsonl", "--out", "out", folder=tmp_path)
@@ -357,7 +357,7 @@ def test_json_lines_keep_the_text_of_text(tmp_path):
 
 @pytest.mark.parametrize("late", [1600000000.5, "1600000000.5", "soon"])
 def test_a_time_in_another_way_at_the_end_is_read_or_counted(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(interactions, "LOOK", 30)
+    monkeypatch.setattr(opening, "LOOK", 30)
     lines = [{"user": row % 4, "item": row % 5, "time": row} for row in range(100)] + [
         {"user": 9, "item": item, "time": late} for item in (1, 2)
     ]

@@ -13,7 +13,7 @@ from test_prepare import largest_file
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.data import Ids, interactions
+from beamtree.data import Ids, opening
 from beamtree.serve import Tally, answer, files, split_ids
 
 ITEMS = [f"{number:03}" for number in range(57)] + ["[bold]", "Ä b", "c"]  # 007 is an id, and so is one with a space
@@ -184,7 +184,7 @@ def numbered(run, tmp_path_factory):
 
 
 def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered):
-    monkeypatch.setattr(interactions, "LOOK", 30)
+    monkeypatch.setattr(opening, "LOOK", 30)
     lines = [{"user": user, "history": [user % 60]} for user in range(100)]
     late = [{"user": "a", "history": ["7", 12.0, 13]}, {"user": 5.0, "history": []}, {"user": 1, "history": None}]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *late]))

@@ -27,7 +27,7 @@ import polars as pl
 from beamtree.data import Ids
 from beamtree.data.columns import find_columns
 from beamtree.data.files import check_writable
-from beamtree.data.interactions import WHITE, find_files, open_events, scan, text_id, text_ids
+from beamtree.data.opening import WHITE, find_files, open_events, scan, text_id, text_ids
 from beamtree.model import TreeModel
 from beamtree.serve.answers import Answer, Tally, answer, split_ids
 
