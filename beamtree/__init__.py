@@ -1,5 +1,7 @@
 """beamtree: retrieve the right few items out of millions with a learned tree."""
 
+from typing import TYPE_CHECKING
+
 from beamtree._version import VERSION
 from beamtree.beam import brute_force, retrieve
 from beamtree.builders import cluster_tree, random_tree
@@ -23,6 +25,22 @@ from beamtree.model import TreeModel
 from beamtree.scorers import DeepScorer, LinearScorer, Scorer
 from beamtree.train import constant, cosine, fit, load_model, save
 from beamtree.tree import PAD, Tree
+
+if TYPE_CHECKING:
+    from beamtree.data.interactions import prepare
+else:
+
+    def __getattr__(name):
+        """`prepare` is fetched when it is asked for: Polars takes a moment to import, and may not be there."""
+        if name != "prepare":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from beamtree.data.interactions import prepare
+
+        return prepare
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __version__ = VERSION
 
@@ -58,6 +76,7 @@ __all__ = [
     "otm_no_optest",
     "otm_stochastic",
     "plt",
+    "prepare",
     "random_tree",
     "retrieve",
     "save",

@@ -10,13 +10,12 @@ import torch
 
 import beamtree as bt
 from beamtree.baselines import popularity
-from beamtree.data.interactions import prepare
 from beamtree.data.simulate import simulate
 
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     simulate(folder / "market.parquet", users=1500, items=500, events=30_000)  # or a log of your own
-    prepare(folder / "market.parquet", folder / "prepared")
+    bt.prepare(folder / "market.parquet", folder / "prepared")
     data = bt.load(folder / "prepared")
 
     tree = bt.cluster_tree(data)

@@ -81,3 +81,13 @@ def test_the_front_door_opens_without_the_command_lines_libraries():
         "import beamtree.paper.synthetic, beamtree.paper.toy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prepare_brings_polars_when_it_is_asked_for():
+    code = (
+        "import sys; import beamtree; assert 'polars' not in sys.modules;"
+        "assert 'prepare' in dir(beamtree); assert not hasattr(beamtree, 'prepared');"
+        "from beamtree import prepare; assert 'polars' in sys.modules;"
+        "from beamtree.data import interactions; assert beamtree.prepare is prepare is interactions.prepare"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import beamtree
 
+import beamtree as bt
 from beamtree.data import arrange, interactions, opening, prepared
 from beamtree.data.columns import FORMATS, find_columns, is_header
 from beamtree.data.interactions import prepare
@@ -745,3 +746,13 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path, words, message):
     assert line.startswith("beamtree: ")
     assert message in line
     assert not (tmp_path / "x").exists()
+
+
+# The front door
+
+
+def test_the_front_door_prepares(tmp_path):
+    write_csv(tmp_path, rows_of())
+    description = bt.prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
+    assert bt.load(tmp_path / "out").description == description
+    assert not hasattr(bt, "prepair")
