@@ -49,11 +49,11 @@ class Evaluation(Mapping[tuple[str, int], float]):
 
     def __str__(self) -> str:
         cuts = list(dict.fromkeys(score.m for score in self.scores))
-        lines = ["".join([f"{'%':<10}", *(f"{f'@{m}':>18}" for m in cuts)])]
+        lines = ["".join([f"{'%':<10}", *(f"{f'@{m}':>25}" for m in cuts)])]
         for metric in dict.fromkeys(score.metric for score in self.scores):
             shown = [score for score in self.scores if score.metric == metric]
             cells = [f"{f'{s.value:.2%}'[:-1]} [{s.low * 100:.2f}, {s.high * 100:.2f}]" for s in shown]
-            lines.append("".join([f"{metric:<10}", *(f"{cell:>18}" for cell in cells)]))
+            lines.append("".join([f"{metric:<10}", *(f"{cell:>25}" for cell in cells)]))
         return "\n".join(lines)
 
 

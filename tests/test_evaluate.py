@@ -7,6 +7,7 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD, Log
+from beamtree.evaluate import Evaluation, Score
 from beamtree.metrics import NAMES, all_metrics, bootstrap, hits, num_relevant
 
 
@@ -94,3 +95,11 @@ def test_brute_force_is_a_beam_that_loses_nothing():
 def test_an_unknown_metric_is_named():
     with pytest.raises(ValueError, match="metric 'mrr' is unknown: choose from precision"):
         bt.evaluate(a_model(), a_market(), beam_size=10, m=(5,), metrics=("mrr",))
+
+
+def test_numbers_beside_each_other_do_not_run_together():
+    scores = [Score(metric, m, 1.0, 1.0, 1.0) for metric in ("recall", "precision") for m in (10, 200)]
+    heads, *lines = (line.split("  ") for line in str(Evaluation(scores, 3)).splitlines())
+    assert [head.strip() for head in heads if head] == ["%", "@10", "@200"]
+    for line in lines:
+        assert [cell.strip() for cell in line if cell][-2:] == ["100.00 [100.00, 100.00]"] * 2
