@@ -99,6 +99,8 @@ def measure(
     unknown = [name for name in metrics if name not in NAMES]
     if unknown:
         raise ValueError(f"metric {unknown[0]!r} is unknown: choose from {', '.join(NAMES)}")
+    if not metrics or not m:
+        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(NAMES)}")
     parts = []
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))

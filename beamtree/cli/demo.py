@@ -21,7 +21,7 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training users.")] = 8,
 ) -> None:
     """Simulate a market, prepare its log, learn a tree, train a model, compare it, and see what the beam loses."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is there already: remove it, or choose another folder with --out")
     began = time.monotonic()
     market, prepared, run = folder / "market.parquet", folder / "prepared", folder / "run"

@@ -1,5 +1,6 @@
 """`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -84,7 +85,7 @@ def train(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     patience: Annotated[int, typer.Option(min=1, help="Stop when recall has not risen so many checks.")] = 8,
-    seed: Annotated[int, typer.Option(help="Same seed, same model.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
@@ -95,6 +96,8 @@ def train(
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
     check_device(device)
+    if lr is not None and not 0 < lr < math.inf:
+        raise ValueError(f"--lr {lr}: give a number above 0")
     usual_beam, usual_batch, steps = USUAL["cpu" if device == "cpu" else "cuda"]
     beam_size, batch_size = beam_size or usual_beam, batch_size or usual_batch
     row = choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
