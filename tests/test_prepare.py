@@ -521,6 +521,8 @@ def test_files_must_be_there_be_logs_and_agree(tmp_path):
         ("log.jsonl", b'{"user": 1, "item": 2}\n{"user": 1, "it', "log.jsonl cannot be read: "),
         ("log.jsonl", b'\xef\xbb\xbf{"user": 1, "item": 2}\n', "log.jsonl begins with a byte order mark"),
         ("log.jsonl", b'{"user": [1], "item": 2}\n', r"column 'user' holds List"),
+        ("log.csv", text_of(rows_of()).encode("utf-16"), "log.csv is not UTF-8 (perhaps it is UTF-16)"),
+        ("log.csv", text_of(rows_of()).encode("utf-16-le"), "log.csv is not UTF-8 (perhaps it is UTF-16)"),
         ("log.csv.gz", b"user,item\n", "log.csv.gz cannot be read: Not a gzipped file"),
         ("log.csv.gz", gzip.compress(text_of(rows_of(1000)).encode())[:3000], "the log cannot be read: unexpected end"),
         ("log.csv.gz", gzip.compress(b"user,item\n")[:14], "log.csv.gz cannot be read: "),

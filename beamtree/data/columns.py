@@ -44,6 +44,8 @@ def first_row(path: Path) -> tuple[list[str], str]:
         line = file.readline()
     if not line.strip():
         raise ValueError(f"{path} is empty, or begins with an empty line")
+    if "\0" in line:
+        raise ValueError(f"{path} is not UTF-8 (perhaps it is UTF-16): save it as UTF-8")
     separator = max(",\t;|", key=line.count)
     return next(csv.reader([line], delimiter=separator)), separator
 
