@@ -48,9 +48,11 @@ class Tree:
         spans = [self.level(h) for h in range(self.height + 1)]
         self._item_of_slot = slots  # [b^H]
         self._leaf_of_item = self._invert(slots)  # [M]
-        self._occupied = self._mark_occupied(slots)  # [num_nodes]
+        self._barred = self._mark_barred(slots)  # [num_nodes]
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
-        self._full = [admit_empty or bool(self._occupied[span.start : span.stop].all()) for span in spans]
+        self._leaves_below = torch.tensor([arity ** (self.height - h) for h in range(self.height + 1)]).to(items.device)
+        self._offsets = torch.arange(1, arity + 1, device=items.device)
+        self._full = [not bool(self._barred[max(1, span.start) : span.stop].any()) for span in spans]
         self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
 
@@ -59,23 +61,25 @@ class Tree:
         if len(filled) == 0:
             raise ValueError("a tree needs at least one item")
         found = slots[filled]
-        order = found.sort().values
-        repeated = order[1:][order[1:] == order[:-1]]
-        if len(repeated):
-            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
-        outside = order[(order < 0) | (order >= len(order))]
+        outside = found[(found < 0) | (found >= len(found))]
         if len(outside):
             raise ValueError(
-                f"item {int(outside[0])} is outside 0…{len(order) - 1}: number the items from 0 without gaps"
+                f"item {int(outside.min())} is outside 0…{len(found) - 1}: number the items from 0 without gaps"
             )
-        leaves = torch.empty_like(found)
+        leaves = torch.full_like(found, PAD)
         leaves[found] = filled + self.level(self.height).start
+        if bool((leaves == PAD).any()):  # as many items as numbers: where one is missing, another is there twice
+            order = found.sort().values
+            repeated = order[1:][order[1:] == order[:-1]]
+            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
         return leaves
 
-    def _mark_occupied(self, slots: Tensor) -> Tensor:
-        levels = [slots != PAD]
+    def _mark_barred(self, slots: Tensor) -> Tensor:
+        """Which nodes follow no parent into a beam: empty ones, unless they are admitted, and the root."""
+        levels = [slots == PAD if not self.admit_empty else torch.zeros_like(slots, dtype=torch.bool)]
         for _ in range(self.height):
-            levels.append(levels[-1].view(-1, self.arity).any(1))
+            levels.append(levels[-1].view(-1, self.arity).all(1))
+        levels[-1][:] = True
         return torch.cat(levels[::-1])
 
     # Shape
@@ -99,8 +103,10 @@ class Tree:
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
-        tree._occupied = move(self._occupied)
+        tree._barred = move(self._barred)
         tree._starts = move(self._starts)
+        tree._leaves_below = move(self._leaves_below)
+        tree._offsets = move(self._offsets)
         tree._occupied_nodes = {}
         return tree
 
@@ -118,12 +124,9 @@ class Tree:
 
     def children(self, nodes: Tensor) -> Tensor:
         """C(n) [..., b], PAD for an empty child."""
-        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
-        children = nodes.unsqueeze(-1) * self.arity + offsets
-        admitted = children > 0  # nobody's child is the root, but PAD's arithmetic ends there
-        if not self.admit_empty:
-            admitted &= self._occupied[children.clamp(min=0)]
-        return children.where(admitted, PAD)
+        children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
+        children.clamp_(min=0)  # where PAD's arithmetic ends: at the root, which is barred
+        return children.masked_fill_(self._barred.take(children), PAD)
 
     def level_of(self, nodes: Tensor) -> Tensor:
         """h of each node; PAD for PAD."""
@@ -136,6 +139,14 @@ class Tree:
         offset = nodes - self._starts[depth.clamp(min=0)]
         lifted = torch.div(offset, self.arity**below, rounding_mode="floor")
         return torch.where(nodes == PAD, PAD, lifted + self.level(level).start)
+
+    def lift(self, leaves: Tensor, levels: range) -> Tensor:
+        """The ancestors of leaves on each of some levels, one after another [len(levels), ...]."""
+        shape = (-1, *[1] * leaves.dim())
+        below = self._leaves_below[levels.start : levels.stop].view(shape)
+        starts = self._starts[levels.start : levels.stop].view(shape)
+        lifted = torch.div(leaves - self.level(self.height).start, below, rounding_mode="floor") + starts
+        return torch.where(leaves == PAD, PAD, lifted)
 
     def path(self, nodes: Tensor) -> Tensor:
         """Path(n) of nodes of one level, without the root [..., h]: level 1 first, n itself last."""
@@ -153,17 +164,14 @@ class Tree:
 
     def occupied(self, nodes: Tensor) -> Tensor:
         """Whether a node may enter a beam: some item lies below it (or empty nodes are admitted)."""
-        real = nodes >= 0
-        if self.admit_empty:
-            return real
-        return real & self._occupied[nodes.clamp(min=0)]
+        return (nodes == 0) | ~self._barred.take(nodes.clamp(min=0))
 
     def empty(self, level: int) -> Tensor | None:
         """Which nodes of a level nothing lies below [|N_h|] bool; None where all may enter a beam."""
         if self._full[level]:
             return None
         span = self.level(level)
-        return ~self._occupied[span.start : span.stop]
+        return self._barred[span.start : span.stop]
 
     def nodes(self, level: int) -> Tensor:
         """Every node of a level that may enter a beam."""
