@@ -20,14 +20,15 @@ ROWS = [
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},
-    {"scorers", "theory", "baselines", "kernels"},
-    {"loss", "metrics", "data", "distributed", "config"},
+    {"scorers", "theory", "baselines"},
+    {"loss", "metrics", "data", "kernels", "distributed", "config"},
     {"tree", "_version"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 CORE = {room for row in ROWS[4:] for room in row} - {"baselines"}
 ALSO = {  # rooms of the core that need one library more
     "train/checkpoint.py": {"safetensors"},
+    **{f"kernels/{name}.py": {"triton"} for name in ("labels", "rows", "score", "select")},
     "data/interactions.py": {"polars"},
     "data/opening.py": {"polars"},
     "data/simulate.py": {"polars"},

@@ -1,0 +1,180 @@
+"""The kernels against what they are twins of: on a GPU where there is one, in Triton's interpreter elsewhere."""
+
+import os
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
+pytest.importorskip("triton")
+
+import beamtree as bt  # noqa: E402
+from beamtree import kernels  # noqa: E402
+from beamtree.kernels.labels import pass_up  # noqa: E402
+from beamtree.kernels.rows import adam  # noqa: E402
+from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
+from beamtree.kernels.select import select  # noqa: E402
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator(DEVICE).manual_seed(0)
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, device=DEVICE)
+
+
+@pytest.fixture
+def case(generator):
+    """Three users, nodes of levels 2 and 4 side by side, some of them PAD."""
+    layers = Layers(
+        wn=draw(generator, 128, 24) * 0.3,
+        s1=torch.rand(128, generator=generator, device=DEVICE),
+        w2=draw(generator, 64, 128) * 0.1,
+        b2=draw(generator, 64),
+        s2=torch.rand(64, generator=generator, device=DEVICE),
+        w3=draw(generator, 24, 64) * 0.2,
+        b3=draw(generator, 24),
+        s3=torch.rand(24, generator=generator, device=DEVICE),
+        w4=draw(generator, 1, 24) * 0.3,
+        b4=draw(generator, 1),
+    )
+    vectors, user = draw(generator, 500, 24), draw(generator, 3, 6, 128)
+    nodes = torch.randint(-1, 500, (3, 7 + 150), generator=generator, device=DEVICE)
+    return vectors, user, layers, ((2, 7), (4, 150)), nodes
+
+
+def plain_score(vectors, user, layers, levels, nodes):
+    level = torch.cat([torch.full((width,), level, device=nodes.device) for level, width in levels])
+    hidden = vectors[nodes.clamp(min=0)] @ layers.wn.T + user[:, level]
+    prelu = torch.nn.functional.prelu
+    hidden = torch.nn.functional.linear(prelu(hidden.flatten(0, 1), layers.s1), layers.w2, layers.b2)
+    hidden = torch.nn.functional.linear(prelu(hidden, layers.s2), layers.w3, layers.b3)
+    hidden = torch.nn.functional.linear(prelu(hidden, layers.s3), layers.w4, layers.b4)
+    return hidden.view(len(user), -1).masked_fill(nodes == -1, -torch.inf)
+
+
+def near(found, expected, tolerance):
+    """‖found - expected‖ / ‖expected‖: the right measure where matrices are multiplied in fewer digits."""
+    return float((found - expected).norm() / expected.norm()) < tolerance
+
+
+def test_scores_are_those_of_the_layers(case):
+    expected = plain_score(*case)
+    found = score(*case)
+    real = case[-1] != -1
+    assert torch.equal(found == -torch.inf, ~real)
+    assert near(found[real], expected[real], 2e-3 if ON_GPU else 1e-6)
+
+
+def test_nodes_that_all_users_share_are_scored_for_each(case):
+    vectors, user, layers, levels, nodes = case
+    shared = nodes[:1].clamp(min=0)
+    assert near(score(vectors, user, layers, levels, shared), plain_score(vectors, user, layers, levels, shared), 2e-3)
+
+
+def test_gradients_are_those_of_the_layers(case, generator):
+    vectors, user, layers, levels, nodes = case
+    leaves = [part.detach().clone().requires_grad_() for part in (vectors, user, *layers)]
+    grad = draw(generator, *nodes.shape).masked_fill(nodes == -1, 0)
+    plain_score(leaves[0], leaves[1], Layers(*leaves[2:]), levels, nodes).masked_fill(nodes == -1, 0).backward(grad)
+    to_vectors = torch.zeros_like(vectors)
+    touched = torch.zeros(len(vectors), dtype=torch.uint8, device=DEVICE)
+    to_user, to_layers = score_backward(vectors, user, layers, levels, nodes, grad, to_vectors, touched)
+    names = ["vectors", "user", *Layers._fields]
+    for name, leaf, found in zip(names, leaves, [to_vectors, to_user, *to_layers], strict=True):
+        assert found.shape == leaf.grad.shape, name
+        assert near(found, leaf.grad, 5e-2 if ON_GPU else 1e-5), name
+    assert touched.nonzero().squeeze(1).tolist() == nodes[nodes >= 0].unique().tolist()
+
+
+@pytest.mark.parametrize(("width", "k"), [(20, 7), (64, 64), (100, 1), (130, 129)])
+def test_the_best_are_kept_and_expanded(generator, width, k):
+    rank = draw(generator, 4, width).round(decimals=1)  # with ties
+    rank[1, : width // 2] = -torch.inf
+    rank[2] = -torch.inf
+    candidates = torch.randint(0, 50, (4, width), generator=generator, device=DEVICE)
+    candidates[rank == -torch.inf] = -1
+    occupied = torch.rand(200, generator=generator, device=DEVICE) < 0.7
+    beam, index, children = select(candidates, rank, k, 3, occupied, True)
+    assert torch.equal(rank.gather(1, index).sort().values, rank.topk(k).values.sort().values)
+    assert all(len(set(row.tolist())) == k for row in index)
+    assert torch.equal(candidates.gather(1, index), beam)
+    expected = beam.unsqueeze(-1) * 3 + torch.arange(1, 4, device=DEVICE)
+    real = (beam.unsqueeze(-1) >= 0) & occupied[expected.clamp(min=0)]
+    assert torch.equal(children, expected.where(real, -1).flatten(1))
+
+
+def test_ties_at_the_threshold_are_cut_to_k(generator):
+    rank = torch.zeros(2, 10, device=DEVICE)
+    beam, index, children = select(torch.arange(10, device=DEVICE).unsqueeze(0), rank, 4, 2, None, False)
+    assert beam.tolist() == [[0, 1, 2, 3]] * 2 == index.tolist()
+    assert children.shape == (2, 0)
+
+
+def test_labels_go_up_as_the_definition_says(generator):
+    arity, height, targets = 3, 4, 11
+    first = (arity**height - 1) // (arity - 1)
+    leaves = torch.randint(0, arity**height, (6, targets), generator=generator, device=DEVICE) + first
+    leaves[0, 3:] = -1
+    leaves[1] = -1
+    nodes = [leaves.sort(dim=1).values]
+    for _ in range(height):
+        nodes.append(torch.div(nodes[-1] - 1, arity, rounding_mode="floor"))
+    nodes = torch.stack(nodes[::-1], dim=1)
+    score_of = draw(generator, 6, 500).round(decimals=0)  # with ties
+    children = (nodes[:, :-1].unsqueeze(-1) * arity + torch.arange(1, arity + 1, device=DEVICE)).flatten(2)
+    logits = score_of.unsqueeze(1).expand(-1, height, -1).gather(2, children.clamp(min=0))
+    found = pass_up(nodes, logits, arity)
+    for row in range(6):
+        label = {int(n): True for n in leaves[row] if n >= 0}
+        for level in range(height, -1, -1):
+            if level < height:
+                for n in nodes[row, level].tolist():
+                    below = [n * arity + 1 + j for j in range(arity)]
+                    top = max(float(score_of[row, c]) for c in below) if n >= 0 else 0
+                    label[n] = n >= 0 and any(float(score_of[row, c]) == top and label.get(c, False) for c in below)
+            assert found[row, level].tolist() == [n >= 0 and label[n] for n in nodes[row, level].tolist()]
+
+
+def test_touched_rows_move_as_adam_would_move_them(generator):
+    weight = draw(generator, 300, 24)
+    expected = weight.cpu().clone().requires_grad_()
+    plain = torch.optim.SparseAdam([expected], lr=0.01)
+    first, second, grad = torch.zeros_like(weight), torch.zeros_like(weight), torch.zeros_like(weight)
+    touched = torch.zeros(300, dtype=torch.uint8, device=DEVICE)
+    for step in range(1, 4):
+        rows = torch.randperm(300, generator=generator, device=DEVICE)[:50]
+        values = draw(generator, 50, 24)
+        grad[rows], touched[rows] = values, 1
+        expected.grad = torch.sparse_coo_tensor(rows.unsqueeze(0).cpu(), values.cpu(), (300, 24), check_invariants=True)
+        plain.step()
+        at = torch.tensor(float(step), device=DEVICE)
+        adam(weight, grad, first, second, touched, torch.tensor(0.01, device=DEVICE), at, 0.9, 0.999, 1e-8)
+        torch.testing.assert_close(weight.cpu(), expected.detach())
+        assert not grad.any()
+        assert not touched.any()
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("name", ["otm", "tdm", "plt"])
+def test_a_methods_loss_and_gradients_do_not_depend_on_who_computes_them(monkeypatch, generator, name, share):
+    tree = bt.Tree(torch.randperm(50, generator=torch.Generator().manual_seed(0)))
+    method = {"otm": bt.otm(4), "tdm": bt.tdm(5), "plt": bt.plt()}[name]
+    x = torch.randint(-1, 50, (3, 12), generator=generator, device=DEVICE)
+    y = torch.randint(-1, 50, (3, 6), generator=generator, device=DEVICE)
+    found = []
+    for fits in (False, True):
+        monkeypatch.setattr(kernels, "fits", lambda tensor, fits=fits: fits)
+        scorer = bt.DeepScorer(tree.num_nodes, scale=1.0, share=share)
+        model = bt.TreeModel(tree, scorer, chained=method.chained, first_level=2).to(DEVICE)
+        loss = method.loss(model, x, y, torch.Generator(DEVICE).manual_seed(0))
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for plain, fast in zip(*found, strict=True):
+        assert near(fast, plain, 5e-2 if ON_GPU else 1e-4)
