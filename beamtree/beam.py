@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
+from beamtree import kernels
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
-from beamtree.tree import PAD
+from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
+WIDEST = 4096  # candidates that the GPU's twin of `_select` can hold
 
 
 class BeamLevel(NamedTuple):
@@ -23,32 +25,38 @@ class BeamLevel(NamedTuple):
     rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
-def walk(query: Query, beam_size: int, expand: Expand | None = None, *, choices: bool = False) -> Iterator[BeamLevel]:
-    """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k.
-
-    With `choices`, levels that the beam keeps whole are passed over, unscored: right where the ranking of a node does
-    not depend on its parent's.
-    """
+@torch.no_grad()
+def walk(query: Query, beam_size: int, expand: Expand | None = None) -> Iterator[BeamLevel]:
+    """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k."""
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
     expand = expand or query.model.expand
     tree = query.tree
     beam = tree.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
     state: State = (torch.zeros(beam.shape, device=tree.device),)
+    candidates = tree.children(beam).flatten(1)  # [1, kb]
     for level in query.levels:
-        with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
-            candidates = tree.children(beam).flatten(1)  # [B, kb]
-            if choices and candidates.shape[1] <= beam_size and level < tree.height:
-                beam = candidates
-                continue
-            logits = query.logits(level, candidates)  # [B, kb]
-            state = tuple(part.flatten(1) for part in expand(logits.view(len(logits), -1, tree.arity), state))
-            beam = candidates
-            if candidates.shape[1] > beam_size:
-                rank, best = state[0].topk(beam_size, sorted=False)
-                beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
-                state = (rank, *(part.gather(1, best) for part in state[1:]))
+        logits = query.logits(level, candidates).unflatten(1, (-1, tree.arity))
+        state = tuple(part.flatten(1) for part in expand(logits, state))
+        beam, best, children = _select(tree, candidates, state[0], beam_size, level)
+        if best is not None:
+            state = tuple(part.gather(1, best) for part in state)
         yield BeamLevel(level, candidates, beam, state[0])
+        candidates = children
+
+
+def _select(tree: Tree, candidates: Tensor, rank: Tensor, k: int, level: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The best k of candidates, their columns (None if all are kept), and their children, if there are any below."""
+    below = level < tree.height
+    if candidates.shape[1] <= k:
+        return candidates, None, tree.children(candidates).flatten(1) if below else candidates
+    if kernels.fits(rank) and rank.shape[1] <= WIDEST:
+        from beamtree.kernels.select import select
+
+        return select(candidates, rank, k, tree.arity, tree.admitted, below)
+    best = rank.topk(k, sorted=False).indices
+    beam = candidates.expand(len(best), -1).gather(1, best)
+    return beam, best, tree.children(beam).flatten(1) if below else beam
 
 
 def gumbel_expand(generator: torch.Generator) -> Expand:
@@ -83,7 +91,7 @@ def retrieve(
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
-    *_, last = walk(model.query(x), beam_size, choices=not model.chained)
+    *_, last = walk(model.query(x), beam_size)
     items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
     items, rank = _best(items, last.rank, m, exclude)
     return items, model.rank_to_log_prob(rank)

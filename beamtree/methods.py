@@ -18,7 +18,7 @@ from beamtree.candidates import (
 )
 from beamtree.loss import bce
 from beamtree.model import Query, TreeModel
-from beamtree.targets import Targets, any_relevant, best_child
+from beamtree.targets import Targets, any_relevant, best_child, labels_at
 from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
@@ -60,11 +60,8 @@ class Method:
         # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
         positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
         targets = self.targets(query, positives)  # z or ẑ
-        logits, labels = [], []
-        for level, nodes in self.candidates(query, positives, generator):  # S_h
-            labels.append(targets[level].at(nodes))
-            logits.append(query.logits(level, nodes))  # -inf at PAD
-        return bce(torch.cat(logits, dim=1), torch.cat(labels, dim=1))
+        found = list(self.candidates(query, positives, generator))  # S_h
+        return bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
 
 
 def as_marked(query: Query, positives: list[Targets]) -> list[Targets]:

@@ -67,15 +67,6 @@ class TreeModel(nn.Module):
         return self.query(x).log_prob(level, nodes)
 
 
-def quantized(model: TreeModel) -> TreeModel:
-    """The same model for search on a CPU, with int8 weights where that is faster.
-
-    It shares the weights of the model as they are now. A search finds nearly the same: `benchmarks/bench_search.py`
-    measures what it loses.
-    """
-    return TreeModel(model.tree, model.scorer.quantized(), chained=model.chained, first_level=model.first_level).eval()
-
-
 class Query:
     """A batch of users x put to a model: search, targets and loss share one context.
 
@@ -94,6 +85,10 @@ class Query:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
         logits: Tensor = self.model.scorer(self.context, level, nodes)
         return logits
+
+    def logits_of(self, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels."""
+        return self.model.scorer.levels(self.context, found)
 
     def log_prob(self, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""

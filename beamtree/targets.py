@@ -3,18 +3,20 @@
 Off S_h⁺ = {n ∈ N_h: z_n = 1} every label is 0, so only positives are visited: O(Hb|I_x|) scorings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from beamtree import kernels
 from beamtree.model import Query
 from beamtree.tree import PAD, Tree, first_of_each
 
 # A level of at most this many times b|I_x| nodes is marked whole: cheaper than a list per row, and still O(b|I_x|).
 WHOLE_LEVEL = 8
+MOST = 128  # targets that the GPU's twin of `best_child` can hold
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,43 @@ def mark(tree: Tree, level: int, nodes: Tensor, whole: int | None = None) -> Tar
 
 def any_relevant(tree: Tree, y: Tensor, whole: int | None = None) -> list[Targets]:
     """z_n (Eq. 1) of levels 0 … H: 1 where one of the items y [B, P] is below. It marks S_h⁺."""
-    levels = [mark(tree, tree.height, tree.leaf_of_item(y), whole)]
-    for level in range(tree.height - 1, -1, -1):
-        below = levels[-1]
-        if below.nodes is None:
-            labels = reduce(torch.logical_or, _siblings(tree, below.labels[:, 1:]))
-            levels.append(Targets(tree.level(level), None, pad(labels, (1, 0)), below.most))
+    leaves = tree.leaf_of_item(y).sort(dim=1).values
+    most = leaves.shape[1]
+    small = (WHOLE_LEVEL if whole is None else whole) * tree.arity * most
+    lists = range(sum(len(tree.level(h)) <= small for h in range(tree.height + 1)), tree.height + 1)
+    real = leaves != PAD
+    levels = [  # ancestors of sorted leaves are sorted
+        Targets(tree.level(h), nodes, real, most) for h, nodes in zip(lists, tree.lift(leaves, lists), strict=True)
+    ]
+    for level in range(lists.start - 1, -1, -1):
+        if level == lists.start - 1:  # the first that is marked whole
+            levels.insert(0, mark(tree, level, tree.lift(leaves, range(level, level + 1))[0], whole))
         else:
-            levels.append(mark(tree, level, tree.parent(below.nodes), whole))
-    return levels[::-1]
+            labels = reduce(torch.logical_or, _siblings(tree, levels[0].labels[:, 1:]))
+            levels.insert(0, Targets(tree.level(level), None, pad(labels, (1, 0)), most))
+    return levels
+
+
+def labels_at(targets: list[Targets], found: list[tuple[int, Tensor]]) -> list[Tensor]:
+    """The labels [B, W] of nodes [B or 1, W] of each of some levels, in rising order.
+
+    Where all levels have lists they are looked up at once: no two levels share an id.
+    """
+    lists = [targets[level] for level, _ in found if targets[level].nodes is not None]
+    if len(lists) < len(found):
+        return [targets[level].at(nodes) for level, nodes in found]
+    # One sorted list: what fills up a level's, instead of PAD, is the last node of the level above, labelled 0.
+    keys = [t.nodes.clamp(min=t.span.start - 1) for t in lists if t.nodes is not None]
+    widths = [nodes.shape[1] for _, nodes in found]
+    rows = len(lists[0].labels)
+    joined = Targets(
+        range(lists[0].span.start, lists[-1].span.stop),
+        torch.cat(keys, dim=1),
+        torch.cat([t.labels for t in lists], dim=1),
+        sum(t.most for t in lists),
+    )
+    nodes = torch.cat([nodes.expand(rows, -1) for _, nodes in found], dim=1)
+    return list(joined.at(nodes).split(widths, dim=1))
 
 
 @torch.no_grad()
@@ -86,6 +116,10 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     too. A tie goes to the relevant child. Levels that are not trained keep z.
     """
     tree = query.tree
+    above = positives[: query.levels.start]
+    listed = [positives[level] for level in query.levels]
+    if kernels.fits(listed[-1].labels) and all(t.nodes is not None and t.most <= MOST for t in listed):
+        return [*above, *_pass_up(query, listed)]
     levels = [positives[-1]]
     for level in reversed(query.levels[:-1]):
         below = levels[-1]
@@ -102,7 +136,20 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
             label = (label & (best >= logit)) | (rival & (logit >= best))
         label = pad(label, (1, 0)) if nodes is None else label
         levels.append(Targets(tree.level(level), nodes, label, below.most))
-    return [*positives[: query.levels.start], *levels[::-1]]
+    return [*above, *levels[::-1]]
+
+
+def _pass_up(query: Query, positives: list[Targets]) -> list[Targets]:
+    """ẑ of the trained levels, whose positives are lists, all at once."""
+    from beamtree.kernels.labels import pass_up
+
+    nodes = torch.stack([t.nodes for t in positives if t.nodes is not None], dim=1)  # [B, L, P]
+    children = query.tree.children(nodes[:, :-1]).flatten(2)  # [B, L - 1, Pb]
+    logits = query.logits_of(list(zip(query.levels[1:], children.unbind(1), strict=True)))
+    labels = (
+        pass_up(nodes, torch.stack(logits, dim=1), query.tree.arity) if logits else positives[0].labels.unsqueeze(1)
+    )
+    return [replace(t, labels=label) for t, label in zip(positives, labels.unbind(1), strict=True)]
 
 
 def _siblings(tree: Tree, values: Tensor) -> tuple[Tensor, ...]:

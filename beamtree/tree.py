@@ -48,11 +48,9 @@ class Tree:
         spans = [self.level(h) for h in range(self.height + 1)]
         self._item_of_slot = slots  # [b^H]
         self._leaf_of_item = self._invert(slots)  # [M]
-        self._barred = self._mark_barred(slots)  # [num_nodes]
+        self._occupied = self._mark_occupied(slots)  # [num_nodes]
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
-        self._leaves_below = torch.tensor([arity ** (self.height - h) for h in range(self.height + 1)]).to(items.device)
-        self._offsets = torch.arange(1, arity + 1, device=items.device)
-        self._full = [not bool(self._barred[max(1, span.start) : span.stop].any()) for span in spans]
+        self._full = [admit_empty or bool(self._occupied[span.start : span.stop].all()) for span in spans]
         self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
 
@@ -61,25 +59,23 @@ class Tree:
         if len(filled) == 0:
             raise ValueError("a tree needs at least one item")
         found = slots[filled]
-        outside = found[(found < 0) | (found >= len(found))]
+        order = found.sort().values
+        repeated = order[1:][order[1:] == order[:-1]]
+        if len(repeated):
+            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
+        outside = order[(order < 0) | (order >= len(order))]
         if len(outside):
             raise ValueError(
-                f"item {int(outside.min())} is outside 0…{len(found) - 1}: number the items from 0 without gaps"
+                f"item {int(outside[0])} is outside 0…{len(order) - 1}: number the items from 0 without gaps"
             )
-        leaves = torch.full_like(found, PAD)
+        leaves = torch.empty_like(found)
         leaves[found] = filled + self.level(self.height).start
-        if bool((leaves == PAD).any()):  # as many items as numbers: where one is missing, another is there twice
-            order = found.sort().values
-            repeated = order[1:][order[1:] == order[:-1]]
-            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
         return leaves
 
-    def _mark_barred(self, slots: Tensor) -> Tensor:
-        """Which nodes follow no parent into a beam: empty ones, unless they are admitted, and the root."""
-        levels = [slots == PAD if not self.admit_empty else torch.zeros_like(slots, dtype=torch.bool)]
+    def _mark_occupied(self, slots: Tensor) -> Tensor:
+        levels = [slots != PAD]
         for _ in range(self.height):
-            levels.append(levels[-1].view(-1, self.arity).all(1))
-        levels[-1][:] = True
+            levels.append(levels[-1].view(-1, self.arity).any(1))
         return torch.cat(levels[::-1])
 
     # Shape
@@ -103,10 +99,8 @@ class Tree:
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
-        tree._barred = move(self._barred)
+        tree._occupied = move(self._occupied)
         tree._starts = move(self._starts)
-        tree._leaves_below = move(self._leaves_below)
-        tree._offsets = move(self._offsets)
         tree._occupied_nodes = {}
         return tree
 
@@ -124,9 +118,12 @@ class Tree:
 
     def children(self, nodes: Tensor) -> Tensor:
         """C(n) [..., b], PAD for an empty child."""
-        children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
-        children.clamp_(min=0)  # where PAD's arithmetic ends: at the root, which is barred
-        return children.masked_fill_(self._barred.take(children), PAD)
+        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
+        children = nodes.unsqueeze(-1) * self.arity + offsets
+        admitted = children > 0  # nobody's child is the root, but PAD's arithmetic ends there
+        if not self.admit_empty:
+            admitted &= self._occupied[children.clamp(min=0)]
+        return children.where(admitted, PAD)
 
     def level_of(self, nodes: Tensor) -> Tensor:
         """h of each node; PAD for PAD."""
@@ -142,11 +139,10 @@ class Tree:
 
     def lift(self, leaves: Tensor, levels: range) -> Tensor:
         """The ancestors of leaves on each of some levels, one after another [len(levels), ...]."""
-        shape = (-1, *[1] * leaves.dim())
-        below = self._leaves_below[levels.start : levels.stop].view(shape)
-        starts = self._starts[levels.start : levels.stop].view(shape)
-        lifted = torch.div(leaves - self.level(self.height).start, below, rounding_mode="floor") + starts
-        return torch.where(leaves == PAD, PAD, lifted)
+        up = range(self.height - levels.start, self.height - levels.stop, -1)  # so many times up
+        starts = self._starts[: up.start + 1].flip(0)[: len(up)].view(-1, *[1] * leaves.dim())
+        # k times up from n is ⌊(n - start of level k) / b^k⌋, and the start of level k is (b^k - 1) / (b - 1).
+        return torch.div(leaves - starts, starts * (self.arity - 1) + 1, rounding_mode="floor")  # -1 stays -1
 
     def path(self, nodes: Tensor) -> Tensor:
         """Path(n) of nodes of one level, without the root [..., h]: level 1 first, n itself last."""
@@ -164,14 +160,22 @@ class Tree:
 
     def occupied(self, nodes: Tensor) -> Tensor:
         """Whether a node may enter a beam: some item lies below it (or empty nodes are admitted)."""
-        return (nodes == 0) | ~self._barred.take(nodes.clamp(min=0))
+        real = nodes >= 0
+        if self.admit_empty:
+            return real
+        return real & self._occupied[nodes.clamp(min=0)]
+
+    @property
+    def admitted(self) -> Tensor | None:
+        """Which nodes may enter a beam [num_nodes] bool; None where all may."""
+        return None if self.admit_empty else self._occupied
 
     def empty(self, level: int) -> Tensor | None:
         """Which nodes of a level nothing lies below [|N_h|] bool; None where all may enter a beam."""
         if self._full[level]:
             return None
         span = self.level(level)
-        return self._barred[span.start : span.stop]
+        return ~self._occupied[span.start : span.stop]
 
     def nodes(self, level: int) -> Tensor:
         """Every node of a level that may enter a beam."""

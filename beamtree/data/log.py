@@ -39,10 +39,10 @@ class Log:
         rows = rows.to(self.offsets.device)
         start, stop = self.offsets[rows], self.offsets[rows + 1]
         split = start + self._first_part(stop - start, generator)
-        x, y = self._before(start, split), self._from(split, stop)
+        x, y = self._before(start, split), self._from(split, stop, self.targets)
         if generator is not None and self.forget:
             x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
-        return x, y[:, : self.targets]
+        return x, y
 
     def _first_part(self, count: Tensor, generator: torch.Generator | None) -> Tensor:
         """How many of `count` events are history: at least one and not all, unless there is only one."""
@@ -55,9 +55,11 @@ class Log:
         place = split.unsqueeze(1) - 1 - torch.arange(self.history, device=split.device)
         return self._read(place, place >= start.unsqueeze(1))
 
-    def _from(self, split: Tensor, stop: Tensor) -> Tensor:
-        width = int((stop - split).max())
-        place = split.unsqueeze(1) + torch.arange(width, device=split.device)
+    def _from(self, split: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
+        """The first `most` events from split to stop; on a GPU as wide as that, so as not to wait for its answer."""
+        if most is None or not split.is_cuda:
+            most = min(int((stop - split).max()), most or len(self.events))
+        place = split.unsqueeze(1) + torch.arange(most, device=split.device)
         return self._read(place, place < stop.unsqueeze(1))
 
     def _read(self, place: Tensor, real: Tensor) -> Tensor:

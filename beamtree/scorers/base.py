@@ -29,23 +29,16 @@ class Scorer(nn.Module, ABC):
         Nodes are [B, W], or [1, W] where all users share them.
         """
 
+    def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        """g(x, n) of nodes of several levels, each as `forward` gives it."""
+        return [self(context, level, nodes) for level, nodes in found]
+
     def whole_level(self, context: Any, tree: Tree, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|]."""
         span = tree.level(level)
         nodes = torch.arange(span.start, span.stop, device=tree.device)
         logits: Tensor = self(context, level, nodes.unsqueeze(0))
         return logits
-
-    def quantized(self) -> "Scorer":
-        """The same scorer with int8 weights where that is faster."""
-        raise ValueError(f"{type(self).__name__} would not be faster with int8 weights: search with it as it is")
-
-    def made(self, tree: Tree) -> dict[str, Tensor]:
-        """What search makes of the weights before it begins, if that is large: saved with a finished model."""
-        return {}
-
-    def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
-        """Take what `made` gave for the same weights, so that it need not be made again."""
 
     @abstractmethod
     def settings(self) -> dict[str, int | float]:

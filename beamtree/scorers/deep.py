@@ -1,45 +1,27 @@
 """The deep scorer of the paper's real data (supplement C.3)."""
 
-import copy
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, prelu
+from torch.nn.functional import linear, prelu
 
+from beamtree import kernels
 from beamtree.data import mix
 from beamtree.scorers.base import Scorer
-from beamtree.scorers.table import NodeTable
+from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # 69 behaviours, newest first
 HIDDEN = (128, 64, 24)
 QUIET = 0.3  # what is left of random weights where a scorer starts from vectors
 START_LOGIT = -2.0  # and what it says where history and node have nothing to do with each other
-KEPT = 1 << 16  # nodes whose half of the first layer a search on a CPU keeps: 32 MB
-
-Product = Callable[[Tensor], Tensor]
-
-
-class Products(NamedTuple):
-    """The layers as products of rows with weights [in, out], the order that a CPU reads fastest."""
-
-    of_user: Product  # both halves of the first layer
-    of_node: Tensor
-    others: list[tuple[Tensor, Product]]  # and the slopes before each
-    halves: Tensor | None = (
-        None  # the node half of the first layer, done for all nodes of the small levels [≤ KEPT, 128]
-    )
-    small: range = range(0)  # these levels
 
 
 class DeepContext(NamedTuple):
-    vectors: Tensor  # of every node [num_nodes, dim]
+    vectors: Vectors  # of every node
     user: Tensor  # the user half of the first layer, for every level [B, H + 1, 128]
-    products: Products
 
 
 class DeepScorer(Scorer):
@@ -53,17 +35,15 @@ class DeepScorer(Scorer):
     """
 
     def __init__(
-        self, num_nodes: int, dim: int = 24, scale: float = 0.05, *, share: bool = True, seed: int | None = 0
+        self, num_nodes: int, dim: int = 24, scale: float = 0.05, *, share: bool = True, seed: int = 0
     ) -> None:
         super().__init__()
         self.scale, self.share = scale, share
         self.windows: Tensor
-        self.int8 = False
-        self._kept: tuple[object, Products] | None = None
         self.table = NodeTable(num_nodes, dim, scale, seed)
         self.register_buffer("windows", _window_of_behaviour(WINDOWS), persistent=False)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(seed or 0, 3))
+            torch.manual_seed(mix(seed, 3))
             self.of_user = nn.Linear(len(WINDOWS) * dim, HIDDEN[0])  # both halves of the first layer
             self.of_node = nn.Linear(dim, HIDDEN[0], bias=False)
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
@@ -108,77 +88,38 @@ class DeepScorer(Scorer):
         return self
 
     def context(self, tree: Tree, x: Tensor) -> DeepContext:
-        vectors = self.table.vectors(tree) if self.share else self.table.weight
-        products = self._products(tree, vectors)
-        return DeepContext(vectors, products.of_user(self._pool(tree, vectors, x)).unflatten(0, (len(x), -1)), products)
+        vectors = self.table.read(tree, share=self.share)
+        return DeepContext(vectors, self.of_user(self._pool(tree, vectors, x)))
 
-    def _products(self, tree: Tree, vectors: Tensor) -> Products:
-        """Where nothing is learned they are kept until a weight changes."""
-        if torch.is_grad_enabled():
-            self._kept = None
-            return self._arrange()
-        weights = (vectors, *(layer.weight for layer in (self.of_user, self.of_node, *self.layers)))
-        state = [(weight._version, weight.data_ptr()) for weight in weights]
-        if self._kept is None or self._kept[0] != state:
-            products = self._arrange()
-            if vectors.device.type == "cpu":
-                small = range(max(level + 1 for level in range(tree.height + 1) if tree.level(level).stop <= KEPT))
-                halves = vectors[: tree.level(small[-1]).stop] @ products.of_node
-                products = products._replace(halves=halves, small=small)
-            self._kept = state, products
-        return self._kept[1]
-
-    def _arrange(self) -> Products:
-        of_node = self.of_node.weight.t().contiguous()
-        first, *rest = (layer for layer in self.layers if isinstance(layer, nn.Linear))
-        others = [
-            _rounded(first) if self.int8 and not torch.is_grad_enabled() else _product(first),
-            *map(_product, rest),
-        ]
-        return Products(_product(self.of_user), of_node, list(zip(self.slopes, others, strict=True)))
-
-    def quantized(self) -> "DeepScorer":
-        """The same for search on a CPU, with the largest layer, 128 to 64, in int8; the weights are shared.
-
-        The others are too small: to round their input costs more than the product saves.
-        """
-        scorer = copy.copy(self)
-        scorer.int8, scorer._kept = True, None
-        return scorer
-
-    def _pool(self, tree: Tree, vectors: Tensor, x: Tensor) -> Tensor:
-        """The mean of each window of x, lifted to every level [B (H + 1), windows * dim]."""
+    def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
+        lifted = tree.lift(tree.leaf_of_item(x), range(tree.height + 1)).transpose(0, 1)  # [B, H + 1, T]
         shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
-        shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
-        leaves = tree.leaf_of_item(x.clamp(min=0))  # any item will do for PAD, whose share is 0
-        lifted = tree.lift(leaves, range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]
-        rows = embedding(lifted, vectors).flatten(2)  # [B, T, (H + 1) dim]
-        means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
-        return means.transpose(1, 2).reshape(len(x) * (tree.height + 1), -1)
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
+        rows = vectors.at(lifted)  # [B, H + 1, T, dim]
+        return (shares.unsqueeze(1) @ rows).flatten(2)
 
     def forward(self, context: DeepContext, level: int, nodes: Tensor) -> Tensor:
-        hidden = self._first(context, level, nodes)  # [BW, 128]
-        for slope, product in context.products.others:
-            hidden = product(prelu(hidden, slope))
-        return hidden.view(-1, nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
+        if kernels.fits(nodes):
+            return self.levels(context, [(level, nodes)])[0]
+        rows = context.vectors.at(nodes)  # [B or 1, W, dim]
+        hidden = linear(rows, self.of_node.weight) + context.user[:, level].unsqueeze(1)  # [B, W, 128]
+        shape = hidden.shape[:2]
+        hidden = hidden.flatten(0, 1)
+        for slope, layer in zip(self.slopes, self.layers, strict=True):
+            hidden = layer(prelu(hidden, slope))
+        logits: Tensor = hidden.view(shape)
+        return logits.masked_fill(nodes == PAD, -torch.inf)
 
-    def _first(self, context: DeepContext, level: int, nodes: Tensor) -> Tensor:
-        """The first layer of all users and nodes [BW, 128]."""
-        user = context.user.select(1, level)  # [B, 128]
-        places, products = nodes.clamp(min=0), context.products
-        if len(user) == 1 and level in products.small and products.halves is not None:
-            return products.halves.index_select(0, places.view(-1)).add_(user)
-        rows = embedding(places, context.vectors)  # [B or 1, W, dim]
-        user = user.unsqueeze(1)
-        if len(rows) == len(user):
-            return torch.baddbmm(user, rows, products.of_node.expand(len(user), -1, -1)).flatten(0, 1)
-        return (rows @ products.of_node + user).flatten(0, 1)
+    def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        if not found or not kernels.fits(found[0][1]):
+            return super().levels(context, found)
+        from beamtree.kernels.score import Layers, score_levels
 
-    def made(self, tree: Tree) -> dict[str, Tensor]:
-        return {"vectors": self.table.vectors(tree)} if self.share else {}
-
-    def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
-        self.table.keep_vectors(tree, made["vectors"])
+        w2, b2, w3, b3, w4, b4 = (part for layer in self.layers for part in layer.parameters())
+        s1, s2, s3 = self.slopes
+        layers = Layers(self.of_node.weight, s1, w2, b2, s2, w3, b3, s3, w4, b4)
+        return score_levels(context.vectors, context.user, layers, found)
 
     def settings(self) -> dict[str, int | float]:
         rows, dim = self.table.weight.shape
@@ -192,23 +133,5 @@ class DeepScorer(Scorer):
 
 def _window_of_behaviour(windows: Sequence[int]) -> Tensor:
     """1 where a behaviour belongs to a window [windows, T]."""
-    window = [place for place, size in enumerate(windows) for _ in range(size)]
-    return torch.eye(len(windows), device="cpu")[:, window]
-
-
-def _product(layer: nn.Linear) -> Product:
-    weight, bias = layer.weight.t().contiguous(), layer.bias
-    return lambda rows: torch.addmm(bias, rows, weight)
-
-
-def _rounded(layer: nn.Linear) -> Product:
-    """The product in int8: one scale for all weights, and one for all rows of a call."""
-    weight, engine = layer.weight.detach(), torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has better in mind, but does not offer it on every CPU yet
-        small = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
-        if "onednn" in torch.backends.quantized.supported_engines:
-            torch.backends.quantized.engine = "onednn"  # the engine that packs is the one that multiplies
-        packed = torch.ops.quantized.linear_prepack(small, layer.bias)
-        torch.backends.quantized.engine = engine
-    return partial(torch.ops.quantized.linear_dynamic, W_prepack=packed)
+    window = torch.repeat_interleave(torch.arange(len(windows)), torch.tensor(windows))
+    return (window == torch.arange(len(windows)).unsqueeze(1)).float()

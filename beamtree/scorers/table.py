@@ -1,5 +1,7 @@
 """The one door to per-node parameters."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -8,16 +10,16 @@ from beamtree.tree import PAD, Tree
 
 
 class NodeTable(nn.Module):
-    """One row of parameters per node, drawn from N(0, scale²); without a seed, room for rows that will be loaded."""
+    """One row of parameters per node, drawn from N(0, scale²)."""
 
-    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0) -> None:
+    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_nodes, dim))
-        if seed is not None:
-            # Mixed, so that data made from the same seed do not turn up as weights.
-            generator = torch.Generator().manual_seed(mix(seed, 2))
-            nn.init.normal_(self.weight, std=scale, generator=generator)
+        # Mixed, so that data made from the same seed do not turn up as weights.
+        generator = torch.Generator().manual_seed(mix(seed, 2))
+        self.weight = nn.Parameter(torch.randn(num_nodes, dim, generator=generator) * scale)
         self._kept: tuple[tuple[object, ...], Tree, Tensor] | None = None
+        self._spare: tuple[Tensor, Tensor] | None = None  # a gradient that is 0 throughout, with its marks
+        self.touched: Tensor | None = None  # uint8 [num_nodes]: 1 where the gradient of a step may not be 0
 
     def rows(self, nodes: Tensor) -> Tensor:
         """The rows of nodes [..., dim]; some row where a node is PAD."""
@@ -48,6 +50,29 @@ class NodeTable(nn.Module):
                 sums = sums.view(-1, tree.arity, vectors.shape[1]).sum(1)
                 count = count.view(-1, tree.arity, 1).sum(1)
 
+    def read(self, tree: Tree, *, share: bool) -> "Vectors":
+        """Every node's vector for one step: its row, with `share` the sum of the rows on its path."""
+        learning = torch.is_grad_enabled() and self.weight.requires_grad
+        if learning:
+            self._kept = None
+        with torch.no_grad():
+            values = self.weight.detach()
+            if share:
+                values = self._sum_paths(tree) if learning else self.vectors(tree)
+        return Vectors(values, self.weight, _Gathered(self, tree, share) if learning else None)
+
+    def blank(self) -> tuple[Tensor, Tensor]:
+        """A gradient of 0 [num_nodes, dim] and its marks [num_nodes]: the spare ones, if there are any."""
+        if self._spare is None:
+            marks = torch.zeros(len(self.weight), dtype=torch.uint8, device=self.weight.device)
+            self._spare = torch.zeros_like(self.weight, requires_grad=False), marks
+        blank, self._spare = self._spare, None
+        return blank
+
+    def keep_blank(self, grad: Tensor, touched: Tensor) -> None:
+        """Take back a gradient that is 0 throughout, so that the next step need not write zeros over a whole table."""
+        self._spare = grad, touched
+
     def vectors(self, tree: Tree) -> Tensor:
         """The sum of each node's row and the rows of all above it [num_nodes, dim].
 
@@ -56,20 +81,103 @@ class NodeTable(nn.Module):
         if torch.is_grad_enabled():
             self._kept = None
             return self._sum_paths(tree)
-        if self._kept is not None and self._kept[0] == self._state() and self._kept[1] is tree:
-            return self._kept[2]
-        return self.keep_vectors(tree, self._sum_paths(tree))
-
-    def keep_vectors(self, tree: Tree, vectors: Tensor) -> Tensor:
-        """Take these for the vectors of the rows as they are now."""
-        self._kept = (self._state(), tree, vectors)
-        return vectors
-
-    def _state(self) -> tuple[object, ...]:
-        return self.weight._version, self.weight.data_ptr(), self.weight.device
+        state = (self.weight._version, self.weight.data_ptr(), self.weight.device)
+        if self._kept is None or self._kept[0] != state or self._kept[1] is not tree:
+            self._kept = (state, tree, self._sum_paths(tree))
+        return self._kept[2]
 
     def _sum_paths(self, tree: Tree) -> Tensor:
         levels = [self.span(tree.level(0))]
         for level in range(1, tree.height + 1):
             levels.append(self.span(tree.level(level)) + levels[-1].repeat_interleave(tree.arity, dim=0))
         return torch.cat(levels)
+
+
+class Vectors:
+    """The vectors of nodes as one step reads them, and the one place where their gradients gather.
+
+    The gradient of an ordinary lookup is a table of its own, as long as the tree has nodes. Here every lookup of a step
+    adds to one such table, `weight.grad`, and marks the rows it touched, so that an optimiser may pass over the others.
+    """
+
+    def __init__(self, values: Tensor, weight: Tensor, gathered: "_Gathered | None") -> None:
+        self.values = values  # [num_nodes, dim]
+        self.gathered = gathered  # None where nothing is learned
+        self.link = None if gathered is None else _Link.apply(weight, gathered)  # type: ignore[no-untyped-call]
+
+    def at(self, nodes: Tensor) -> Tensor:
+        """The vectors of nodes [..., dim]; some vector where a node is PAD, whose gradient must then be 0."""
+        if self.gathered is None:
+            return _look_up(self.values, nodes)
+        rows: Tensor = _At.apply(self.link, self.values, self.gathered, nodes)  # type: ignore[no-untyped-call]
+        return rows
+
+
+class _Gathered:
+    """The gradient of the vectors of one step."""
+
+    def __init__(self, table: NodeTable, tree: Tree, share: bool) -> None:
+        self.table, self.tree, self.share = table, tree, share
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Where to add gradients [num_nodes, dim], and where to mark their rows with 1 [num_nodes]."""
+        if self._found is None:
+            self._found = self.table.blank()
+        return self._found
+
+    def add(self, nodes: Tensor, grads: Tensor) -> None:
+        total, touched = self.buffers()
+        rows = nodes.clamp(min=0).flatten()
+        total.index_add_(0, rows, grads.reshape(-1, total.shape[1]))
+        touched.index_fill_(0, rows, 1)
+
+    def finish(self) -> None:
+        """Hand the sum to the table's weight: a shared row gets the gradients of all vectors that it is a part of."""
+        total, touched = self.buffers()
+        self._found = None
+        if self.share:
+            for level in range(self.tree.height, 0, -1):
+                span, above = self.tree.level(level), self.tree.level(level - 1)
+                families = total[span.start : span.stop].view(len(above), self.tree.arity, -1)
+                total[above.start : above.stop] += families.sum(1)
+                marks = touched[span.start : span.stop].view(len(above), self.tree.arity)
+                touched[above.start : above.stop] |= marks.amax(1)
+        weight = self.table.weight
+        if weight.grad is None:
+            weight.grad, self.table.touched = total, touched
+        else:  # of an earlier backward pass
+            weight.grad += total
+            if self.table.touched is not None:
+                self.table.touched |= touched
+
+
+class _Link(torch.autograd.Function):
+    """Stands in the graph for the table: its turn comes when every lookup has added its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gathered: _Gathered) -> Tensor:
+        ctx.gathered = gathered
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        ctx.gathered.finish()
+        return None, None
+
+
+class _At(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, link: Tensor, values: Tensor, gathered: _Gathered, nodes: Tensor) -> Tensor:
+        ctx.gathered = gathered
+        ctx.save_for_backward(nodes)
+        return _look_up(values, nodes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.gathered.add(*ctx.saved_tensors, grads[0])
+        return grads[0].new_zeros(()), None, None, None
+
+
+def _look_up(values: Tensor, nodes: Tensor) -> Tensor:
+    return values.index_select(0, nodes.clamp(min=0).flatten()).view(*nodes.shape, values.shape[1])
