@@ -22,6 +22,8 @@ from beamtree.train.checkpoint import (
     save,
     save_checkpoint,
 )
+from beamtree.train.optimizer import Optimizer, adam, set_lr
+from beamtree.train.step import Stepper
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
 OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
@@ -47,6 +49,7 @@ def fit(
     batch_size: int = 200,
     lr: float = 3e-3,
     schedule: Callable[[float], float] = cosine,
+    optimizer: Optimizer = adam,
     warm_up: Method | None = None,
     warm_share: float = 0.3,
     val: Data | None = None,
@@ -59,7 +62,7 @@ def fit(
     on_step: OnStep | None = None,
     on_check: OnCheck | None = None,
 ) -> None:
-    """Train the model in place with Adam on the device that holds it.
+    """Train the model in place with Adam on the device that holds it: `adam` over all rows, or `lazy`.
 
     Everything random is a function of `seed` and the step, so that the same call gives the same weights.
     With a `folder`, a checkpoint is written every `save_every` steps and at the end; with `resume`, the
@@ -74,7 +77,8 @@ def fit(
     per_epoch = -(-len(data) // batch_size)
     steps = epochs * per_epoch
     check_every = check_every or max(1, epochs // 20) * per_epoch
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    moments = optimizer(model, lr)
+    step = Stepper(model, moments)
     progress = Progress(0)
     device = model.tree.device
     if folder is not None:
@@ -87,6 +91,7 @@ def fit(
                 "batch_size": batch_size,
                 "lr": lr,
                 "schedule": schedule.__name__,
+                "optimizer": optimizer.__name__,
                 # A longer run takes other steps from the first, unless all steps are alike.
                 "steps": "any" if schedule is constant and warm_up is None else steps,
                 "warm_up": f"{warm_up.name} {dict(warm_up.options)} {warm_share}" if warm_up else "none",
@@ -99,7 +104,7 @@ def fit(
         if holds_checkpoint(folder):
             if not resume:
                 raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
-            progress = load_checkpoint(folder, model, optimizer, run, steps)
+            progress = load_checkpoint(folder, model, moments, run, steps)
     data = data.to(device)
     best: dict[str, Tensor] = {}
 
@@ -124,27 +129,21 @@ def fit(
         if progress.checks_since_best >= patience:
             break
         row = warm_up if warm_up is not None and t < warm_share * steps else method
-        model.chained = row.chained  # p_g is what the method trains it to be
         epoch, place = divmod(t, per_epoch)
         if place == 0 or not len(order):
             order = epoch_order(len(data), seed, epoch).to(device)
         generator.manual_seed(mix(seed, t))
         x, y = data.batch(order[place * batch_size :][:batch_size], generator)  # draw a minibatch
-        # B̃_h, ẑ and the loss under θ_t, and a step along its gradient.
-        loss = row.loss(model, x, y, generator)
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = lr * schedule(t / steps)
-        optimizer.step()
+        set_lr(moments, lr * schedule(t / steps))
+        loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
         progress = replace(progress, step=t + 1)
         if (t + 1) % check_every == 0 or t + 1 == steps:
             check()
         last = t + 1 == steps or progress.checks_since_best >= patience
         if folder is not None and ((t + 1) % save_every == 0 or last):
-            save_checkpoint(folder, model, optimizer, run, progress)
+            save_checkpoint(folder, model, moments, run, progress)
         if on_step is not None:
-            on_step(t + 1, steps, loss.detach())
+            on_step(t + 1, steps, loss)
     model.chained = method.chained
     if best:
         model.scorer.load_state_dict(best)
