@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +22,11 @@ from beamtree.data.files import check_writable, write_json
 from beamtree.methods import Method
 from beamtree.model import TreeModel, check_device
 from beamtree.paper.report import commit
-from beamtree.scorers import DeepScorer
-from beamtree.train import Journal, checked_at, constant, cosine, fit, load_model, save, steps_done
+from beamtree.train import Journal, checked_at, fit, load_model, save, steps_done
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.recipes import RECIPES, USUAL, Recipe
 from beamtree.tree import Tree
 
-# Device -> beam_size, batch_size, and about how many steps, where nobody says otherwise. On a CPU many small steps
-# along narrow beams learn more in an hour than a few large ones.
-USUAL = {"cpu": (100, 50, 3000), "cuda": (400, 200, 6000)}
 LOG_EVERY = 50  # steps
 
 # Name -> the row, for a beam of k nodes and so many uniform nodes per level.
@@ -52,26 +49,6 @@ TREES: dict[str, Callable[[Prepared, int, int], Tree]] = {
 }
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to train where nobody says otherwise."""
-
-    scale: float  # of the node table at the start
-    from_factors: bool  # whether the scorer starts from what users chose together
-    share: bool  # whether rows share with their ancestors
-    lr: float
-    schedule: Callable[[float], float]
-    epochs: int | None  # None: as many as make the usual number of steps
-    warm_up: bool  # whether rows that walk a beam begin as TDM
-    instances: Callable[[Log], Log]
-
-
-RECIPES = {
-    "beamtree": Recipe(0.05, True, True, 2e-3, cosine, None, True, lambda log: log.drawn()),
-    "paper": Recipe(1.0, False, False, 1e-3, constant, 10, False, lambda log: log),
-}
-
-
 def train(
     data: Annotated[Path, typer.Argument(help="A folder that `beamtree prepare` wrote.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Where the run goes.")],
@@ -81,9 +58,10 @@ def train(
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
     recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
-    epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 6,000 steps, on a CPU 3,000.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps, on a CPU 3,000.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
     patience: Annotated[int, typer.Option(min=1, help="Stop when recall has not risen so many checks.")] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same model.")] = 0,
     device: Device = "cpu",
@@ -103,6 +81,7 @@ def train(
     row = choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
     chosen = choose(RECIPES, "recipe", recipe)
     build = choose(TREES, "tree", tree)
+    move = choose(OPTIMIZERS, "optimizer", optimizer)
     prepared = load(data)
     if len(prepared.train) < 2:
         raise ValueError(f"{data} has one user for training, and two at least are needed: prepare a longer log")
@@ -120,6 +99,7 @@ def train(
         "epochs": epochs,
         "batch_size": batch_size,
         "lr": lr or chosen.lr,
+        "optimizer": optimizer,
         "seed": seed,
         "device": device,
     }
@@ -151,6 +131,7 @@ def train(
             batch_size=batch_size,
             lr=lr or chosen.lr,
             schedule=chosen.schedule,
+            optimizer=move,
             warm_up=methods.tdm_uniform(2 * beam_size) if chosen.warm_up and method in WALKS else None,
             val=prepared.val if len(prepared.val) else None,
             patience=patience,
@@ -200,17 +181,7 @@ def _start(
     check_writable(folder / RUN)  # before the tree, which takes a while
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False)
     tree = build(data, run["arity"], run["seed"])
-    scorer = DeepScorer(tree.num_nodes, scale=recipe.scale, share=recipe.share, seed=run["seed"])
-    if recipe.from_factors:
-        scorer.start_from(tree, data.factors)
+    model = recipe.model(tree, beam_size, lambda: data.factors, run["seed"])
     write_json(folder / RUN, {**run, "commit": commit()})  # first, so that a run killed from here on can be resumed
     shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
-    return TreeModel(tree, scorer, first_level=_first_level(tree, beam_size)), 0
-
-
-def _first_level(tree: Tree, beam_size: int) -> int:
-    """The first level whose parents all fit into a beam with room to spare: nothing is decided above it."""
-    level = 1
-    while level < tree.height and len(tree.level(level + 1)) <= beam_size:
-        level += 1
-    return level
+    return model, 0

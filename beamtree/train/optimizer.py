@@ -44,7 +44,7 @@ class LazyAdam(torch.optim.Adam):
     """Adam for every parameter but the rows of node tables; of these, for the rows that have a gradient.
 
     A row that is passed over keeps its moments as they are, and its next step is corrected for bias by the number of
-    all steps, as `torch.optim.SparseAdam` does it. Only tables whose gradients were gathered by `NodeTable.read` have
+    all steps, as in `torch.optim.SparseAdam`. Only tables whose gradients were gathered by `NodeTable.read` have
     rows to pass over.
     """
 
@@ -91,3 +91,6 @@ class LazyAdam(torch.optim.Adam):
         weight[rows] -= by * m / (v.sqrt() / (1 - beta2**step) ** 0.5 + group["eps"])
         grad[rows] = 0
         touched[rows] = 0
+
+
+OPTIMIZERS: dict[str, Optimizer] = {"adam": adam, "lazy": lazy}
