@@ -21,7 +21,7 @@ from beamtree.methods import (
     tdm,
     tdm_uniform,
 )
-from beamtree.model import TreeModel
+from beamtree.model import TreeModel, quantized
 from beamtree.scorers import DeepScorer, LinearScorer, Scorer
 from beamtree.train import constant, cosine, fit, load_model, save
 from beamtree.tree import PAD, Tree
@@ -77,6 +77,7 @@ __all__ = [
     "otm_stochastic",
     "plt",
     "prepare",
+    "quantized",
     "random_tree",
     "retrieve",
     "save",

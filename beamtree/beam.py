@@ -25,9 +25,12 @@ class BeamLevel(NamedTuple):
     rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
-@torch.no_grad()
-def walk(query: Query, beam_size: int, expand: Expand | None = None) -> Iterator[BeamLevel]:
-    """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k."""
+def walk(query: Query, beam_size: int, expand: Expand | None = None, *, choices: bool = False) -> Iterator[BeamLevel]:
+    """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k.
+
+    With `choices`, levels that the beam keeps whole are passed over, unscored: right where the ranking of a node does
+    not depend on its parent's.
+    """
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
     expand = expand or query.model.expand
@@ -36,11 +39,15 @@ def walk(query: Query, beam_size: int, expand: Expand | None = None) -> Iterator
     state: State = (torch.zeros(beam.shape, device=tree.device),)
     candidates = tree.children(beam).flatten(1)  # [1, kb]
     for level in query.levels:
-        logits = query.logits(level, candidates).unflatten(1, (-1, tree.arity))
-        state = tuple(part.flatten(1) for part in expand(logits, state))
-        beam, best, children = _select(tree, candidates, state[0], beam_size, level)
-        if best is not None:
-            state = tuple(part.gather(1, best) for part in state)
+        if choices and candidates.shape[1] <= beam_size and level < tree.height:
+            candidates = tree.children(candidates).flatten(1)
+            continue
+        with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
+            logits = query.logits(level, candidates)  # [B, kb]
+            state = tuple(part.flatten(1) for part in expand(logits.view(len(logits), -1, tree.arity), state))
+            beam, best, children = _select(tree, candidates, state[0], beam_size, level)
+            if best is not None:
+                state = tuple(part.gather(1, best) for part in state)
         yield BeamLevel(level, candidates, beam, state[0])
         candidates = children
 
@@ -55,7 +62,7 @@ def _select(tree: Tree, candidates: Tensor, rank: Tensor, k: int, level: int) ->
 
         return select(candidates, rank, k, tree.arity, tree.admitted, below)
     best = rank.topk(k, sorted=False).indices
-    beam = candidates.expand(len(best), -1).gather(1, best)
+    beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
     return beam, best, tree.children(beam).flatten(1) if below else beam
 
 
@@ -91,7 +98,7 @@ def retrieve(
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
-    *_, last = walk(model.query(x), beam_size)
+    *_, last = walk(model.query(x), beam_size, choices=not model.chained)
     items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
     items, rank = _best(items, last.rank, m, exclude)
     return items, model.rank_to_log_prob(rank)

@@ -67,6 +67,15 @@ class TreeModel(nn.Module):
         return self.query(x).log_prob(level, nodes)
 
 
+def quantized(model: TreeModel) -> TreeModel:
+    """The same model for search on a CPU, with int8 weights where that is faster.
+
+    It shares the weights of the model as they are now. A search finds nearly the same: `benchmarks/bench_search.py`
+    measures what it loses.
+    """
+    return TreeModel(model.tree, model.scorer.quantized(), chained=model.chained, first_level=model.first_level).eval()
+
+
 class Query:
     """A batch of users x put to a model: search, targets and loss share one context.
 

@@ -48,9 +48,10 @@ class Tree:
         spans = [self.level(h) for h in range(self.height + 1)]
         self._item_of_slot = slots  # [b^H]
         self._leaf_of_item = self._invert(slots)  # [M]
-        self._occupied = self._mark_occupied(slots)  # [num_nodes]
+        self._enters = self._mark_entering(slots)  # [num_nodes]
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
-        self._full = [admit_empty or bool(self._occupied[span.start : span.stop].all()) for span in spans]
+        self._offsets = torch.arange(1, arity + 1, device=items.device)
+        self._full = [bool(self._enters[max(1, span.start) : span.stop].all()) for span in spans]
         self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
 
@@ -59,23 +60,25 @@ class Tree:
         if len(filled) == 0:
             raise ValueError("a tree needs at least one item")
         found = slots[filled]
-        order = found.sort().values
-        repeated = order[1:][order[1:] == order[:-1]]
-        if len(repeated):
-            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
-        outside = order[(order < 0) | (order >= len(order))]
+        outside = found[(found < 0) | (found >= len(found))]
         if len(outside):
             raise ValueError(
-                f"item {int(outside[0])} is outside 0…{len(order) - 1}: number the items from 0 without gaps"
+                f"item {int(outside.min())} is outside 0…{len(found) - 1}: number the items from 0 without gaps"
             )
-        leaves = torch.empty_like(found)
+        leaves = torch.full_like(found, PAD)
         leaves[found] = filled + self.level(self.height).start
+        if bool((leaves == PAD).any()):  # as many items as numbers: where one is missing, another is there twice
+            order = found.sort().values
+            repeated = order[1:][order[1:] == order[:-1]]
+            raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
         return leaves
 
-    def _mark_occupied(self, slots: Tensor) -> Tensor:
-        levels = [slots != PAD]
+    def _mark_entering(self, slots: Tensor) -> Tensor:
+        """Which nodes may follow their parent into a beam: not empty ones, unless they are admitted, nor the root."""
+        levels = [torch.ones_like(slots, dtype=torch.bool) if self.admit_empty else slots != PAD]
         for _ in range(self.height):
             levels.append(levels[-1].view(-1, self.arity).any(1))
+        levels[-1][:] = False
         return torch.cat(levels[::-1])
 
     # Shape
@@ -99,8 +102,9 @@ class Tree:
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
-        tree._occupied = move(self._occupied)
+        tree._enters = move(self._enters)
         tree._starts = move(self._starts)
+        tree._offsets = move(self._offsets)
         tree._occupied_nodes = {}
         return tree
 
@@ -118,12 +122,9 @@ class Tree:
 
     def children(self, nodes: Tensor) -> Tensor:
         """C(n) [..., b], PAD for an empty child."""
-        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
-        children = nodes.unsqueeze(-1) * self.arity + offsets
-        admitted = children > 0  # nobody's child is the root, but PAD's arithmetic ends there
-        if not self.admit_empty:
-            admitted &= self._occupied[children.clamp(min=0)]
-        return children.where(admitted, PAD)
+        children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
+        children.clamp_(min=0)  # so that PAD's arithmetic ends at the root, which enters nothing
+        return children.masked_fill_(self._enters.take(children).logical_not_(), PAD)
 
     def level_of(self, nodes: Tensor) -> Tensor:
         """h of each node; PAD for PAD."""
@@ -160,22 +161,19 @@ class Tree:
 
     def occupied(self, nodes: Tensor) -> Tensor:
         """Whether a node may enter a beam: some item lies below it (or empty nodes are admitted)."""
-        real = nodes >= 0
-        if self.admit_empty:
-            return real
-        return real & self._occupied[nodes.clamp(min=0)]
+        return (nodes == 0) | self._enters.take(nodes.clamp(min=0))
 
     @property
     def admitted(self) -> Tensor | None:
-        """Which nodes may enter a beam [num_nodes] bool; None where all may."""
-        return None if self.admit_empty else self._occupied
+        """Which nodes may follow their parent into a beam [num_nodes] bool; None where all may."""
+        return None if self.admit_empty else self._enters
 
     def empty(self, level: int) -> Tensor | None:
         """Which nodes of a level nothing lies below [|N_h|] bool; None where all may enter a beam."""
         if self._full[level]:
             return None
         span = self.level(level)
-        return ~self._occupied[span.start : span.stop]
+        return ~self._enters[span.start : span.stop]
 
     def nodes(self, level: int) -> Tensor:
         """Every node of a level that may enter a beam."""

@@ -143,3 +143,18 @@ def test_a_parents_perturbed_score_is_its_best_childs():
     for above, below in pairwise(steps):
         best = below.rank.unflatten(1, (-1, 2)).amax(-1)
         torch.testing.assert_close(best, above.rank)
+
+
+@given(cases(), st.integers(1, 40), st.booleans())
+def test_a_search_that_passes_over_levels_it_keeps_whole_finds_the_same(case, k, chained):
+    """In every tie as well."""
+    model, x = case.model(chained), GivenScorer.every(3)
+    *_, last = walk(model.query(x), k)
+    rank, best = last.rank.topk(1)
+    items, log_p = bt.retrieve(model, x, beam_size=k, m=1)
+    assert torch.equal(log_p, model.rank_to_log_prob(rank))
+    assert torch.equal(items, case.tree.item_of_leaf(last.beam.expand(3, -1).gather(1, best)))
+    if not chained:
+        steps = list(walk(model.query(x), k, choices=True))
+        assert all(step.candidates.shape[1] > k for step in steps[:-1])
+        assert torch.equal(steps[-1].beam, last.beam)

@@ -5,7 +5,7 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.scorers import SCORERS, DeepScorer, GivenScorer, LinearScorer, linear
+from beamtree.scorers import SCORERS, DeepScorer, GivenScorer, LinearScorer, deep, linear
 
 
 def a_linear(tree):
@@ -149,6 +149,43 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
             u, n = pooled[:, level].unsqueeze(1), table[nodes].unsqueeze(0)
             expected = ((u + n).abs() - (u - n).abs()).sum(-1) - 2
             torch.testing.assert_close(scorer(context, level, nodes.unsqueeze(0)), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_deep_scorer_that_learns_nothing_says_the_same(share, monkeypatch):
+    """For one user and for many, above and below the levels whose half of the first layer is kept."""
+    torch.manual_seed(0)
+    tree = bt.random_tree(50, arity=3, seed=1)
+    scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
+    monkeypatch.setattr(deep, "KEPT", tree.level(2).stop)
+    for _ in range(2):
+        for users in (x, x[:1]):
+            context = scorer.context(tree, users)
+            with torch.no_grad():
+                still = scorer.context(tree, users)
+            for level in range(1, tree.height + 1):
+                nodes = torch.cat([tree.nodes(level)[:5], torch.tensor([PAD])]).expand(len(users), -1)
+                for some in (nodes, nodes[:1]):
+                    with torch.no_grad():
+                        found = scorer(still, level, some)
+                    torch.testing.assert_close(found, scorer(context, level, some))
+        scorer(context, 1, tree.nodes(1).unsqueeze(0)).sum().backward()
+        torch.optim.SGD(scorer.parameters(), lr=1e-2).step()  # and again with other weights
+
+
+def test_int8_says_nearly_the_same_and_learns_as_before():
+    torch.manual_seed(0)
+    tree = bt.random_tree(50, arity=3, seed=1)
+    model, x = bt.TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0)), histories(50)
+    small = bt.quantized(model)
+    level, nodes = tree.height, tree.nodes(tree.height).unsqueeze(0)
+    exact = model.query(x).logits(level, nodes)
+    with torch.no_grad():
+        rounded = small.query(x).logits(level, nodes)
+    assert 0 < (rounded - exact).abs().max() < 0.1 * exact.std()
+    assert torch.equal(small.query(x).logits(level, nodes), exact)  # where something is learned
+    with pytest.raises(ValueError, match="LinearScorer would not be faster"):
+        bt.quantized(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 5)))
 
 
 def test_a_deep_scorer_refuses_what_is_no_history():

@@ -25,6 +25,8 @@ def test_relatives_are_what_the_definition_says(case, data):
     for level in range(1, tree.height + 1):
         assert tree.ancestor(torch.tensor(leaf), level) == path[level - 1]
     assert tree.ancestor(torch.tensor(leaf), 0) == 0
+    lifted = tree.lift(torch.tensor([leaf, PAD]), range(1, tree.height + 1))
+    assert lifted.tolist() == [[node, PAD] for node in path]
 
 
 @given(cases())

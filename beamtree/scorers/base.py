@@ -40,6 +40,17 @@ class Scorer(nn.Module, ABC):
         logits: Tensor = self(context, level, nodes.unsqueeze(0))
         return logits
 
+    def quantized(self) -> "Scorer":
+        """The same scorer with int8 weights where that is faster."""
+        raise ValueError(f"{type(self).__name__} would not be faster with int8 weights: search with it as it is")
+
+    def made(self, tree: Tree) -> dict[str, Tensor]:
+        """What search makes of the weights before it begins, if that is large: saved with a finished model."""
+        return {}
+
+    def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
+        """Take what `made` gave for the same weights, so that it need not be made again."""
+
     @abstractmethod
     def settings(self) -> dict[str, int | float]:
         """The constructor's arguments, as a checkpoint records them."""

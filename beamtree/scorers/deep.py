@@ -1,11 +1,15 @@
 """The deep scorer of the paper's real data (supplement C.3)."""
 
-from collections.abc import Sequence
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, prelu
+from torch.nn.functional import prelu
 
 from beamtree import kernels
 from beamtree.data import mix
@@ -17,11 +21,26 @@ WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # 69 behaviours, newest first
 HIDDEN = (128, 64, 24)
 QUIET = 0.3  # what is left of random weights where a scorer starts from vectors
 START_LOGIT = -2.0  # and what it says where history and node have nothing to do with each other
+BLOCK = 1 << 14  # user-node pairs that a CPU scores at once: more would go in and out of its caches
+KEPT = 1 << 16  # nodes whose half of the first layer a search on a CPU keeps: 32 MB
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Products(NamedTuple):
+    """The layers as products of rows with weights [in, out], the order that a CPU reads fastest."""
+
+    of_user: Product  # both halves of the first layer
+    of_node: Tensor
+    others: list[tuple[Tensor, Product]]  # and the slopes before each
+    halves: Tensor  # what of_node gives for all nodes of the small levels [≤ KEPT, 128]
+    small: range  # these levels
 
 
 class DeepContext(NamedTuple):
     vectors: Vectors  # of every node
     user: Tensor  # the user half of the first layer, for every level [B, H + 1, 128]
+    products: Products | None  # where the kernels do not do them
 
 
 class DeepScorer(Scorer):
@@ -35,15 +54,17 @@ class DeepScorer(Scorer):
     """
 
     def __init__(
-        self, num_nodes: int, dim: int = 24, scale: float = 0.05, *, share: bool = True, seed: int = 0
+        self, num_nodes: int, dim: int = 24, scale: float = 0.05, *, share: bool = True, seed: int | None = 0
     ) -> None:
         super().__init__()
         self.scale, self.share = scale, share
         self.windows: Tensor
+        self.int8 = False
+        self._kept: tuple[object, Products] | None = None
         self.table = NodeTable(num_nodes, dim, scale, seed)
         self.register_buffer("windows", _window_of_behaviour(WINDOWS), persistent=False)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(seed, 3))
+            torch.manual_seed(mix(seed or 0, 3))
             self.of_user = nn.Linear(len(WINDOWS) * dim, HIDDEN[0])  # both halves of the first layer
             self.of_node = nn.Linear(dim, HIDDEN[0], bias=False)
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
@@ -89,27 +110,88 @@ class DeepScorer(Scorer):
 
     def context(self, tree: Tree, x: Tensor) -> DeepContext:
         vectors = self.table.read(tree, share=self.share)
-        return DeepContext(vectors, self.of_user(self._pool(tree, vectors, x)))
+        pooled = self._pool(tree, vectors, x)
+        if kernels.fits(x):
+            return DeepContext(vectors, self.of_user(pooled), None)
+        products = self._products(tree, vectors.values)
+        return DeepContext(vectors, products.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), products)
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
-        lifted = tree.lift(tree.leaf_of_item(x), range(tree.height + 1)).transpose(0, 1)  # [B, H + 1, T]
         shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
-        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
-        rows = vectors.at(lifted)  # [B, H + 1, T, dim]
-        return (shares.unsqueeze(1) @ rows).flatten(2)
+        shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
+        lifted = tree.lift(tree.leaf_of_item(x), range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]
+        rows = vectors.at(lifted).flatten(2)  # [B, T, (H + 1) dim]
+        means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
+        return means.transpose(1, 2).flatten(2)
+
+    def _products(self, tree: Tree, vectors: Tensor) -> Products:
+        """Where nothing is learned they are kept until a weight changes."""
+        if torch.is_grad_enabled():
+            self._kept = None
+            return self._arrange()
+        weights = (vectors, *(layer.weight for layer in (self.of_user, self.of_node, *self.layers)))
+        state = [(weight._version, weight.data_ptr()) for weight in weights]
+        if self._kept is None or self._kept[0] != state:
+            products = self._arrange()
+            small = range(max(level + 1 for level in range(tree.height + 1) if tree.level(level).stop <= KEPT))
+            halves = vectors[: tree.level(small[-1]).stop] @ products.of_node
+            self._kept = state, products._replace(halves=halves, small=small)
+        return self._kept[1]
+
+    def _arrange(self) -> Products:
+        of_node = self.of_node.weight.t().contiguous()
+        first, *rest = (layer for layer in self.layers if isinstance(layer, nn.Linear))
+        rounded = self.int8 and not torch.is_grad_enabled()
+        others = [_rounded(first) if rounded else _product(first), *map(_product, rest)]
+        slopes = list(zip(self.slopes, others, strict=True))
+        return Products(_product(self.of_user), of_node, slopes, of_node[:0], range(0))
 
     def forward(self, context: DeepContext, level: int, nodes: Tensor) -> Tensor:
-        if kernels.fits(nodes):
+        if context.products is None:
             return self.levels(context, [(level, nodes)])[0]
-        rows = context.vectors.at(nodes)  # [B or 1, W, dim]
-        hidden = linear(rows, self.of_node.weight) + context.user[:, level].unsqueeze(1)  # [B, W, 128]
-        shape = hidden.shape[:2]
-        hidden = hidden.flatten(0, 1)
-        for slope, layer in zip(self.slopes, self.layers, strict=True):
-            hidden = layer(prelu(hidden, slope))
-        logits: Tensor = hidden.view(shape)
-        return logits.masked_fill(nodes == PAD, -torch.inf)
+        user = context.user.select(1, level)  # [B, 128]
+        users = max(1, BLOCK // nodes.shape[1])
+        if len(user) <= users:
+            return self._score(context.vectors, context.products, level, nodes, user)
+        of_each = nodes.split(users) if len(nodes) > 1 else repeat(nodes)
+        blocks = zip(of_each, user.split(users), strict=False)
+        return torch.cat([self._score(context.vectors, context.products, level, *block) for block in blocks])
+
+    def _score(self, vectors: Vectors, products: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+        """g(x, n) [B, W] of some users, given their half of the first layer [B, 128]."""
+        hidden = self._first(vectors, products, level, nodes, user)  # [BW, 128]
+        for slope, product in products.others:
+            hidden = product(prelu(hidden, slope))
+        return hidden.view(len(user), -1).masked_fill_(nodes < 0, -torch.inf)
+
+    def _first(self, vectors: Vectors, products: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+        """The first layer [BW, 128]."""
+        if level in products.small:
+            hidden = products.halves.index_select(0, nodes.clamp(min=0).view(-1))
+        elif len(user) == 1:
+            return torch.addmm(user, vectors.at(nodes)[0], products.of_node)
+        else:
+            hidden = vectors.at(nodes).flatten(0, 1) @ products.of_node  # [BW or W, 128]
+        if len(user) == 1:
+            return hidden.add_(user)
+        hidden, user = hidden.view(*nodes.shape, -1), user.unsqueeze(1)
+        return (hidden.add_(user) if len(hidden) == len(user) else hidden + user).flatten(0, 1)
+
+    def quantized(self) -> "DeepScorer":
+        """The same for search on a CPU, with the largest layer, 128 to 64, in int8; the weights are shared.
+
+        The others are too small: to round their input costs more than the product saves.
+        """
+        scorer = copy.copy(self)
+        scorer.int8, scorer._kept = True, None
+        return scorer
+
+    def made(self, tree: Tree) -> dict[str, Tensor]:
+        return {"vectors": self.table.vectors(tree)} if self.share else {}
+
+    def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
+        self.table.keep_vectors(tree, made["vectors"])
 
     def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
         if not found or not kernels.fits(found[0][1]):
@@ -133,5 +215,23 @@ class DeepScorer(Scorer):
 
 def _window_of_behaviour(windows: Sequence[int]) -> Tensor:
     """1 where a behaviour belongs to a window [windows, T]."""
-    window = torch.repeat_interleave(torch.arange(len(windows)), torch.tensor(windows))
-    return (window == torch.arange(len(windows)).unsqueeze(1)).float()
+    window = [place for place, size in enumerate(windows) for _ in range(size)]
+    return torch.eye(len(windows), device="cpu")[:, window]
+
+
+def _product(layer: nn.Linear) -> Product:
+    weight, bias = layer.weight.t().contiguous(), layer.bias
+    return lambda rows: torch.addmm(bias, rows, weight)
+
+
+def _rounded(layer: nn.Linear) -> Product:
+    """The product in int8: one scale for all weights, and one for all rows of a call."""
+    weight, engine = layer.weight.detach(), torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has better in mind, but does not offer it on every CPU yet
+        small = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
+        if "onednn" in torch.backends.quantized.supported_engines:
+            torch.backends.quantized.engine = "onednn"  # the engine that packs is the one that multiplies
+        packed = torch.ops.quantized.linear_prepack(small, layer.bias)
+        torch.backends.quantized.engine = engine
+    return partial(torch.ops.quantized.linear_dynamic, W_prepack=packed)

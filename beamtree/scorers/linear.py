@@ -24,7 +24,7 @@ class LinearScorer(Scorer):
 
     cheap_levels = True
 
-    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
         self.dim, self.scale = dim, scale
         self.table = NodeTable(num_nodes, dim + 1, scale, seed)  # the bias is the weight of a constant 1

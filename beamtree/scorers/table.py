@@ -10,13 +10,15 @@ from beamtree.tree import PAD, Tree
 
 
 class NodeTable(nn.Module):
-    """One row of parameters per node, drawn from N(0, scale²)."""
+    """One row of parameters per node, drawn from N(0, scale²); without a seed, room for rows that will be loaded."""
 
-    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
-        # Mixed, so that data made from the same seed do not turn up as weights.
-        generator = torch.Generator().manual_seed(mix(seed, 2))
-        self.weight = nn.Parameter(torch.randn(num_nodes, dim, generator=generator) * scale)
+        self.weight = nn.Parameter(torch.empty(num_nodes, dim))
+        if seed is not None:
+            # Mixed, so that data made from the same seed do not turn up as weights.
+            generator = torch.Generator().manual_seed(mix(seed, 2))
+            nn.init.normal_(self.weight, std=scale, generator=generator)
         self._kept: tuple[tuple[object, ...], Tree, Tensor] | None = None
         self._spare: tuple[Tensor, Tensor] | None = None  # a gradient that is 0 throughout, with its marks
         self.touched: Tensor | None = None  # uint8 [num_nodes]: 1 where the gradient of a step may not be 0
@@ -81,10 +83,17 @@ class NodeTable(nn.Module):
         if torch.is_grad_enabled():
             self._kept = None
             return self._sum_paths(tree)
-        state = (self.weight._version, self.weight.data_ptr(), self.weight.device)
-        if self._kept is None or self._kept[0] != state or self._kept[1] is not tree:
-            self._kept = (state, tree, self._sum_paths(tree))
-        return self._kept[2]
+        if self._kept is not None and self._kept[0] == self._state() and self._kept[1] is tree:
+            return self._kept[2]
+        return self.keep_vectors(tree, self._sum_paths(tree))
+
+    def keep_vectors(self, tree: Tree, vectors: Tensor) -> Tensor:
+        """Take these for the vectors of the rows as they are now."""
+        self._kept = (self._state(), tree, vectors)
+        return vectors
+
+    def _state(self) -> tuple[object, ...]:
+        return self.weight._version, self.weight.data_ptr(), self.weight.device
 
     def _sum_paths(self, tree: Tree) -> Tensor:
         levels = [self.span(tree.level(0))]
