@@ -152,6 +152,47 @@ def test_a_killed_process_resumes_to_the_same_weights(tmp_path, unbroken):
     assert torch.equal(weights(train(folder, save_every=1)), unbroken)
 
 
+def deep_model(share):
+    torch.manual_seed(0)
+    tree = bt.random_tree(60, seed=3)
+    return bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0, share=share), first_level=2)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_loaded_deep_model_answers_and_learns_as_the_one_that_was_saved(tmp_path, share):
+    model = deep_model(share)
+    x, y = torch.randint(0, 60, (12, 69)), torch.randint(0, 60, (12, 3))
+    bt.save(model, tmp_path)
+    again = bt.load_model(tmp_path)
+    assert not any(weight.is_meta for weight in again.state_dict().values())
+    for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(again, x, m=9), strict=True):
+        assert torch.equal(ours, theirs)
+    bt.save(again, tmp_path)  # over the files that it reads from
+    for one in (model, again):
+        bt.fit(one, bt.Instances(x, y), bt.otm(4), epochs=2, batch_size=4)
+    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(again, x, m=9), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(weights(bt.load_model(tmp_path)), weights(again))  # what was learned stays in memory
+
+
+def test_a_finished_model_comes_with_the_vectors_that_a_search_reads(tmp_path):
+    model = deep_model(share=True)
+    bt.save(model, tmp_path)
+    table = bt.load_model(tmp_path).scorer.table
+    with torch.no_grad():
+        assert torch.equal(table._kept[2], model.scorer.table.vectors(model.tree))
+    (made,) = tmp_path.glob("made*")
+    settings = json.loads((tmp_path / SETTINGS).read_text())
+    del settings["files"]["made"]  # as older versions wrote it
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    made.unlink()
+    x = torch.randint(0, 60, (3, 69))
+    for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(bt.load_model(tmp_path), x, m=9), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 # Bad input
 
 

@@ -4,6 +4,7 @@
     tree-<step>.safetensors        the items on the leaf slots
     weights-<step>.safetensors     the scorer's parameters
     optimizer-<step>.safetensors   Adam's moments, if it was saved in training
+    made-<step>.safetensors        what search makes of the weights, if it was not
 
 Files are written under names of their own and settings.json is replaced last, in one move: whoever is
 killed at any moment leaves the old checkpoint or the new one, never half of each.
@@ -27,7 +28,7 @@ from beamtree.tree import Tree
 
 SETTINGS = "settings.json"
 FORMAT = 1
-OURS = re.compile(r"(tree|weights|optimizer)-\d+b?\.safetensors")
+OURS = re.compile(r"(tree|weights|optimizer|made)-\d+b?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Run:
 
 def save(model: TreeModel, folder: str | Path) -> None:
     """Write a model to a folder; a model that was there is replaced only once all of the new one is written."""
-    _write(Path(folder), model, 0, {}, {})
+    with torch.no_grad():
+        _write(Path(folder), model, 0, {"made": model.scorer.made(model.tree)}, {})
 
 
 def save_checkpoint(
@@ -66,7 +68,7 @@ def save_checkpoint(
     """Write a model and its training to a folder."""
     state = optimizer.state_dict()["state"]
     moments = {f"{index}.{name}": value for index, part in state.items() for name, value in part.items()}
-    _write(Path(folder), model, progress.step, moments, {**vars(progress), "run": vars(run)})
+    _write(Path(folder), model, progress.step, {"optimizer": moments}, {**vars(progress), "run": vars(run)})
 
 
 def holds_checkpoint(folder: str | Path) -> bool:
@@ -74,7 +76,10 @@ def holds_checkpoint(folder: str | Path) -> bool:
 
 
 def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeModel:
-    """The model of a folder that `save` or a training run wrote."""
+    """The model of a folder that `save` or a training run wrote.
+
+    On a CPU its weights are the file itself, mapped to memory: they are read where a search touches them.
+    """
     folder = Path(folder)
     settings = _read_settings(folder)
     _check_files(folder, settings)
@@ -84,10 +89,13 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> TreeMo
         raise ValueError(f"{folder} holds the tree of another model: copy the folder again, or train anew")
     if settings["scorer"] not in SCORERS:
         raise ValueError(f"{folder}: scorer {settings['scorer']!r} is unknown to this version")
-    scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"]).to(getattr(torch, settings["dtype"]))
+    scorer = SCORERS[settings["scorer"]](**settings["scorer_settings"], seed=None)
+    scorer.to(getattr(torch, settings["dtype"]))
     model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"])
-    _load_weights(folder, settings, model)
+    _load_weights(folder, settings, model, assign=True)
     model.to(device).eval()
+    if "made" in settings["files"] and model.tree.device.type == "cpu":
+        model.scorer.keep_made(model.tree, _read_tensors(folder, settings, "made"))
     return model
 
 
@@ -144,17 +152,13 @@ def _write(
     folder: Path,
     model: TreeModel,
     step: int,
-    moments: dict[str, Tensor],
+    more: dict[str, dict[str, Tensor]],
     progress: dict[str, Any],
 ) -> None:
     from safetensors.torch import save_file  # here, so that training without a folder needs torch alone
 
     in_use = check_room(folder, model)
-    parts = {
-        "tree": {"items": model.tree.items()},
-        "weights": dict(model.scorer.state_dict()),
-        "optimizer": moments,
-    }
+    parts = {"tree": {"items": model.tree.items()}, "weights": dict(model.scorer.state_dict()), **more}
     files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
     if in_use & set(files.values()):  # never write over a file that the last good checkpoint needs
         files = {part: f"{part}-{step}b.safetensors" for part in files}
@@ -214,6 +218,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
+    """The tensors of a file, mapped to memory: what is written to them stays in memory."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -234,9 +239,10 @@ def _check_files(folder: Path, settings: dict[str, Any]) -> None:
             raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
 
 
-def _load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:
+def _load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:
+    """Copy the weights into the model's, or let them take their place."""
     weights = _read_tensors(folder, settings, "weights")
     try:
-        model.scorer.load_state_dict(weights)
+        model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']} scorer") from error
