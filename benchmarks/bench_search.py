@@ -1,0 +1,154 @@
+"""Search with the deep scorer as published and with ours, turn by turn, one query at a time and in batches.
+
+Both must give the same logits and the same beams before either is timed. Every number of threads gets a process of its
+own, because some libraries under torch read it from the environment once and for all.
+
+    python benchmarks/bench_search.py [--items N,N] [--batch N,N] [--threads N,N] [--device cuda] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from literal import LiteralScorer
+
+from beamtree import PAD, DeepScorer, TreeModel, random_tree, retrieve
+from beamtree.beam import walk
+
+WARM_UP, QUERIES = 3, 8  # different batches, turn by turn
+M = 200
+
+
+def models(items: int, first_level: int, device: str) -> tuple[TreeModel, TreeModel]:
+    """The literal model and ours, with the same weights."""
+    tree = random_tree(items)
+    ours = TreeModel(tree, scorer := DeepScorer(tree.num_nodes, scale=1.0), first_level=first_level).to(device).eval()
+    return TreeModel(ours.tree, LiteralScorer(scorer), first_level=first_level).eval(), ours
+
+
+def histories(items: int, batch: int, device: str) -> list[torch.Tensor]:
+    """Users with up to 69 random events each."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(QUERIES):
+        x = torch.randint(0, items, (batch, 69), generator=generator)
+        length = torch.randint(20, 70, (batch, 1), generator=generator)
+        found.append(x.masked_fill(torch.arange(69) >= length, PAD).to(device))
+    return found
+
+
+def check(literal: TreeModel, ours: TreeModel, x: torch.Tensor, beam_size: int, tolerance: float) -> None:
+    """The same logits for the same nodes, the same beams but for ties, the same answers."""
+    with torch.no_grad():
+        queries = [model.query(x) for model in (literal, ours)]
+        for steps in zip(*(walk(query, beam_size) for query in queries), strict=True):
+            logits = [query.logits(steps[0].level, steps[0].candidates) for query in queries]
+            torch.testing.assert_close(logits[1], logits[0], rtol=tolerance, atol=tolerance)
+            ranks = [step.rank.sort(dim=1).values for step in steps]
+            torch.testing.assert_close(ranks[1], ranks[0], rtol=tolerance, atol=tolerance)
+        (items, scores), (found, again) = (retrieve(m, x, beam_size=beam_size, m=M) for m in (literal, ours))
+    torch.testing.assert_close(again, scores, rtol=tolerance, atol=tolerance)
+    assert (items == found).float().mean() > 0.9, "more items change places than ties allow"
+
+
+def timed(search: Callable[[], object], device: str) -> float:
+    """Milliseconds."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    search()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def measure(
+    both: tuple[TreeModel, TreeModel], xs: list[torch.Tensor], beam_size: int, repeats: int
+) -> list[list[float]]:
+    """Milliseconds per query of every turn, literal and ours."""
+    times: list[list[float]] = [[], []]
+    for turn in range(WARM_UP + repeats):
+        x = xs[turn % len(xs)]
+        for taken, model in zip(times, both, strict=True):
+            ms = timed(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device.type)
+            taken.append(ms / len(x))
+    return [taken[WARM_UP:] for taken in times]
+
+
+def run(options: argparse.Namespace, threads: int) -> list[dict[str, object]]:
+    torch.set_num_threads(threads)
+    records = []
+    for items in options.items:
+        both = models(items, options.first_level, options.device)
+        for batch in options.batch:
+            xs = histories(items, batch, options.device)
+            check(*both, xs[0], options.beam_size, options.tolerance)
+            literal, ours = measure(
+                both, xs, options.beam_size, options.repeats if batch == 1 else 1 + options.repeats // 4
+            )
+            record = {"bench": "search", "device": options.device, "items": items, "beam_size": options.beam_size}
+            record |= {"batch": batch, "threads": threads}
+            for name, taken in (("literal", literal), ("ours", ours)):
+                low, _, high = statistics.quantiles(taken, n=4)
+                record |= {f"{name}_ms": statistics.median(taken), f"{name}_low": low, f"{name}_high": high}
+            records.append(record | {"speedup": statistics.median(literal) / statistics.median(ours)})
+    return records
+
+
+def in_a_process(threads: int) -> list[dict[str, object]]:
+    """The same with this number of threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        words = [sys.executable, __file__, *sys.argv[1:], "--threads", str(threads), "--json", str(out), "--quiet"]
+        subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=True)
+        found: list[dict[str, object]] = json.loads(out.read_text())
+    return found
+
+
+def show(records: list[dict[str, object]]) -> None:
+    print(f"{'device':<8}{'items':>10}{'batch':>7}{'threads':>9}{'literal ms':>24}{'ours ms':>24}{'speedup':>9}")
+    for each in records:
+        line = f"{each['device']:<8}{each['items']:>10,}{each['batch']:>7}{each['threads']:>9}"
+        for name in ("literal", "ours"):
+            spread = f"({each[f'{name}_low']:.2f} … {each[f'{name}_high']:.2f})"
+            line += f"{each[f'{name}_ms']:>8.2f} {spread:>15}"
+        print(f"{line}{each['speedup']:>9.2f}")
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(word) for word in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=numbers, default=[100_000, 4_000_000])
+    parser.add_argument("--batch", type=numbers, default=[1, 64])
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--beam-size", type=int, default=400)
+    parser.add_argument("--first-level", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--tolerance", type=float, default=1e-3)
+    parser.add_argument("--json")
+    parser.add_argument("--quiet", action="store_true", help="no table")
+    options = parser.parse_args()
+    if options.quiet or options.device != "cpu":
+        records = run(options, options.threads[0])
+    else:
+        records = [record for threads in options.threads for record in in_a_process(threads)]
+    if not options.quiet:
+        print(f"beam {options.beam_size}, m {M}; median milliseconds per query, and the middle half of all turns")
+        show(records)
+    if options.json:
+        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
