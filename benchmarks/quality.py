@@ -67,7 +67,7 @@ def plain_rows(options: argparse.Namespace) -> dict[str, Evaluation]:
     found = {}
     for name, row in (("item-cf", item_cf), ("item-cf-nearest", item_cf_nearest), ("popularity", popularity)):
         model = row(data.train, data.num_items)
-        found[name] = measure(lambda x, exclude, model=model: model(x, 200)[0], data.test)  # type: ignore[misc]
+        found[name] = measure(lambda x, exclude, model=model: model.retrieve(x, 200)[0], data.test)
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md", ROOT / "docs" / "guide.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "real-data.md")
 Cells = list[dict[str, Any]]
 
 
@@ -79,12 +79,26 @@ def scores(name: str) -> str:
                 best = cell["value"] == max(other["value"] for key, other in found.items() if key[::2] == (metric, m))
                 value = f"{cell['value'] * 100:.1f}"
                 shown = f"**{value}**" if best else value
-                texts.append(f"{shown} [{cell['low'] * 100:.1f}, {cell['high'] * 100:.1f}]")
+                between = f" [{cell['low'] * 100:.1f}, {cell['high'] * 100:.1f}]" if "low" in cell else ""
+                texts.append(shown + between)
             rows.append([metric, row, *texts])
     return grid(["%", "row", *(f"@{m}" for m in columns)], rows)
 
 
+def kept(name: str) -> str:
+    shares: dict[str, list[float]] = json.loads((ROOT / "results" / f"{name}.json").read_text())["kept"]
+    levels = range(8, 8 + len(next(iter(shares.values()))))
+    rows = [[row, *(f"{share * 100:.0f}" for share in each)] for row, each in shares.items()]
+    return grid(["% kept at level", *map(str, levels)], rows)
+
+
 PARTS = {
+    "movielens_gpu": lambda: scores("movielens-gpu"),
+    "amazon": lambda: scores("amazon"),
+    "git_rust": lambda: scores("git-rust"),
+    "diginetica": lambda: scores("diginetica"),
+    "market": lambda: scores("market"),
+    "market_kept": lambda: kept("market"),
     "movielens": lambda: scores("movielens"),
     "table1": lambda: toy("table1"),
     "tableA1": lambda: toy("tableA1"),
