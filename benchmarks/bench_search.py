@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from literal import LiteralScorer
+from literal import Literally, LiteralScorer
 
 from beamtree import PAD, DeepScorer, TreeModel, random_tree, retrieve
 from beamtree.beam import walk
@@ -48,15 +49,19 @@ def histories(items: int, batch: int, device: str) -> list[torch.Tensor]:
 def check(literal: TreeModel, ours: TreeModel, x: torch.Tensor, beam_size: int, tolerance: float) -> None:
     """The same logits for the same nodes, the same beams but for ties, the same answers."""
     with torch.no_grad():
-        queries = [model.query(x) for model in (literal, ours)]
-        for steps in zip(*(walk(query, beam_size) for query in queries), strict=True):
-            logits = [query.logits(steps[0].level, steps[0].candidates) for query in queries]
-            torch.testing.assert_close(logits[1], logits[0], rtol=tolerance, atol=tolerance)
-            ranks = [step.rank.sort(dim=1).values for step in steps]
-            torch.testing.assert_close(ranks[1], ranks[0], rtol=tolerance, atol=tolerance)
-        (items, scores), (found, again) = (retrieve(m, x, beam_size=beam_size, m=M) for m in (literal, ours))
+        mine = list(walk(ours.query(x), beam_size))
+        logits = ours.query(x).logits(mine[-1].level, mine[-1].candidates)
+        found, again = retrieve(ours, x, beam_size=beam_size, m=M)
+        with Literally():
+            theirs = list(walk(literal.query(x), beam_size))
+            expected = literal.query(x).logits(mine[-1].level, mine[-1].candidates)
+            items, scores = retrieve(literal, x, beam_size=beam_size, m=M)
+    torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
+    for one, other in zip(theirs, mine, strict=True):
+        torch.testing.assert_close(other.rank.sort().values, one.rank.sort().values, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(again, scores, rtol=tolerance, atol=tolerance)
-    assert (items == found).float().mean() > 0.9, "more items change places than ties allow"
+    same = (found.unsqueeze(2) == items.unsqueeze(1)).any(2).float().mean()
+    assert same > 0.95, f"only {same:.1%} of the items are the same: more than ties allow"
 
 
 def timed(search: Callable[[], object], device: str) -> float:
@@ -78,7 +83,8 @@ def measure(
     for turn in range(WARM_UP + repeats):
         x = xs[turn % len(xs)]
         for taken, model in zip(times, both, strict=True):
-            ms = timed(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device.type)
+            with Literally() if model is both[0] else nullcontext():
+                ms = timed(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device.type)
             taken.append(ms / len(x))
     return [taken[WARM_UP:] for taken in times]
 
@@ -135,10 +141,12 @@ def main() -> None:
     parser.add_argument("--first-level", type=int, default=8)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--tolerance", type=float, default=1e-3)
+    parser.add_argument("--tolerance", type=float, help="1e-3; on a GPU, which multiplies as tf32, 5e-2")
     parser.add_argument("--json")
     parser.add_argument("--quiet", action="store_true", help="no table")
     options = parser.parse_args()
+    options.tolerance = options.tolerance or (1e-3 if options.device == "cpu" else 5e-2)
+    torch.set_float32_matmul_precision("high")  # tf32 on a GPU, for both
     if options.quiet or options.device != "cpu":
         records = run(options, options.threads[0])
     else:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from literal import LiteralScorer
+from literal import Literally, LiteralScorer
 from torch import Tensor
 
-from beamtree import DeepScorer, Method, Tree, TreeModel, kernels, otm, plt, tdm_uniform
+from beamtree import DeepScorer, Method, Tree, TreeModel, otm, plt, tdm_uniform
 from beamtree.beam import walk
 from beamtree.train.optimizer import Optimizer, adam, lazy
 from beamtree.train.step import Stepper
@@ -37,17 +37,6 @@ def times(run: Callable[[], object], device: torch.device, repeats: int) -> list
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-class Literally:
-    """Without the twins of `beamtree.kernels`."""
-
-    def __enter__(self) -> None:
-        self.fits = kernels.fits
-        kernels.fits = lambda tensor: False
-
-    def __exit__(self, *_: object) -> None:
-        kernels.fits = self.fits
 
 
 def compare(ours: TreeModel, literal: TreeModel, method: Method, x: Tensor, y: Tensor, beam_size: int) -> str:
