@@ -38,6 +38,9 @@ bench: setup
 	$(BIN)/python benchmarks/bench_synthetic.py
 	$(BIN)/python benchmarks/bench_evaluate.py
 	$(BIN)/python benchmarks/bench_prepare.py
+	$(BIN)/python benchmarks/bench_search.py
+	$(BIN)/python benchmarks/bench_load.py
+	$(BIN)/python benchmarks/bench_int8.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

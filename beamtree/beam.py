@@ -43,8 +43,7 @@ def walk(query: Query, beam_size: int, expand: Expand | None = None, *, choices:
             candidates = tree.children(candidates).flatten(1)
             continue
         with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
-            logits = query.logits(level, candidates)  # [B, kb]
-            state = tuple(part.flatten(1) for part in expand(logits.view(len(logits), -1, tree.arity), state))
+            state = expand(query.logits(level, candidates), state)  # [B, kb]
             beam, best, children = _select(tree, candidates, state[0], beam_size, level)
             if best is not None:
                 state = tuple(part.gather(1, best) for part in state)
@@ -76,13 +75,14 @@ def gumbel_expand(generator: torch.Generator) -> Expand:
 
     def expand(logits: Tensor, parents: State) -> State:
         top, log_p = parents[0].unsqueeze(-1), parents[-1].unsqueeze(-1)  # both 0 at the root
+        logits = logits.unflatten(1, (top.shape[1], -1))  # [B, n, b]
         log_p = log_p + log_softmax(logsigmoid(logits), dim=-1)
         noise = torch.rand(logits.shape, generator=generator, device=logits.device)
         gumbel = log_p - torch.log(-torch.log(noise.clamp(min=1e-20)))
         gap = gumbel - gumbel.amax(-1, keepdim=True)  # ≤ 0; 0 for the highest sibling
         shift = top - gumbel + torch.log(-torch.expm1(gap))  # -inf for the highest sibling
         perturbed = top - shift.clamp(min=0) - torch.log1p(torch.exp(-shift.abs()))
-        return perturbed.masked_fill(logits == -torch.inf, -torch.inf), log_p
+        return perturbed.masked_fill(logits == -torch.inf, -torch.inf).flatten(1), log_p.flatten(1)
 
     return expand
 

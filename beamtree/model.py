@@ -50,13 +50,14 @@ class TreeModel(nn.Module):
         return Query(self, x)
 
     def expand(self, logits: Tensor, parents: State) -> State:
-        """The ranking of children [B, n, b] under their parents [B, n].
+        """The ranking of children [B, nb] under their parents [B or 1, n].
 
         A direct model compares logits: they order as p_g does, and never saturate.
         """
         if not self.chained:
             return (logits,)
-        return (parents[0].unsqueeze(-1) + logsigmoid(logits),)
+        log_p = logsigmoid(logits).unflatten(1, (parents[0].shape[1], -1))
+        return ((parents[0].unsqueeze(-1) + log_p).flatten(1),)
 
     def rank_to_log_prob(self, rank: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) from what `expand` ranked by."""
@@ -70,8 +71,7 @@ class TreeModel(nn.Module):
 def quantized(model: TreeModel) -> TreeModel:
     """The same model for search on a CPU, with int8 weights where that is faster.
 
-    It shares the weights of the model as they are now. A search finds nearly the same: `benchmarks/bench_search.py`
-    measures what it loses.
+    It shares the weights. A search finds nearly the same: `benchmarks/bench_int8.py` measures what is lost.
     """
     return TreeModel(model.tree, model.scorer.quantized(), chained=model.chained, first_level=model.first_level).eval()
 

@@ -60,8 +60,8 @@ class Tree:
         if len(filled) == 0:
             raise ValueError("a tree needs at least one item")
         found = slots[filled]
-        outside = found[(found < 0) | (found >= len(found))]
-        if len(outside):
+        if int(found.min()) < 0 or int(found.max()) >= len(found):
+            outside = found[(found < 0) | (found >= len(found))]
             raise ValueError(
                 f"item {int(outside.min())} is outside 0…{len(found) - 1}: number the items from 0 without gaps"
             )
@@ -240,7 +240,7 @@ class Tree:
         """A short name for this very tree: the same items on the same leaves, the same arity, empty nodes in or out."""
         if not self._fingerprint:
             digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
-            digest.update(self._item_of_slot.cpu().numpy().tobytes())
+            digest.update(self._item_of_slot.cpu().numpy().data)
             self._fingerprint = digest.hexdigest()[:16]
         return self._fingerprint
 
