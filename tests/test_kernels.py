@@ -142,6 +142,7 @@ def test_labels_go_up_as_the_definition_says(generator):
             assert found[row, level].tolist() == [n >= 0 and label[n] for n in nodes[row, level].tolist()]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of some versions of torch
 def test_touched_rows_move_as_adam_would_move_them(generator):
     weight = draw(generator, 300, 24)
     expected = weight.cpu().clone().requires_grad_()
