@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "real-data.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "tables.md",
+    ROOT / "docs" / "guide.md",
+    ROOT / "docs" / "real-data.md",
+    ROOT / "docs" / "speed.md",
+)
 Cells = list[dict[str, Any]]
 
 
@@ -92,7 +98,50 @@ def kept(name: str) -> str:
     return grid(["% kept at level", *map(str, levels)], rows)
 
 
+def records(name: str) -> Cells:
+    found: Cells = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return found
+
+
+def steps() -> str:
+    rows = [
+        [r["bench"].removeprefix("step "), f"{r['literal_ms']:.1f}", f"{r['ours_ms']:.2f}", f"{r['speedup']:.1f}"]
+        for r in records("bench_step_gpu")
+    ]
+    return grid(["step, optimiser", "as published", "ours", "times"], rows)
+
+
+def searches() -> str:
+    rows = [
+        [f"{r['items']:,}", str(r["batch"]), f"{r['literal_ms']:.2f}", f"{r['ours_ms']:.3f}", f"{r['speedup']:.1f}"]
+        for r in records("bench_search_gpu")
+    ]
+    return grid(["items", "batch", "as published", "ours", "times"], rows)
+
+
+def growth() -> str:
+    found = records("bench_scale_gpu")
+    step = {r["items"]: r for r in found if r["bench"] == "scale step"}
+    rows = [
+        [
+            f"{r['items']:,}",
+            f"{r['nodes']:,}",
+            f"{r['literal_ms']:.2f}",
+            f"{r['ours_ms']:.2f}",
+            f"{step[r['items']]['ours_ms']:.2f}",
+            f"{step[r['items']]['memory_bytes'] / 1e9:.1f} GB",
+            f"{r['table_bytes'] / 1e9:.2f} GB",
+        ]
+        for r in found
+        if r["bench"] == "scale query"
+    ]
+    return grid(["items", "nodes", "query as published", "query", "step", "memory", "table"], rows)
+
+
 PARTS = {
+    "bench_step": steps,
+    "bench_search": searches,
+    "bench_scale": growth,
     "movielens_gpu": lambda: scores("movielens-gpu"),
     "amazon": lambda: scores("amazon"),
     "git_rust": lambda: scores("git-rust"),
