@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from safetensors import SafetensorError
 from torch import Tensor
 
 from beamtree import methods
@@ -153,7 +152,7 @@ def _said_how_to_go_on(folder: Path) -> Iterator[None]:
     """Errors of a disk in one line: what was trained so far is not lost."""
     try:
         yield
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
         raise OSError(f"{folder} cannot be written: {error}; make room and go on with --resume") from error
 
 

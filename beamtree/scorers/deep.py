@@ -80,6 +80,8 @@ class DeepScorer(Scorer):
         the first layer, two of the second, one of the third. The other units stay as they were drawn, but small.
         """
         dim = min(self.table.weight.shape[1], vectors.shape[1], HIDDEN[2]) // 2 * 2
+        if not dim:
+            raise ValueError(f"vectors have {vectors.shape[1]} dimension: a scorer starts from two at least")
         vectors = vectors[:, :dim].to(self.table.weight)
         self.table.weight.mul_(QUIET * 0.05 / self.scale)
         self.table.start_from(tree, vectors, share=self.share)

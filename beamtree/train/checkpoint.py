@@ -155,7 +155,8 @@ def _write(
     more: dict[str, dict[str, Tensor]],
     progress: dict[str, Any],
 ) -> None:
-    from safetensors.torch import save_file  # here, so that training without a folder needs torch alone
+    from safetensors import SafetensorError  # here, so that training without a folder needs torch alone
+    from safetensors.torch import save_file
 
     in_use = check_room(folder, model)
     parts = {"tree": {"items": model.tree.items()}, "weights": dict(model.scorer.state_dict()), **more}
@@ -164,7 +165,10 @@ def _write(
         files = {part: f"{part}-{step}b.safetensors" for part in files}
     for part, file in files.items():
         tensors = {key: value.detach().cpu().contiguous() for key, value in parts[part].items()}
-        save_file(tensors, folder / file)
+        try:
+            save_file(tensors, folder / file)
+        except SafetensorError as error:  # which is how a full disk is told
+            raise OSError(f"{file}: {error}") from error
         flush(folder / file)
     settings = {
         "format": FORMAT,
