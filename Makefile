@@ -38,7 +38,10 @@ bench: setup
 	$(BIN)/python benchmarks/bench_synthetic.py
 	$(BIN)/python benchmarks/bench_evaluate.py
 	$(BIN)/python benchmarks/bench_prepare.py
+	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_search.py
+	$(BIN)/python benchmarks/bench_scale.py --to 20
+	$(BIN)/python benchmarks/bench_build.py
 	$(BIN)/python benchmarks/bench_load.py
 	$(BIN)/python benchmarks/bench_int8.py
 

@@ -9,10 +9,9 @@ import argparse
 import json
 import resource
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
+from timing import times
 from torch import Tensor
 
 from beamtree import Tree
@@ -46,18 +45,6 @@ def looseness(tree: Tree, vectors: Tensor) -> float:
     found = vectors[items.clamp(min=0)] * real
     mean = found.sum(1, keepdim=True) / real.sum(1, keepdim=True)
     return float(((found - mean) ** 2 * real).sum() / len(vectors))
-
-
-def times(run: Callable[[], object], device: str, repeats: int) -> list[float]:
-    """Milliseconds."""
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) * 1e3)
-    return found
 
 
 def main() -> None:

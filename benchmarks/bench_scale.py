@@ -10,35 +10,17 @@ import argparse
 import gc
 import json
 import statistics
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from literal import Literally, LiteralScorer
+from timing import times
 
 from beamtree import DeepScorer, Tree, TreeModel, otm, retrieve
 from beamtree.train.optimizer import lazy
 from beamtree.train.step import Stepper
 
 FIRST_LEVEL = 8
-
-
-def times(run: Callable[[], object], device: str, repeats: int) -> list[float]:
-    """Milliseconds of each of some runs, after two to warm up."""
-    found = []
-    for _ in range(2 + repeats):
-        wait(device)
-        start = time.perf_counter()
-        run()
-        wait(device)
-        found.append((time.perf_counter() - start) * 1e3)
-    return found[2:]
-
-
-def wait(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
 
 
 def memory(device: str) -> int:
@@ -73,7 +55,9 @@ def at(height: int, options: argparse.Namespace) -> list[dict[str, object]]:
     for name, each in (("literal", literal), ("ours", model)):
         with Literally() if each is literal else nullcontext():
             found[name] = retrieve(each, x[:1], beam_size=k, m=200)[1]
-            taken[name] = times(lambda m=each: retrieve(m, x[:1], beam_size=k, m=200), device, options.repeats)
+            taken[name] = times(
+                lambda m=each: retrieve(m, x[:1], beam_size=k, m=200), device, options.repeats, warm_up=2
+            )
     torch.testing.assert_close(*found.values(), rtol=5e-2, atol=5e-2)
     records.append(record("scale query", {**keys, "batch": 1, "nodes": scored(height, k)}, taken, memory(device)))
     if height <= options.steps_to:
@@ -85,7 +69,7 @@ def at(height: int, options: argparse.Namespace) -> list[dict[str, object]]:
                 losses.append(float(otm(k).loss(literal, x, y, generator)))
         assert abs(losses[0] / losses[1] - 1) < 5e-3, f"losses {losses}"
         step = Stepper(model, lazy(model, 1e-3))
-        taken = {"ours": times(lambda: step(otm(k), x, y, generator), device, 6 + options.repeats // 4)[4:]}
+        taken = {"ours": times(lambda: step(otm(k), x, y, generator), device, 2 + options.repeats // 4, warm_up=6)}
         nodes = options.batch * scored(height, k)
         records.append(record("scale step", {**keys, "batch": options.batch, "nodes": nodes}, taken, memory(device)))
     return records

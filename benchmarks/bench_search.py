@@ -13,13 +13,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from literal import Literally, LiteralScorer
+from timing import times
 
 from beamtree import PAD, DeepScorer, TreeModel, random_tree, retrieve
 from beamtree.beam import walk
@@ -64,29 +63,18 @@ def check(literal: TreeModel, ours: TreeModel, x: torch.Tensor, beam_size: int, 
     assert same > 0.95, f"only {same:.1%} of the items are the same: more than ties allow"
 
 
-def timed(search: Callable[[], object], device: str) -> float:
-    """Milliseconds."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    search()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3
-
-
 def measure(
     both: tuple[TreeModel, TreeModel], xs: list[torch.Tensor], beam_size: int, repeats: int
 ) -> list[list[float]]:
     """Milliseconds per query of every turn, literal and ours."""
-    times: list[list[float]] = [[], []]
+    taken_by: list[list[float]] = [[], []]
     for turn in range(WARM_UP + repeats):
         x = xs[turn % len(xs)]
-        for taken, model in zip(times, both, strict=True):
+        for taken, model in zip(taken_by, both, strict=True):
             with Literally() if model is both[0] else nullcontext():
-                ms = timed(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device.type)
+                (ms,) = times(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device, 1)
             taken.append(ms / len(x))
-    return [taken[WARM_UP:] for taken in times]
+    return [taken[WARM_UP:] for taken in taken_by]
 
 
 def run(options: argparse.Namespace, threads: int) -> list[dict[str, object]]:

@@ -9,34 +9,17 @@ after another. Both must give the same logits, the same beams up to ties and the
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from literal import Literally, LiteralScorer
+from timing import times
 from torch import Tensor
 
 from beamtree import DeepScorer, Method, Tree, TreeModel, otm, plt, tdm_uniform
 from beamtree.beam import walk
 from beamtree.train.optimizer import Optimizer, adam, lazy
 from beamtree.train.step import Stepper
-
-
-def times(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Milliseconds of each of some runs."""
-    found = []
-    for _ in range(repeats):
-        wait(device)
-        start = time.perf_counter()
-        run()
-        wait(device)
-        found.append((time.perf_counter() - start) * 1e3)
-    return found
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def compare(ours: TreeModel, literal: TreeModel, method: Method, x: Tensor, y: Tensor, beam_size: int) -> str:
@@ -116,15 +99,13 @@ def main() -> None:
         print(f"{method.name}: {compare(ours, literal, method, x, y, k)}", flush=True)
         with Literally():
             step = literal_step(literal, method, x, y)
-            times(step, device, 2)  # to warm up
-            slow = times(step, device, max(3, options.repeats // 4))
+            slow = times(step, device, max(3, options.repeats // 4), warm_up=2)
         del step
         for optimizer in (lazy, adam):
             scorer.load_state_dict(start)
             scorer.table.weight.grad = None
             step = our_step(ours, method, optimizer, x, y)
-            times(step, device, 5)
-            fast = times(step, device, options.repeats)
+            fast = times(step, device, options.repeats, warm_up=5)
             del step
             records.append(
                 {
