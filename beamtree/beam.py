@@ -40,7 +40,7 @@ def walk(query: Query, beam_size: int, expand: Expand | None = None, *, choices:
     candidates = tree.children(beam).flatten(1)  # [1, kb]
     for level in query.levels:
         if choices and candidates.shape[1] <= beam_size and level < tree.height:
-            candidates = tree.children(candidates).flatten(1)
+            candidates = tree.children(candidates, level).flatten(1)
             continue
         with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
             state = expand(query.logits(level, candidates), state)  # [B, kb]
@@ -55,14 +55,14 @@ def _select(tree: Tree, candidates: Tensor, rank: Tensor, k: int, level: int) ->
     """The best k of candidates, their columns (None if all are kept), and their children, if there are any below."""
     below = level < tree.height
     if candidates.shape[1] <= k:
-        return candidates, None, tree.children(candidates).flatten(1) if below else candidates
+        return candidates, None, tree.children(candidates, level).flatten(1) if below else candidates
     if kernels.fits(rank) and rank.shape[1] <= WIDEST:
         from beamtree.kernels.select import select
 
         return select(candidates, rank, k, tree.arity, tree.admitted, below)
     best = rank.topk(k, sorted=False).indices
     beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
-    return beam, best, tree.children(beam).flatten(1) if below else beam
+    return beam, best, tree.children(beam, level).flatten(1) if below else beam
 
 
 def gumbel_expand(generator: torch.Generator) -> Expand:

@@ -52,6 +52,9 @@ class Tree:
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
         self._full = [bool(self._enters[max(1, span.start) : span.stop].all()) for span in spans]
+        self._whole = (
+            next((h for h, full in enumerate(self._full) if not full), self.height + 1) - 1
+        )  # full down to here
         self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
 
@@ -120,9 +123,14 @@ class Tree:
         """ρ(n); the root's parent is PAD."""
         return torch.div(nodes - 1, self.arity, rounding_mode="floor")  # -1 stays -1
 
-    def children(self, nodes: Tensor) -> Tensor:
-        """C(n) [..., b], PAD for an empty child."""
+    def children(self, nodes: Tensor, level: int | None = None) -> Tensor:
+        """C(n) [..., b], PAD for an empty child.
+
+        Nodes of a search that are all on one `level` need no second look where no node down to their children is empty.
+        """
         children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
+        if level is not None and level < self._whole:
+            return children
         children.clamp_(min=0)  # so that PAD's arithmetic ends at the root, which enters nothing
         return children.masked_fill_(self._enters.take(children).logical_not_(), PAD)
 

@@ -109,3 +109,12 @@ def test_draws_repeat_with_the_seed():
     tree = random_tree(500)
     first, again = (tree.sample(8, 3, 20, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("count", [8, 5, 6])
+def test_children_of_a_known_level_are_the_children(count):
+    """Full, with an empty leaf on either side, with an empty subtree."""
+    tree = Tree([0, 1, 2, 3, 4, 5, 6, 7][:count])
+    for level in range(tree.height):
+        nodes = tree.nodes(level)
+        assert torch.equal(tree.children(nodes, level), tree.children(nodes))
