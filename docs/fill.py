@@ -111,16 +111,23 @@ def steps() -> str:
     return grid(["step, optimiser", "as published", "ours", "times"], rows)
 
 
-def searches() -> str:
+def searches(device: str) -> str:
     rows = [
-        [f"{r['items']:,}", str(r["batch"]), f"{r['literal_ms']:.2f}", f"{r['ours_ms']:.3f}", f"{r['speedup']:.1f}"]
-        for r in records("bench_search_gpu")
+        [
+            f"{r['items']:,}",
+            f"{r['batch']}",
+            f"{r['threads']}",
+            f"{r['literal_ms']:.2f}",
+            f"{r['ours_ms']:.2f}",
+            f"{r['speedup']:.2f}",
+        ]
+        for r in records(f"bench_search_{device}")
     ]
-    return grid(["items", "batch", "as published", "ours", "times"], rows)
+    return grid(["items", "batch", "threads", "as published", "ours", "times"], rows)
 
 
-def growth() -> str:
-    found = records("bench_scale_gpu")
+def growth(device: str) -> str:
+    found = records(f"bench_scale_{device}")
     step = {r["items"]: r for r in found if r["bench"] == "scale step"}
     rows = [
         [
@@ -128,8 +135,8 @@ def growth() -> str:
             f"{r['nodes']:,}",
             f"{r['literal_ms']:.2f}",
             f"{r['ours_ms']:.2f}",
-            f"{step[r['items']]['ours_ms']:.2f}",
-            f"{step[r['items']]['memory_bytes'] / 1e9:.1f} GB",
+            f"{step[r['items']]['ours_ms']:.2f}" if r["items"] in step else "",
+            f"{step.get(r['items'], r)['memory_bytes'] / 1e9:.1f} GB",
             f"{r['table_bytes'] / 1e9:.2f} GB",
         ]
         for r in found
@@ -140,8 +147,10 @@ def growth() -> str:
 
 PARTS = {
     "bench_step": steps,
-    "bench_search": searches,
-    "bench_scale": growth,
+    "bench_search": lambda: searches("gpu"),
+    "bench_search_cpu": lambda: searches("cpu"),
+    "bench_scale": lambda: growth("gpu"),
+    "bench_scale_cpu": lambda: growth("cpu"),
     "movielens_gpu": lambda: scores("movielens-gpu"),
     "amazon": lambda: scores("amazon"),
     "git_rust": lambda: scores("git-rust"),
