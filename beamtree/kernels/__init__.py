@@ -3,12 +3,15 @@
 import importlib.util
 from functools import cache
 
+import torch
 from torch import Tensor
+
+OTHER_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 
 
 def fits(tensor: Tensor) -> bool:
-    """Whether the twins in this room can work on a tensor: it lies on a GPU, and Triton is installed."""
-    return tensor.is_cuda and _installed()
+    """Whether the twins in this room can work on a tensor: on a GPU, numbers in float32, and Triton is installed."""
+    return tensor.is_cuda and tensor.dtype not in OTHER_FLOATS and _installed()
 
 
 @cache

@@ -113,7 +113,7 @@ class DeepScorer(Scorer):
     def context(self, tree: Tree, x: Tensor) -> DeepContext:
         vectors = self.table.read(tree, share=self.share)
         pooled = self._pool(tree, vectors, x)
-        if kernels.fits(x):
+        if kernels.fits(vectors.values):
             return DeepContext(vectors, self.of_user(pooled), None)
         products = self._products(tree, vectors.values)
         return DeepContext(vectors, products.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), products)
@@ -196,7 +196,7 @@ class DeepScorer(Scorer):
         self.table.keep_vectors(tree, made["vectors"])
 
     def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
-        if not found or not kernels.fits(found[0][1]):
+        if not found or context.products is not None:
             return super().levels(context, found)
         from beamtree.kernels.score import Layers, score_levels
 
