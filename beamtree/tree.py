@@ -52,9 +52,7 @@ class Tree:
         self._starts = torch.tensor([span.start for span in spans], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
         self._full = [bool(self._enters[max(1, span.start) : span.stop].all()) for span in spans]
-        self._whole = (
-            next((h for h, full in enumerate(self._full) if not full), self.height + 1) - 1
-        )  # full down to here
+        self._whole = [*self._full, False].index(False) - 1  # all levels down to this one are full
         self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
 

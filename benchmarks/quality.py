@@ -10,10 +10,10 @@ import argparse
 import json
 import time
 
-from beamtree import cluster_tree, evaluate, fit, load, methods
+from beamtree import cluster_tree, evaluate, fit, load
 from beamtree.evaluate import Evaluation
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.recipes import RECIPES, USUAL
+from beamtree.train.recipes import METHODS, RECIPES, USUAL
 
 
 def train(options: argparse.Namespace) -> tuple[Evaluation, dict[str, object]]:
@@ -21,7 +21,6 @@ def train(options: argparse.Namespace) -> tuple[Evaluation, dict[str, object]]:
     beam_size, batch_size, steps = USUAL["cpu" if options.device == "cpu" else "cuda"]
     data = load(options.data)
     k = options.beam_size or beam_size
-    method = {"otm": methods.otm(k), "otm-mixed": methods.otm_mixed(k, 2 * k), "tdm": methods.tdm_uniform(2 * k)}
     epochs = max(1, round((options.steps or steps) * batch_size / len(data.train)))
     model = recipe.model(cluster_tree(data), k, lambda: data.factors, options.seed).to(options.device)
     began = time.monotonic()
@@ -29,13 +28,13 @@ def train(options: argparse.Namespace) -> tuple[Evaluation, dict[str, object]]:
     fit(
         model,
         recipe.instances(data.train),
-        method[options.method],
+        METHODS[options.method](k, 2 * k),
         epochs=epochs,
         batch_size=batch_size,
         lr=recipe.lr,
         schedule=recipe.schedule,
         optimizer=OPTIMIZERS[options.optimizer],
-        warm_up=methods.tdm_uniform(2 * k),
+        warm_up=recipe.begins_as(options.method, k),
         val=data.val,
         seed=options.seed,
         on_check=lambda step, recall: checks.append((step, recall)),
@@ -60,12 +59,12 @@ def train(options: argparse.Namespace) -> tuple[Evaluation, dict[str, object]]:
 
 
 def plain_rows(options: argparse.Namespace) -> dict[str, Evaluation]:
-    from beamtree.baselines import item_cf, item_cf_nearest, popularity
+    from beamtree.baselines import BASELINES
     from beamtree.evaluate import measure
 
     data = load(options.data)
     found = {}
-    for name, row in (("item-cf", item_cf), ("item-cf-nearest", item_cf_nearest), ("popularity", popularity)):
+    for name, row in BASELINES.items():
         model = row(data.train, data.num_items)
         found[name] = measure(lambda x, exclude, model=model: model.retrieve(x, 200)[0], data.test)
     return found
@@ -74,7 +73,7 @@ def plain_rows(options: argparse.Namespace) -> dict[str, Evaluation]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
-    parser.add_argument("--method", default="otm-mixed", choices=["otm", "otm-mixed", "tdm"])
+    parser.add_argument("--method", default="otm-mixed", choices=list(METHODS))
     parser.add_argument("--optimizer", default="adam", choices=list(OPTIMIZERS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--beam-size", type=int)

@@ -28,7 +28,7 @@ HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 CORE = {room for row in ROWS[4:] for room in row} - {"baselines"}
 ALSO = {  # rooms of the core that need one library more
     "train/checkpoint.py": {"safetensors"},
-    **{f"kernels/{name}.py": {"triton"} for name in ("labels", "rows", "score", "select")},
+    **{f"kernels/{name}.py": {"triton"} for name in ("labels", "rows", "score", "select", "tiles")},
     "data/interactions.py": {"polars"},
     "data/opening.py": {"polars"},
     "data/simulate.py": {"polars"},

@@ -1,11 +1,13 @@
 """Plain rows to beat: what needs no tree."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 from beamtree.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
 from beamtree.baselines.popularity import Popularity, popularity
+from beamtree.data import Log
 
 
 class Baseline(Protocol):
@@ -16,4 +18,11 @@ class Baseline(Protocol):
         ...
 
 
-__all__ = ["Baseline", "ItemCF", "Popularity", "item_cf", "item_cf_nearest", "popularity"]
+# Name -> the row, made from a log and the number of items.
+BASELINES: dict[str, Callable[[Log, int], Baseline]] = {
+    "item-cf": item_cf,
+    "item-cf-nearest": item_cf_nearest,
+    "popularity": popularity,
+}
+
+__all__ = ["BASELINES", "Baseline", "ItemCF", "Popularity", "item_cf", "item_cf_nearest", "popularity"]

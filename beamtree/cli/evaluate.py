@@ -7,7 +7,7 @@ import torch
 import typer
 from rich.table import Table
 
-from beamtree.baselines import Baseline, item_cf, item_cf_nearest, popularity
+from beamtree.baselines import BASELINES
 from beamtree.cli.options import (
     BeamSize,
     Cuts,
@@ -23,17 +23,11 @@ from beamtree.cli.options import (
 )
 from beamtree.cli.runs import open_data, open_model
 from beamtree.cli.screen import print_table, progress
-from beamtree.data import Log
 from beamtree.data.files import check_writable, write_json
 from beamtree.evaluate import Evaluation, Find, evaluate, measure
 from beamtree.metrics import hits
 from beamtree.tree import PAD
 
-ROWS: dict[str, Callable[[Log, int], Baseline]] = {
-    "item-cf": item_cf,
-    "item-cf-nearest": item_cf_nearest,
-    "popularity": popularity,
-}
 Retrieve = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -45,13 +39,13 @@ def evaluate_run(
     m: Cuts = "10,50,100,200",
     metrics: Annotated[str, typer.Option(help="Of precision, recall, f1, ndcg, hit_rate.")] = "precision,recall,f1",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out what a user has seen.")] = False,
-    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(ROWS)}.")] = "",
+    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(BASELINES)}.")] = "",
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
     sizes, names = cuts(m, beam_size), words(metrics)
-    rows = {row: choose(ROWS, "row", row) for row in words(against)}
+    rows = {row: choose(BASELINES, "row", row) for row in words(against)}
     if json is not None:
         check_writable(json)
     model = open_model(run, device)

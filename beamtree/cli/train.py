@@ -11,37 +11,21 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from beamtree import methods
 from beamtree.builders import cluster_tree, random_tree
 from beamtree.cli.options import Device, choose
 from beamtree.cli.runs import ITEMS, LOG, RUN, TRAINING, read_run
 from beamtree.cli.screen import out, progress
 from beamtree.data import Log, Prepared, Windows, load
 from beamtree.data.files import check_writable, write_json
-from beamtree.methods import Method
 from beamtree.model import TreeModel, check_device
 from beamtree.paper.report import commit
 from beamtree.train import Journal, checked_at, fit, load_model, save, steps_done
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.recipes import RECIPES, USUAL, Recipe
+from beamtree.train.recipes import METHODS, RECIPES, USUAL, Recipe
 from beamtree.tree import Tree
 
 LOG_EVERY = 50  # steps
 
-# Name -> the row, for a beam of k nodes and so many uniform nodes per level.
-METHODS: dict[str, Callable[[int, int], Method]] = {
-    "otm": lambda k, nodes: methods.otm(k),
-    "otm-mixed": methods.otm_mixed,
-    "otm-mixed-all": methods.otm_mixed_all,
-    "otm-stochastic": lambda k, nodes: methods.otm_stochastic(k),
-    "otm-no-beam": lambda k, nodes: methods.otm_no_beam(nodes),
-    "otm-no-optest": lambda k, nodes: methods.otm_no_optest(k),
-    "tdm": lambda k, nodes: methods.tdm_uniform(nodes),
-    "tdm-positives": lambda k, nodes: methods.tdm(nodes),
-    "plt": lambda k, nodes: methods.plt(),
-    "hsm": lambda k, nodes: methods.hsm(),
-}
-WALKS = {"otm", "otm-mixed", "otm-mixed-all", "otm-stochastic", "otm-no-optest"}  # a beam means nothing at first
 TREES: dict[str, Callable[[Prepared, int, int], Tree]] = {
     "cluster": lambda data, arity, seed: cluster_tree(data, arity=arity, seed=seed),
     "random": lambda data, arity, seed: random_tree(data.num_items, arity, seed=seed),
@@ -131,7 +115,7 @@ def train(
             lr=lr or chosen.lr,
             schedule=chosen.schedule,
             optimizer=move,
-            warm_up=methods.tdm_uniform(2 * beam_size) if chosen.warm_up and method in WALKS else None,
+            warm_up=chosen.begins_as(method, beam_size),
             val=prepared.val if len(prepared.val) else None,
             patience=patience,
             seed=seed,

@@ -14,6 +14,19 @@ def fits(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype not in OTHER_FLOATS and _installed()
 
 
+def programs(device: torch.device, each: int) -> int:
+    """How many programs fill a device, `each` to a multiprocessor; the interpreter gets two that share the work."""
+    if device.type != "cuda":
+        return 2
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def rows_apart(nodes: Tensor) -> tuple[Tensor, int]:
+    """Nodes [B or 1, W] whose rows are runs in memory, and how far apart they are: 0 where all users share one."""
+    nodes = nodes if nodes.stride(1) == 1 else nodes.contiguous()
+    return nodes, nodes.stride(0) if len(nodes) > 1 else 0
+
+
 @cache
 def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None

@@ -6,6 +6,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from beamtree.kernels import programs
+
 LISTED = 2048  # marks that one program looks at
 ROWS = 32  # rows that it moves at a time
 
@@ -81,10 +83,7 @@ def adam(
     rows = torch.empty(num_rows, dtype=torch.int32, device=weight.device)
     count = torch.zeros((), dtype=torch.int32, device=weight.device)
     list_rows[(triton.cdiv(num_rows, LISTED),)](touched, num_rows, rows, count, BLOCK=LISTED, num_warps=4)
-    programs = 2  # the interpreter's
-    if weight.is_cuda:
-        programs = 8 * torch.cuda.get_device_properties(weight.device).multi_processor_count
-    adam_rows[(programs,)](
+    adam_rows[(programs(weight.device, 8),)](
         weight, grad, first, second, rows, count, lr, step, beta1, beta2, eps,
         DIM=dim, D=triton.next_power_of_2(dim), BLOCK=ROWS, num_warps=4,
     )  # fmt: skip

@@ -6,6 +6,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from beamtree.kernels import rows_apart
+
 
 @triton.jit
 def select_rows(
@@ -61,13 +63,13 @@ def select(
     """
     batch, width = rank.shape
     rank = rank.contiguous()
-    candidates = candidates if candidates.stride(1) == 1 else candidates.contiguous()
+    candidates, apart = rows_apart(candidates)
     beam = torch.empty(batch, k, dtype=torch.int64, device=rank.device)
     index = torch.empty_like(beam)
     children = torch.empty(batch, k * arity if expand else 0, dtype=torch.int64, device=rank.device)
     padded = triton.next_power_of_2(width)
     select_rows[(batch,)](
-        candidates, candidates.stride(0) if len(candidates) > 1 else 0, rank, width, k,
+        candidates, apart, rank, width, k,
         rank if occupied is None else occupied.view(torch.uint8), beam, index, children,
         ARITY=arity, PADDED=padded, EXPAND=expand, ADMIT_EMPTY=occupied is None,
         num_warps=4 if padded <= 2048 else 8,

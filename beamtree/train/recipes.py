@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from beamtree import methods
 from beamtree.data import Log
+from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.scorers import DeepScorer
 from beamtree.train.loop import constant, cosine
@@ -14,6 +16,21 @@ from beamtree.tree import Tree
 # Device -> beam_size, batch_size, and about how many steps. On a CPU many small steps along narrow beams learn more in
 # an hour than a few large ones.
 USUAL = {"cpu": (100, 50, 3000), "cuda": (400, 200, 10_000)}
+
+# Name -> the row, for a beam of k nodes and so many uniform nodes per level.
+METHODS: dict[str, Callable[[int, int], Method]] = {
+    "otm": lambda k, nodes: methods.otm(k),
+    "otm-mixed": methods.otm_mixed,
+    "otm-mixed-all": methods.otm_mixed_all,
+    "otm-stochastic": lambda k, nodes: methods.otm_stochastic(k),
+    "otm-no-beam": lambda k, nodes: methods.otm_no_beam(nodes),
+    "otm-no-optest": lambda k, nodes: methods.otm_no_optest(k),
+    "tdm": lambda k, nodes: methods.tdm_uniform(nodes),
+    "tdm-positives": lambda k, nodes: methods.tdm(nodes),
+    "plt": lambda k, nodes: methods.plt(),
+    "hsm": lambda k, nodes: methods.hsm(),
+}
+WALKS = {"otm", "otm-mixed", "otm-mixed-all", "otm-stochastic", "otm-no-optest"}  # a beam means nothing at first
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,10 @@ class Recipe:
         if self.from_factors:
             scorer.start_from(tree, factors())
         return TreeModel(tree, scorer, first_level=first_level(tree, beam_size))
+
+    def begins_as(self, method: str, beam_size: int) -> Method | None:
+        """The row that the first steps train, if not the method's own."""
+        return methods.tdm_uniform(2 * beam_size) if self.warm_up and method in WALKS else None
 
 
 RECIPES = {
