@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 from beamtree import kernels
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
+from beamtree.record import Recorder
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
 WIDEST = 4096  # candidates that the GPU's twin of `_select` can hold
+REHEARSALS = 16  # searches of one shape before they are recorded: validation between steps is not worth it
+_RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
 
 
 class BeamLevel(NamedTuple):
@@ -98,10 +102,28 @@ def retrieve(
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
-    *_, last = walk(model.query(x), beam_size, choices=not model.chained)
-    items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
-    items, rank = _best(items, last.rank, m, exclude)
-    return items, model.rank_to_log_prob(rank)
+
+    def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
+        *_, last = walk(model.query(x), beam_size, choices=not model.chained)
+        items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
+        items, rank = _best(items, last.rank, m, *exclude)
+        return items, model.rank_to_log_prob(rank)
+
+    inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
+    if not kernels.fits(x):
+        return search(*inputs)
+    items, scores = _recorder_of(model)((beam_size, m, model.chained), search, *inputs)
+    return items, scores
+
+
+def _recorder_of(model: TreeModel) -> Recorder:
+    """The recordings of searches in a model as it is now: they read its weights, and what is made from them."""
+    state: list[object] = [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+    state.append(model.tree)
+    kept = _RECORDERS.get(model)
+    if kept is None or kept[0] != state:
+        kept = _RECORDERS[model] = state, Recorder(REHEARSALS)
+    return kept[1]
 
 
 @torch.no_grad()
@@ -120,7 +142,7 @@ def brute_force(
     return items, scores
 
 
-def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The m items [B, m] of highest rank, PAD where there are fewer."""
     rank = rank.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
     if exclude is not None and exclude.shape[1]:

@@ -112,13 +112,14 @@ def steps() -> str:
 
 
 def searches(device: str) -> str:
+    digits = 2 if device == "cpu" else 3
     rows = [
         [
             f"{r['items']:,}",
             f"{r['batch']}",
             f"{r['threads']}",
-            f"{r['literal_ms']:.2f}",
-            f"{r['ours_ms']:.2f}",
+            f"{r['literal_ms']:.{digits}f}",
+            f"{r['ours_ms']:.{digits}f}",
             f"{r['speedup']:.2f}",
         ]
         for r in records(f"bench_search_{device}")

@@ -21,7 +21,7 @@ ROWS = [
     {"targets", "beam"},
     {"model"},
     {"scorers", "theory", "baselines"},
-    {"loss", "metrics", "data", "kernels", "distributed", "config"},
+    {"loss", "metrics", "data", "kernels", "record", "distributed", "config"},
     {"tree", "_version"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}

@@ -157,7 +157,7 @@ def test_touched_rows_move_as_adam_would_move_them(generator):
         plain.step()
         at = torch.tensor(float(step), device=DEVICE)
         adam(weight, grad, first, second, touched, torch.tensor(0.01, device=DEVICE), at, 0.9, 0.999, 1e-8)
-        torch.testing.assert_close(weight.cpu(), expected.detach())
+        torch.testing.assert_close(weight.cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
         assert not grad.any()
         assert not touched.any()
 

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+import beamtree as bt
+from beamtree.beam import REHEARSALS
+from beamtree.record import Recorder
+
+
+def test_on_a_cpu_every_call_runs_the_function_anew():
+    calls = []
+
+    def double(x):
+        calls.append(x)
+        return (2 * x,)
+
+    recorder = Recorder(rehearsals=1)
+    for value in range(5):
+        (found,) = recorder("double", double, torch.tensor([value]))
+        assert found.tolist() == [2 * value]
+    assert len(calls) == 5
+
+
+@pytest.mark.gpu
+def test_a_recorded_search_finds_what_a_plain_one_does_and_follows_the_weights(monkeypatch):
+    tree = bt.random_tree(5000)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), first_level=6).cuda()
+    seed = torch.Generator().manual_seed(0)
+    for turn in range(3 * REHEARSALS):
+        x = torch.randint(5000, (3, 69), generator=seed).cuda()
+        exclude = torch.randint(5000, (3, 5), generator=seed).cuda()
+        found = bt.retrieve(model, x, beam_size=100, m=20, exclude=exclude)
+        with monkeypatch.context() as patch:
+            patch.setattr("beamtree.beam._recorder_of", lambda model: Recorder(REHEARSALS))
+            expected = bt.retrieve(model, x, beam_size=100, m=20, exclude=exclude)
+        torch.testing.assert_close(found[1], expected[1])
+        if turn == 2 * REHEARSALS:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1.1)
