@@ -45,6 +45,18 @@ class TreeModel(nn.Module):
         self.tree = self.tree.moved(fn)
         return self
 
+    def planted(self, tree: Tree) -> "TreeModel":
+        """The same model on another tree over the same items: the rows of nodes follow the items."""
+        if tree.num_items != self.tree.num_items:
+            raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
+        tree = tree.moved(lambda part: part.to(self.tree.device))
+        first_level = min(self.first_level, tree.height)
+        return TreeModel(tree, self.scorer.carried(self.tree, tree), chained=self.chained, first_level=first_level)
+
+    def item_vectors(self) -> Tensor:
+        """What the scorer knows the items by [M, dim], to cluster them anew."""
+        return self.scorer.item_vectors(self.tree)
+
     def query(self, x: Tensor) -> "Query":
         """Put a batch of users to this model."""
         return Query(self, x)

@@ -1,54 +1,147 @@
-"""A balanced tree over vectors of the items, by default co-occurrence factors of the training log."""
+"""A balanced tree over items that are alike: by their vectors, and by which users chose them together."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from beamtree.data import Prepared
+from beamtree.data import Log, Prepared
+from beamtree.data.factors import pairs
+from beamtree.metrics import hits
 from beamtree.tree import PAD, Tree, height_for
 
 TURNS = 10  # of power iteration per split
+MEANS = 5  # of balanced k-means after it
+SHARED = 2  # of moving items to where what they are chosen with is
+USERS = 500  # are asked which of two trees is better
 
 
-def cluster_tree(data: Prepared, *, arity: int = 2, seed: int = 0) -> Tree:
-    """Items that the same users chose lie under the same nodes: their directions, not their lengths, are clustered."""
-    return split_tree(torch.nn.functional.normalize(data.factors), arity=arity, seed=seed)
+class Chosen(NamedTuple):
+    """Which row, a user or a run of events, holds which item: every pair once."""
+
+    row: Tensor  # [E]
+    item: Tensor  # [E]
 
 
-def split_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
-    """Cut every group of a level along its first principal direction into b equal parts, all groups at once."""
-    if not bool(torch.isfinite(vectors).all()):
-        row = int((~torch.isfinite(vectors)).any(1).nonzero()[0])
-        raise ValueError(f"the vector of item {row} holds NaN or infinity: clean it before building a tree")
-    count = len(vectors)
+def cluster_tree(data: Prepared, *, vectors: Tensor | None = None, arity: int = 2, seed: int = 0) -> Tree:
+    """Items that are alike lie under the same nodes: the directions of their vectors are clustered, not the lengths.
+
+    `vectors` [M, dim] are any (those of a model: `model.item_vectors()`). Without them, items are alike that the same
+    users chose: by co-occurrence factors and, where that is better for the validation users, by the events themselves.
+    """
+    unit = torch.nn.functional.normalize
+    if vectors is not None:
+        if vectors.dim() != 2 or len(vectors) != data.num_items:
+            shape = list(vectors.shape)
+            raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
+        return split_tree(unit(_finite(vectors)), arity=arity, seed=seed)
+    by_vectors = split_tree(unit(data.factors), arity=arity, seed=seed)
+    if not len(data.val):
+        return by_vectors
+    chosen = Chosen(*pairs(data.train, data.num_items, data.near))
+    by_events = split_tree(unit(data.factors), chosen, arity=arity, seed=seed)
+    return max(by_vectors, by_events, key=lambda tree: covered(tree, data.val))
+
+
+def covered(tree: Tree, log: Log) -> float:
+    """The share of targets below a node that the history has items below too, mean over users and levels."""
+    x, y = log.batch(torch.arange(min(USERS, len(log))))
+    before, after = tree.leaf_of_item(x), tree.leaf_of_item(y)
+    shares = []
+    for level in range(1, tree.height):
+        found = hits(tree.ancestor(after, level), tree.ancestor(before, level))
+        shares.append((found.sum(1) / (y != PAD).sum(1)).mean())
+    return float(torch.stack(shares).mean()) if shares else 0.0
+
+
+def split_tree(vectors: Tensor, chosen: Chosen | None = None, *, arity: int = 2, seed: int = 0) -> Tree:
+    """Cut every group of a level into b equal parts, all groups at once.
+
+    The first cut is along the group's first principal direction; balanced k-means then moves it between the means of
+    the parts. With `chosen`, items last go to the part where more of what they are chosen with is.
+    """
+    vectors = _finite(vectors)
+    count, device = len(vectors), vectors.device
     height = height_for(count, arity)
-    generator = torch.Generator(vectors.device).manual_seed(seed)
-    items = torch.arange(count, device=vectors.device)  # in the order of their groups
-    group = torch.zeros(count, dtype=torch.int64, device=vectors.device)
+    generator = torch.Generator(device).manual_seed(seed)
+    items = torch.arange(count, device=device)  # group by group
+    group = torch.zeros(count, dtype=torch.int64, device=device)
     for level in range(height):
         groups = arity**level
-        along = _principal(vectors[items], group, groups, generator)
-        order = along.argsort()
-        order = order[group[order].argsort(stable=True)]
-        items, group = items[order], group[order]
-        size = torch.bincount(group, minlength=groups)
-        rank = torch.arange(count, device=vectors.device) - (size.cumsum(0) - size)[group]
-        group = group * arity + rank * arity // size[group]
-    slots = torch.full((arity**height,), PAD, device=vectors.device)
+        along = _principal(vectors, group, groups, generator)
+        for _ in range(MEANS):
+            along = _between_means(vectors, _cut(along, group, groups, arity), group, groups, arity)
+        if chosen is not None:
+            chosen, along = _toward_shared(chosen, items, along, group, groups, arity)
+        group = _cut(along, group, groups, arity)
+        order = group.argsort(stable=True)
+        vectors, items, group = vectors[order], items[order], group[order]
+    slots = torch.full((arity**height,), PAD, device=device)
     slots[group] = items
     return Tree(slots, arity)
 
 
+def _finite(vectors: Tensor) -> Tensor:
+    if not bool(torch.isfinite(vectors).all()):
+        row = int((~torch.isfinite(vectors)).any(1).nonzero()[0])
+        raise ValueError(f"the vector of item {row} holds NaN or infinity: clean it before building a tree")
+    return vectors
+
+
+def _cut(along: Tensor, group: Tensor, groups: int, arity: int) -> Tensor:
+    """The part of each item [M], as a group of the next level: equally many items each, in the order of `along`."""
+    order = along.argsort(stable=True)  # what is equal stays side by side
+    order = order[group[order].argsort(stable=True)]
+    size = torch.bincount(group, minlength=groups)
+    sorted_group = group[order]
+    rank = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[sorted_group]
+    part = torch.empty_like(group)
+    part[order] = sorted_group * arity + rank * arity // size[sorted_group]
+    return part
+
+
 def _principal(vectors: Tensor, group: Tensor, groups: int, generator: torch.Generator) -> Tensor:
     """Where each vector lies along its group's first principal direction [M], by power iteration."""
-    size = torch.bincount(group, minlength=groups).clamp(min=1).unsqueeze(1)
-    mean = _sums(vectors, group, groups) / size
-    vectors = vectors - mean[group]
+    vectors = vectors - _means(vectors, group, groups)[group]
     direction = torch.randn(groups, vectors.shape[1], generator=generator, device=vectors.device)
     along = (vectors * direction[group]).sum(1)
     for _ in range(TURNS):
         direction = torch.nn.functional.normalize(_sums(vectors * along.unsqueeze(1), group, groups))
         along = (vectors * direction[group]).sum(1)
     return along
+
+
+def _between_means(vectors: Tensor, part: Tensor, group: Tensor, groups: int, arity: int) -> Tensor:
+    """Where each vector lies between the means of its group's first and last part [M]."""
+    means = _means(vectors, part, groups * arity).view(groups, arity, -1)
+    direction = means[:, -1] - means[:, 0]
+    return (vectors * direction[group]).sum(1)
+
+
+def _toward_shared(
+    chosen: Chosen, items: Tensor, along: Tensor, group: Tensor, groups: int, arity: int
+) -> tuple[Chosen, Tensor]:
+    """The rows that still hold two items of a group, and on which side most of what each item is chosen with lies."""
+    group_of = torch.empty_like(group)
+    group_of[items] = group
+    rows = int(chosen.row.max()) + 1 if len(chosen.row) else 1
+    _, row = torch.unique(group_of[chosen.item] * rows + chosen.row, return_inverse=True)
+    size = torch.bincount(row, minlength=1)
+    kept = size[row] > 1
+    chosen, row = Chosen(chosen.row[kept], chosen.item[kept]), row[kept]
+    times = torch.bincount(chosen.item, minlength=len(items))
+    for _ in range(SHARED):
+        side = torch.empty_like(along)
+        side[items] = (_cut(along, group, groups, arity) % arity).to(along.dtype) / (arity - 1) - 0.5
+        of_row = along.new_zeros(len(size)).index_add_(0, row, side[chosen.item]) / size
+        of_item = along.new_zeros(len(items)).index_add_(0, chosen.item, of_row[row]) / times.clamp(min=1)
+        along = of_item[items] + 1e-3 * torch.tanh(along)  # what shares nothing stays where it was
+    return chosen, along
+
+
+def _means(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+    size = torch.bincount(group, minlength=groups).clamp(min=1).unsqueeze(1)
+    return _sums(vectors, group, groups) / size
 
 
 def _sums(vectors: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.data.factors import factors
+from beamtree.data.factors import choose_factors
 from beamtree.data.files import check_replaceable, flush, read_json, remove
 from beamtree.data.log import Log
 
@@ -80,9 +80,18 @@ class Prepared:
         return int(self.description["num_items"])
 
     @cached_property
+    def _factors(self) -> tuple[int | None, Tensor]:
+        return choose_factors(self.train, self.val, self.num_items)
+
+    @property
     def factors(self) -> Tensor:
         """Vectors of the items, from what the training users chose together [M, ≤ 64]."""
-        return factors(self.train, self.num_items)
+        return self._factors[1]
+
+    @property
+    def near(self) -> int | None:
+        """How long the runs of events are that the factors count beside whole users; None where they do not."""
+        return self._factors[0]
 
 
 def load(folder: str | Path) -> Prepared:

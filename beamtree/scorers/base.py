@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
 
@@ -16,6 +17,8 @@ class Scorer(nn.Module, ABC):
     a change of the tree.
     """
 
+    table: NodeTable  # where it has rows of nodes
+    share = False  # whether a node's vector is the sum of the rows on its path
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
 
     @abstractmethod
@@ -50,6 +53,17 @@ class Scorer(nn.Module, ABC):
 
     def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
         """Take what `made` gave for the same weights, so that it need not be made again."""
+
+    def item_vectors(self, tree: Tree) -> Tensor:
+        """What the leaves of the items are known by [M, dim]."""
+        return self.table.of_items(tree, share=self.share)
+
+    def carried(self, old: Tree, new: Tree) -> "Scorer":
+        """A scorer for another tree over the same items that knows what this one does: rows follow the items."""
+        settings = {**self.settings(), "num_nodes": new.num_nodes}
+        scorer = type(self)(**settings, seed=None).to(self.table.weight)
+        scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.carried(old, new, share=self.share)})
+        return scorer
 
     @abstractmethod
     def settings(self) -> dict[str, int | float]:

@@ -1,5 +1,6 @@
 """The one door to per-node parameters."""
 
+import math
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class NodeTable(nn.Module):
 
         Vectors are [M, ≤ dim]; with `share` a row holds what its node differs by from its parent.
         """
-        slots = tree.items()
+        slots = tree.items().to(vectors.device)
         real = slots != PAD
         sums = vectors.new_zeros(len(slots), vectors.shape[1])
         sums[real] = vectors[slots[real]]
@@ -51,6 +52,36 @@ class NodeTable(nn.Module):
             if level:
                 sums = sums.view(-1, tree.arity, vectors.shape[1]).sum(1)
                 count = count.view(-1, tree.arity, 1).sum(1)
+
+    @torch.no_grad()
+    def of_items(self, tree: Tree, *, share: bool) -> Tensor:
+        """The vectors of the items' leaves [M, dim]."""
+        return self.read(tree, share=share).at(tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)))
+
+    @torch.no_grad()
+    def carried(self, old: Tree, new: Tree, *, share: bool) -> Tensor:
+        """Rows for another tree over the same items [num_nodes of the new one, dim]: what was learned follows them.
+
+        A node's vector is the mean, over the items that now lie below it, of the vectors that lay above each of them on
+        this level; a leaf's is that of its item's leaf. On the same tree nothing changes.
+        """
+        vectors = self.read(old, share=share).values
+        rows = vectors.clone() if old.num_nodes == new.num_nodes else vectors.new_zeros(new.num_nodes, vectors.shape[1])
+        items = torch.arange(new.num_items, device=new.device)
+        was, now = old.leaf_of_item(items), new.leaf_of_item(items)
+        for level in range(new.height + 1):
+            span = new.level(level)
+            place = new.ancestor(now, level) - span.start
+            count = torch.bincount(place, minlength=len(span)).unsqueeze(1)
+            sums = rows.new_zeros(len(span), rows.shape[1])
+            sums.index_add_(0, place, vectors[old.ancestor(was, _same_depth(new, level, old))])
+            rows[span.start : span.stop] = torch.where(count > 0, sums / count, rows[span.start : span.stop])
+        if share:
+            for level in range(new.height, 0, -1):
+                span, above = new.level(level), new.level(level - 1)
+                families = rows[span.start : span.stop].view(len(above), new.arity, -1)
+                families -= rows[above.start : above.stop].unsqueeze(1)
+        return rows
 
     def read(self, tree: Tree, *, share: bool) -> "Vectors":
         """Every node's vector for one step: its row, with `share` the sum of the rows on its path."""
@@ -186,6 +217,13 @@ class _At(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.gathered.add(*ctx.saved_tensors, grads[0])
         return grads[0].new_zeros(()), None, None, None
+
+
+def _same_depth(tree: Tree, level: int, other: Tree) -> int:
+    """The level of another tree that has about as many nodes; its leaves for the leaves."""
+    if level == tree.height:
+        return other.height
+    return min(round(level * math.log(tree.arity) / math.log(other.arity)), other.height)
 
 
 def _look_up(values: Tensor, nodes: Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""TDM's first tree: items of a category side by side, the popular ones first."""
+
+import torch
+from torch import Tensor
+
+from beamtree.data import Log
+from beamtree.tree import PAD, Tree, height_for
+
+
+def category_tree(categories: Tensor, log: Log, *, arity: int = 2) -> Tree:
+    """Items by the rank of their category's path [M], then by their events in the log, spread over all leaves.
+
+    `beamtree.data.items.read_categories` reads such ranks from a file.
+    """
+    if categories.dim() != 1 or not len(categories):
+        raise ValueError(f"categories are {list(categories.shape)}: give one for each item")
+    if len(categories) > 1 and bool((categories == categories[0]).all()):
+        raise ValueError(f"one category holds all {len(categories):,} items: it says nothing about where they belong")
+    by_popularity = log.popularity(len(categories)).cpu().argsort(descending=True, stable=True)
+    return in_order(by_popularity[categories.cpu()[by_popularity].argsort(stable=True)], arity)
+
+
+def in_order(items: Tensor, arity: int = 2) -> Tree:
+    """A balanced tree with these items on its leaves from left to right, and empty slots evenly between them."""
+    slots = arity ** height_for(len(items), arity)
+    leaves = torch.full((slots,), PAD, device=items.device)
+    leaves[torch.arange(len(items), device=items.device) * slots // len(items)] = items
+    return Tree(leaves, arity)
