@@ -17,8 +17,11 @@ Sampler = Callable[[Query, list[Targets], torch.Generator], Iterator[tuple[int, 
 def children_of_positives(
     query: Query, positives: list[Targets], generator: torch.Generator
 ) -> Iterator[tuple[int, Tensor]]:
-    """PLT: S_h = {n: z_ρ(n) = 1}."""
-    for level in query.levels:
+    """PLT: S_h = {n: z_ρ(n) = 1}. A search begins with all nodes of the first level, as if one parent had them all."""
+    first, *rest = query.levels
+    if first > 1:
+        yield first, query.tree.nodes(first).unsqueeze(0)
+    for level in rest if first > 1 else query.levels:
         yield level, query.tree.children(positives[level - 1].relevant()).flatten(1)
 
 

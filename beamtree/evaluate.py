@@ -33,9 +33,10 @@ class Score:
 class Evaluation(Mapping[tuple[str, int], float]):
     """The scores of a model: `evaluation["recall", 200]` is a mean, printing it gives a table."""
 
-    def __init__(self, scores: list[Score], users: int) -> None:
+    def __init__(self, scores: list[Score], values: Tensor) -> None:
         self.scores = scores
-        self.users = users
+        self.per_user = values  # of every user [U, cuts, metrics]
+        self.users = len(values)
         self._means = {(score.metric, score.m): score.value for score in scores}
 
     def __getitem__(self, key: tuple[str, int]) -> float:
@@ -119,7 +120,11 @@ def measure(
     if not parts:
         raise ValueError("no user has a target that was not seen before: nothing to measure")
     columns = [NAMES.index(name) for name in metrics]
-    values = torch.cat(parts)[:, :, columns]
+    return summarise(torch.cat(parts)[:, :, columns], m, metrics)
+
+
+def summarise(values: Tensor, m: tuple[int, ...], metrics: tuple[str, ...]) -> Evaluation:
+    """Means and intervals of every user's values [U, cuts, metrics]."""
     means = values.double().mean(0)
     low, high = (bound.view_as(means) for bound in bootstrap(values.flatten(1)))
     scores = [
@@ -127,7 +132,7 @@ def measure(
         for j, name in enumerate(metrics)
         for i, size in enumerate(m)
     ]
-    return Evaluation(scores, len(values))
+    return Evaluation(scores, values)
 
 
 def seen(data: Data, rows: Tensor) -> Tensor:

@@ -57,3 +57,15 @@ def bootstrap(values: Tensor, *, rounds: int = 1000, level: float = 0.95, seed: 
     tail = (1 - level) / 2
     low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
     return low, high
+
+
+def paired_p(values: Tensor, others: Tensor) -> Tensor:
+    """How likely a difference of means at least as large is by chance [C], for values of the same users [U, C] each.
+
+    By the normal distribution of the mean difference; 1 where nothing differs.
+    """
+    differences = (values - others).double()
+    error = differences.std(0) / len(differences) ** 0.5
+    z = (differences.mean(0).abs() / error).nan_to_num(0.0)
+    p: Tensor = torch.special.erfc(z / 2**0.5)
+    return p

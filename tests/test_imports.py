@@ -15,6 +15,7 @@ ROWS = [
     {"cli"},
     {"__init__"},
     {"serve", "paper"},
+    {"compare"},
     {"train"},
     {"methods", "evaluate", "inspect"},
     {"candidates", "builders"},

@@ -19,6 +19,11 @@ class ItemCF:
         self._num_items = factors[0].shape[0]
         self._rows = max(1, ROOM // max(factors[0].shape))  # of a batch at once
 
+    @property
+    def num_bytes(self) -> int:
+        """What it keeps."""
+        return sum(part.nbytes for each in self._factors for part in (each.data, each.indices, each.indptr))
+
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m items most like the distinct items of each history x [B, T], and their scores [B, m].
 
@@ -40,7 +45,7 @@ class ItemCF:
         if len(x) and int(x.max()) >= self._num_items:
             raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{self._num_items - 1}")
         row, column = (x != PAD).nonzero(as_tuple=True)
-        scores = _binary(row, x[row, column], (len(x), self._num_items))
+        scores = binary(row, x[row, column], (len(x), self._num_items))
         for factor in self._factors:
             scores = scores @ factor
         return torch.from_numpy(scores.toarray())
@@ -64,15 +69,19 @@ def item_cf_nearest(log: Log, num_items: int, neighbours: int = 100) -> ItemCF:
 
 def _cosine(log: Log, num_items: int) -> csr_matrix:
     """Which users have which items [U, M], each item's column of length 1: products of columns are cosines."""
-    events = log.events[int(log.offsets[0]) : int(log.offsets[-1])].cpu()
-    user = torch.repeat_interleave(log.offsets.diff().cpu())
-    matrix = _binary(user, events, (len(log), num_items))
+    matrix = user_items(log, num_items)
     users = np.bincount(matrix.indices, minlength=num_items)  # [M]
     matrix.data /= np.sqrt(users, dtype=np.float32)[matrix.indices]
     return matrix
 
 
-def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
+def user_items(log: Log, num_items: int) -> csr_matrix:
+    """Which users have which items [U, M]."""
+    user = torch.repeat_interleave(log.offsets.diff().cpu())
+    return binary(user, log.item_numbers().cpu(), (len(log), num_items))
+
+
+def binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
     """1 at every pair, however often it occurs."""
     matrix = csr_matrix((np.ones(len(row), np.float32), (row.numpy(), column.numpy())), shape)  # sums repeats
     matrix.data[:] = 1

@@ -13,6 +13,11 @@ class Popularity:
     def __init__(self, counts: Tensor) -> None:
         self._scores, self._items = counts.float().sort(descending=True, stable=True)  # [M]
 
+    @property
+    def num_bytes(self) -> int:
+        """What it keeps."""
+        return int(self._scores.nbytes + self._items.nbytes)
+
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m most popular items and their events, for each history [B, m]; PAD and -inf where there are fewer."""
         spare = (0, max(0, m - len(self._items)))

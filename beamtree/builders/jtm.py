@@ -13,7 +13,7 @@ from beamtree.tree import PAD, Tree
 
 GAP = 2  # levels at a time
 WORST = -100.0  # log p of a node that nothing lies below
-STAY = 1e-3  # what an item gains by staying where it is, so that nothing moves for nothing
+STAY = 3.0  # log p that an item gains by staying where it is: few instances alone do not move it
 
 
 @torch.no_grad()
@@ -22,7 +22,8 @@ def learn_tree(
     data: Data,
     *,
     gap: int = GAP,
-    passes: int = 1,
+    passes: int = 2,
+    stay: float = STAY,
     batch_size: int = 256,
     seed: int = 0,
     on_users: Callable[[int], None] | None = None,
@@ -31,9 +32,9 @@ def learn_tree(
 
     Items go down together: first to a node of the first level that is trained, then `gap` levels at a time to one of
     the descendants, each by the weights of its own instances and under the capacity of each node, which is what the
-    old tree has below it. Every leaf slot that held an item holds one again, so p_g means on a new tree what it meant on
-    the old one. The users' histories are lifted along the old tree, which the scorer knows. Instances of a log that is
-    drawn differ from pass to pass.
+    old tree has below it: every leaf slot that held an item holds one again. The users' histories are lifted along the
+    old tree, which the scorer knows. Instances of a log that is drawn differ from pass to pass. An item that stays where
+    it is gains `stay`, so that those with few instances follow no chance.
     """
     if gap < 1 or passes < 1:
         raise ValueError(f"gap={gap}, passes={passes}: both are at least 1")
@@ -54,7 +55,7 @@ def learn_tree(
                 _add(weights, model.query(x), y, place, level, levels)
                 if on_users is not None:
                     on_users(len(rows))
-        place = _move(tree, weights, place, level, levels[-1])
+        place = _move(tree, weights, place, level, levels[-1], stay)
         level = levels[-1]
     slots = torch.full_like(tree.items(), PAD)
     slots[place - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
@@ -78,7 +79,7 @@ def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, le
     weights.index_add_(0, items.flatten(), (total * (y != PAD).unsqueeze(-1)).flatten(0, 1))
 
 
-def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int) -> Tensor:
+def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:
     """Each item's node on level `bottom`, below its node on `level`."""
     below = tree.arity ** (bottom - level)
     group = place - tree.level(level).start
@@ -86,6 +87,6 @@ def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int) -
     old = old - tree.level(bottom).start
     capacity = torch.bincount(old, minlength=len(tree.level(bottom))).view(-1, below)
     same = old // below == group
-    weights[same, (old % below)[same]] += STAY
-    found = group * below + match(weights, group, capacity)
-    return found + tree.level(bottom).start
+    weights[same, (old % below)[same]] += stay
+    found: Tensor = tree.level(bottom).start + group * below + match(weights, group, capacity)
+    return found

@@ -21,11 +21,11 @@ from beamtree.cli.options import (
     split_of,
     words,
 )
-from beamtree.cli.runs import open_data, open_model
 from beamtree.cli.screen import print_table, progress
 from beamtree.data.files import check_writable, write_json
 from beamtree.evaluate import Evaluation, Find, evaluate, measure
 from beamtree.metrics import hits
+from beamtree.train.runs import open_data, open_model
 from beamtree.tree import PAD
 
 Retrieve = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]

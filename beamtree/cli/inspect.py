@@ -7,10 +7,10 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
-from beamtree.cli.runs import open_data, open_model, read_run
 from beamtree.cli.screen import out, print_table, progress
 from beamtree.data.files import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
+from beamtree.train.runs import open_data, open_model, read_run
 
 PICTURES = (".png", ".pdf", ".svg")
 

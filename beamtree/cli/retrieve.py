@@ -9,12 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from beamtree.cli.options import BeamSize, Device, RunFolder
-from beamtree.cli.runs import open_ids, open_model
 from beamtree.cli.screen import err, out, progress
 from beamtree.data import Ids
 from beamtree.data.files import check_writable, write_json
 from beamtree.model import TreeModel
 from beamtree.serve import Answer, Tally, answer, split_ids
+from beamtree.train.runs import open_ids, open_model
 
 
 def retrieve_items(

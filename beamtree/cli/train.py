@@ -1,7 +1,6 @@
 """`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,15 +12,14 @@ from torch import Tensor
 
 from beamtree.builders import cluster_tree, random_tree
 from beamtree.cli.options import Device, choose
-from beamtree.cli.runs import ITEMS, LOG, RUN, TRAINING, read_run
 from beamtree.cli.screen import out, progress
 from beamtree.data import Log, Prepared, Windows, load
-from beamtree.data.files import check_writable, write_json
+from beamtree.data.files import check_writable
 from beamtree.model import TreeModel, check_device
-from beamtree.paper.report import commit
 from beamtree.train import Journal, checked_at, fit, load_model, save, steps_done
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import METHODS, RECIPES, USUAL, Recipe
+from beamtree.train.runs import LOG, RUN, TRAINING, read_run, write_run
 from beamtree.tree import Tree
 
 LOG_EVERY = 50  # steps
@@ -165,6 +163,5 @@ def _start(
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False)
     tree = build(data, run["arity"], run["seed"])
     model = recipe.model(tree, beam_size, lambda: data.factors, run["seed"])
-    write_json(folder / RUN, {**run, "commit": commit()})  # first, so that a run killed from here on can be resumed
-    shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
+    write_run(folder, run, data)  # first, so that a run killed from here on can be resumed
     return model, 0

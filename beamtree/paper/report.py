@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from beamtree.data.files import write_json
+from beamtree.train.runs import commit
 
 Key = dict[str, str | int | float]
 
@@ -86,17 +86,3 @@ def save_results(path: Path, cells: Sequence[Cell], settings: dict[str, object])
         "cells": [each.record() for each in cells],
     }
     write_json(path, content)
-
-
-def commit() -> str | None:
-    """The commit of the code that ran, if it runs from a checkout; with + where files were changed since."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "..")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

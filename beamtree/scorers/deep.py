@@ -50,14 +50,22 @@ class DeepScorer(Scorer):
     user and level and not once per node: the same numbers for less than a third of the work.
 
     With `share`, a node's vector is its own row and the vector of its parent, so that a leaf with few events
-    stands near the leaves beside it until it has reason not to.
+    stands near the leaves beside it until it has reason not to. Without `lift`, the history is read at its leaves on
+    every level, as TDM did before JTM.
     """
 
     def __init__(
-        self, num_nodes: int, dim: int = 24, scale: float = 0.05, *, share: bool = True, seed: int | None = 0
+        self,
+        num_nodes: int,
+        dim: int = 24,
+        scale: float = 0.05,
+        *,
+        share: bool = True,
+        lift: bool = True,
+        seed: int | None = 0,
     ) -> None:
         super().__init__()
-        self.scale, self.share = scale, share
+        self.scale, self.share, self.lift = scale, share, lift
         self.windows: Tensor
         self.int8 = False
         self._kept: tuple[object, Products] | None = None
@@ -122,7 +130,10 @@ class DeepScorer(Scorer):
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
         shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
         shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
-        lifted = tree.lift(tree.leaf_of_item(x), range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]
+        leaves = tree.leaf_of_item(x)
+        if not self.lift:
+            return torch.bmm(shares, vectors.at(leaves)).flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
+        lifted = tree.lift(leaves, range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]
         rows = vectors.at(lifted).flatten(2)  # [B, T, (H + 1) dim]
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
         return means.transpose(1, 2).flatten(2)
@@ -207,7 +218,7 @@ class DeepScorer(Scorer):
 
     def settings(self) -> dict[str, int | float]:
         rows, dim = self.table.weight.shape
-        return {"num_nodes": rows, "dim": dim, "scale": self.scale, "share": self.share}
+        return {"num_nodes": rows, "dim": dim, "scale": self.scale, "share": self.share, "lift": self.lift}
 
     def check(self, x: Tensor) -> None:
         most = self.windows.shape[1]

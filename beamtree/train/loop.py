@@ -116,7 +116,7 @@ def fit(
         nonlocal progress, best
         if val is None:
             return
-        recall = _recall(model, val)
+        recall = recall_of(model, val)
         progress = progress.checked(recall)
         if progress.checks_since_best == 0:
             best = _keep_best(model, folder)
@@ -157,7 +157,8 @@ def checked_at(num_items: int) -> int:
     return min(200, max(10, num_items // 10))
 
 
-def _recall(model: TreeModel, val: Data) -> float:
+def recall_of(model: TreeModel, val: Data) -> float:
+    """What says how good a model is."""
     m = checked_at(model.tree.num_items)
     model.eval()
     recall = evaluate(model, val, m=(m,), metrics=("recall",))["recall", m]

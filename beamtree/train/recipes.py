@@ -44,9 +44,11 @@ class Recipe:
     warm_up: bool  # whether rows that walk a beam begin as TDM
     instances: Callable[[Log], Log]
 
-    def model(self, tree: Tree, beam_size: int, factors: Callable[[], Tensor], seed: int = 0) -> TreeModel:
+    def model(
+        self, tree: Tree, beam_size: int, factors: Callable[[], Tensor], seed: int = 0, *, lift: bool = True
+    ) -> TreeModel:
         """A deep model over a tree, ready to be trained; `factors` gives vectors of the items [M, dim] if asked."""
-        scorer = DeepScorer(tree.num_nodes, scale=self.scale, share=self.share, seed=seed)
+        scorer = DeepScorer(tree.num_nodes, scale=self.scale, share=self.share, lift=lift, seed=seed)
         if self.from_factors:
             scorer.start_from(tree, factors())
         return TreeModel(tree, scorer, first_level=first_level(tree, beam_size))

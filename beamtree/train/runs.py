@@ -7,15 +7,23 @@ log.jsonl                      loss and recall along the way, one JSON record pe
 training/                      the checkpoint that `--resume` goes on from, and the best model so far
 """
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from beamtree.data import Ids, Prepared, load
-from beamtree.data.files import read_json
+from beamtree.data.files import read_json, write_json
 from beamtree.model import TreeModel, check_device
-from beamtree.train import load_model
+from beamtree.train.checkpoint import load_model
 
 RUN, ITEMS, LOG, TRAINING = "run.json", "items.txt", "log.jsonl", "training"
+
+
+def write_run(folder: Path, run: dict[str, Any], data: Prepared) -> None:
+    """Begin a run: how it came to be, and the ids of its items."""
+    write_json(folder / RUN, {**run, "commit": commit()})
+    shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -56,3 +64,17 @@ def open_data(folder: Path, data: Path | None) -> Prepared:
     if (prepared.folder / ITEMS).read_bytes() != (folder / ITEMS).read_bytes():
         raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
     return prepared
+
+
+def commit() -> str | None:
+    """The commit of the code that ran, if it runs from a checkout; with + where files were changed since."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "..")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

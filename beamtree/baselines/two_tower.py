@@ -1,0 +1,141 @@
+"""YouTube product-DNN (Covington et al. 2016): a vector of the user, a vector of every item, and their product."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from beamtree.data import Log, epoch_order, mix
+from beamtree.tree import PAD
+
+WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # the tree models' own: 69 behaviours, newest first
+DIM = 24
+HIDDEN = (128, 64)
+NEGATIVES = 2000  # items that a batch is told from, shared by its users
+BATCH, LR, STEPS = 1000, 3e-3, 10_000
+CONNECTIONS, BREADTH = 32, 400  # of the HNSW graph, and of a search in it
+
+Index = Callable[[Tensor], Any]  # from vectors of the items [M, DIM + 1] to a FAISS index
+
+
+class TwoTower(nn.Module):
+    """A user is what an MLP makes of the mean vectors of ten windows of the history; an item is a row and a bias."""
+
+    windows: Tensor
+
+    def __init__(self, num_items: int, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(mix(seed, 5))
+        self.history = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
+        self.items = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
+        self.bias = nn.Parameter(torch.zeros(num_items))
+        window = [place for place, size in enumerate(WINDOWS) for _ in range(size)]
+        self.register_buffer("windows", torch.eye(len(WINDOWS))[:, window], persistent=False)  # [windows, T]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(seed, 6))
+            sizes = (len(WINDOWS) * DIM, *HIDDEN, DIM)
+            layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.PReLU(b))]
+            self.tower = nn.Sequential(*layers[:-1])
+        self._index: Any = None
+
+    def user(self, x: Tensor) -> Tensor:
+        """The vectors of users with histories x [B, T], and a 1 for the items' bias [B, DIM + 1]."""
+        shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)
+        means = shares @ self.history[x.clamp(min=0)] / shares.sum(-1, keepdim=True).clamp(min=1)
+        return nn.functional.pad(self.tower(means.flatten(1)), (0, 1), value=1.0)
+
+    def vectors(self, items: Tensor | None = None) -> Tensor:
+        """The vectors of items, of all unless some are named, with their bias [M, DIM + 1]."""
+        rows, bias = (self.items, self.bias) if items is None else (self.items[items], self.bias[items])
+        return torch.cat([rows, bias.unsqueeze(1)], dim=1)
+
+    def index(self, build: Index) -> "TwoTower":
+        """Make the items ready to be searched."""
+        self._index = build(self.vectors().detach().cpu())
+        return self
+
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take."""
+        return sum(weight.nbytes for weight in self.parameters())
+
+    @torch.no_grad()
+    def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m items of the highest product and their scores [B, m]; PAD and -inf where an index finds fewer."""
+        device = self.items.device
+        scores, items = self._index.search(self.user(x.to(device)).cpu().numpy(), m)
+        items = torch.from_numpy(items)
+        return items, torch.from_numpy(scores).masked_fill(items == PAD, -torch.inf)
+
+
+def exact(vectors: Tensor) -> Any:
+    """All products."""
+    import faiss
+
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors.numpy())
+    return index
+
+
+def hnsw(vectors: Tensor) -> Any:
+    """A graph of near items, in which a search walks."""
+    import faiss
+
+    index = faiss.IndexHNSWFlat(vectors.shape[1], CONNECTIONS, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = index.hnsw.efSearch = BREADTH
+    index.add(vectors.numpy())
+    return index
+
+
+def two_tower(
+    log: Log,
+    num_items: int,
+    *,
+    steps: int = STEPS,
+    batch_size: int = BATCH,
+    lr: float = LR,
+    seed: int = 0,
+    device: str = "cpu",
+    on_step: Callable[[int, int, Tensor], None] | None = None,
+) -> TwoTower:
+    """Train on windows that slide over every user's events, each with one target, by sampled softmax.
+
+    The items that a target is told from are drawn uniformly, and are the same for a whole batch.
+    """
+    model = TwoTower(num_items, seed).to(device)
+    windows = log.windows().to(device)
+    if not len(windows):
+        raise ValueError("no user has eight events, which a sliding window needs: prepare a longer log")
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator(device)
+    per_epoch = -(-len(windows) // batch_size)
+    order = torch.empty(0)
+    for t in range(steps):
+        epoch, place = divmod(t, per_epoch)
+        if place == 0:
+            order = epoch_order(len(windows), seed, epoch).to(device)
+        generator.manual_seed(mix(seed, t))
+        x, y = windows.batch(order[place * batch_size :][:batch_size])
+        loss = sampled_softmax(model, x, y[:, 0], generator)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if on_step is not None:
+            on_step(t + 1, steps, loss.detach())
+    return model.eval()
+
+
+def sampled_softmax(model: TwoTower, x: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+    """-log of the target's share among itself and items drawn uniformly, which stand for all of theirs."""
+    num_items = len(model.items)
+    drawn = torch.randint(num_items, (NEGATIVES,), generator=generator, device=x.device)
+    user = model.user(x)
+    own = (user * model.vectors(target)).sum(1, keepdim=True)
+    others = user @ model.vectors(drawn).T + torch.log(torch.tensor(num_items / NEGATIVES))
+    others = others.masked_fill(drawn == target.unsqueeze(1), -torch.inf)
+    return cross_entropy(torch.cat([own, others], dim=1), torch.zeros_like(target))

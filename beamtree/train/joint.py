@@ -1,0 +1,61 @@
+"""Learning the tree and the scorer in turn: JTM with TDM's training, and the paper's future work with OTM's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from beamtree.builders import learn_tree
+from beamtree.data import Data
+from beamtree.model import TreeModel
+from beamtree.train.checkpoint import holds_checkpoint, load_model, save
+from beamtree.train.loop import recall_of
+
+Train = Callable[[TreeModel, int, Path | None], None]  # (model, round, folder for checkpoints): trains it in place
+START = "start"  # where in its folder a round keeps the model it began with
+
+
+def fit_jointly(
+    model: TreeModel,
+    data: Data,
+    val: Data,
+    train: Train,
+    *,
+    rounds: int = 3,
+    seed: int = 0,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> TreeModel:
+    """Train, then for some rounds: learn a tree from the scorer, carry the rows over, train again for a while.
+
+    A new tree that finds less for the users of `val` than the old one did is rejected, and the old model kept. With a
+    `folder`, every round trains in a folder of its own, and what is there already is not done again.
+    """
+    if not len(val):
+        raise ValueError("a new tree is judged by validation users, and there are none: prepare with --val-users")
+    train(model, 0, _folder_of(folder, 0))
+    best = recall_of(model, val)
+    say(f"first tree: recall {best:.2%}")
+    for turn in range(1, rounds + 1):
+        place = _folder_of(folder, turn)
+        other = _begin(model, data, seed + turn, place)
+        train(other, turn, place)
+        recall = recall_of(other, val)
+        if recall < best:
+            say(f"round {turn}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
+            break
+        say(f"round {turn}: a new tree takes recall from {best:.2%} to {recall:.2%}: kept")
+        model, best = other, recall
+    return model.eval()
+
+
+def _folder_of(folder: Path | None, turn: int) -> Path | None:
+    return None if folder is None else folder / f"round-{turn}"
+
+
+def _begin(model: TreeModel, data: Data, seed: int, folder: Path | None) -> TreeModel:
+    """The model on a new tree: as it was begun before, if it was."""
+    if folder is not None and holds_checkpoint(folder / START):
+        return load_model(folder / START, model.tree.device)
+    other = model.planted(learn_tree(model, data, seed=seed))
+    if folder is not None:
+        save(other, folder / START)
+    return other
