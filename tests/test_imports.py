@@ -31,6 +31,7 @@ ALSO = {  # rooms of the core that need one library more
     "train/checkpoint.py": {"safetensors"},
     **{f"kernels/{name}.py": {"triton"} for name in ("labels", "rows", "score", "select", "tiles")},
     "data/interactions.py": {"polars"},
+    "data/items.py": {"polars"},
     "data/opening.py": {"polars"},
     "data/simulate.py": {"polars"},
 }

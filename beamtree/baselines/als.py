@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from beamtree.baselines.item_cf import binary, user_items

@@ -33,8 +33,8 @@ def learn_tree(
     Items go down together: first to a node of the first level that is trained, then `gap` levels at a time to one of
     the descendants, each by the weights of its own instances and under the capacity of each node, which is what the
     old tree has below it: every leaf slot that held an item holds one again. The users' histories are lifted along the
-    old tree, which the scorer knows. Instances of a log that is drawn differ from pass to pass. An item that stays where
-    it is gains `stay`, so that those with few instances follow no chance.
+    old tree, which the scorer knows. Instances of a log that is drawn differ from pass to pass. An item that stays
+    gains `stay`, so that few instances do not move it by chance.
     """
     if gap < 1 or passes < 1:
         raise ValueError(f"gap={gap}, passes={passes}: both are at least 1")

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from beamtree._version import VERSION
+from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
+from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
@@ -16,6 +18,7 @@ from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.screen import out
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
+from beamtree.cli.trees import tree
 
 app = typer.Typer(
     name="beamtree",
@@ -33,7 +36,9 @@ app.command()(demo)
 app.command()(simulate)
 app.command()(prepare)
 app.command()(train)
+app.command()(tree)
 app.command("evaluate")(evaluate_run)
+app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.add_typer(paper, name="paper")

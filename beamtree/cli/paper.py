@@ -1,7 +1,7 @@
 """`beamtree paper`: the tables of the paper, its numbers beside ours."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Annotated
 
@@ -124,7 +124,7 @@ def _synthetic(
 
         cells = table(plan, advance, ended)
     _keep(file, cells, settings, json, plot_sparsity if len(plan.biases) > 1 else plot_bars)
-    print_cells(title, cells, line=("bias", "row"), column="m", digits=4)
+    print_cells(title, cells, line=("bias", "row"), column="m", digits=4, best=best_of(cells))
     _close(file, cells)
 
 
@@ -171,26 +171,32 @@ def _close(file: Path, cells: list[Cell]) -> None:
     out.print(f"  and {file.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
-def print_cells(title: str, cells: Sequence[Cell], line: tuple[str, ...], column: str, digits: int) -> None:
+def print_cells(
+    title: str,
+    cells: Sequence[Cell],
+    line: tuple[str, ...],
+    column: str,
+    digits: int,
+    best: Set[int] = frozenset(),
+) -> None:
     """A table for people: ours ± std over the runs, and below it the paper's number and whether we agree."""
     table = Table(title=title, caption="ours ± std over runs; below: the paper's number, ✓ within tolerance, ✗ not")
-    columns = list(dict.fromkeys(each.key[column] for each in cells))
+    columns = list(dict.fromkeys(each.key.get(column) for each in cells))
     named = len(line) * 5 + sum(max(len(name), *(len(str(each.key[name])) for each in cells)) for name in line)
     narrow = out.is_terminal and out.width < named + len(columns) * 18  # then the spread stays in the JSON
     for name in line:
         table.add_column(name, no_wrap=True, min_width=len(name))
     for value in columns:
-        table.add_column(f"{column}={value}", justify="right", no_wrap=True)
+        table.add_column(f"{column}={value}" if column else "ours", justify="right", no_wrap=True)
     lines = dict.fromkeys(tuple(each.key[name] for name in line) for each in cells)
-    found = {(*(each.key[name] for name in line), each.key[column]): each for each in cells}
-    best = best_of(cells) if "row" in line else set()
+    found = {(*(each.key[name] for name in line), each.key.get(column)): each for each in cells}
     for place in lines:
         texts = [_cell_text(found.get((*place, value)), digits, best, narrow) for value in columns]
         table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
     print_table(table)
 
 
-def _cell_text(cell: Cell | None, digits: int, best: set[int], narrow: bool) -> str:
+def _cell_text(cell: Cell | None, digits: int, best: Set[int], narrow: bool) -> str:
     if cell is None:
         return ""
     ours = f"{cell.value:.{digits}f}"

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from beamtree.builders import cluster_tree, random_tree
 from beamtree.cli.options import Device, choose
 from beamtree.cli.screen import out, progress
+from beamtree.cli.trees import Arity, Build, ItemsFile, TreeName, VectorsFile, builder
 from beamtree.data import Log, Prepared, Windows, load
 from beamtree.data.files import check_writable
 from beamtree.model import TreeModel, check_device
@@ -20,22 +20,18 @@ from beamtree.train import Journal, checked_at, fit, load_model, save, steps_don
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import METHODS, RECIPES, USUAL, Recipe
 from beamtree.train.runs import LOG, RUN, TRAINING, read_run, write_run
-from beamtree.tree import Tree
 
 LOG_EVERY = 50  # steps
-
-TREES: dict[str, Callable[[Prepared, int, int], Tree]] = {
-    "cluster": lambda data, arity, seed: cluster_tree(data, arity=arity, seed=seed),
-    "random": lambda data, arity, seed: random_tree(data.num_items, arity, seed=seed),
-}
 
 
 def train(
     data: Annotated[Path, typer.Argument(help="A folder that `beamtree prepare` wrote.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Where the run goes.")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "otm-mixed",
-    tree: Annotated[str, typer.Option(help=f"One of {', '.join(TREES)}.")] = "cluster",
-    arity: Annotated[int, typer.Option(min=2, help="Children per node.")] = 2,
+    tree: TreeName = "cluster",
+    arity: Arity = 2,
+    items: ItemsFile = None,
+    vectors: VectorsFile = None,
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
     recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
@@ -61,7 +57,7 @@ def train(
     beam_size, batch_size = beam_size or usual_beam, batch_size or usual_batch
     row = choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
     chosen = choose(RECIPES, "recipe", recipe)
-    build = choose(TREES, "tree", tree)
+    build = builder(tree, items, vectors)
     move = choose(OPTIMIZERS, "optimizer", optimizer)
     prepared = load(data)
     if len(prepared.train) < 2:
@@ -142,7 +138,7 @@ def _start(
     folder: Path,
     run: dict[str, Any],
     data: Prepared,
-    build: Callable[[Prepared, int, int], Tree],
+    build: Build,
     recipe: Recipe,
     beam_size: int,
     resume: bool,

@@ -77,7 +77,7 @@ def find_columns(columns: Sequence[str], user: str | None, item: str | None, tim
     nameless = list(columns) == positions(len(columns))
     for role in usual.keys() - found.keys():
         names, place = usual[role]
-        guess = place if nameless and place in columns else _usual(columns, names)
+        guess = place if nameless and place in columns else usual_column(columns, names)
         if guess is not None and guess not in found.values():
             found[role] = guess
     for role in ("user", "item"):
@@ -95,7 +95,8 @@ def _asked(columns: Sequence[str], role: str, name: str) -> str:
     return name if name in columns else by_name[name]
 
 
-def _usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
+def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column that has one of some usual names, the first of them if several do."""
     by_name = {_plain(column): column for column in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
 

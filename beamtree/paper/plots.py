@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")  # no screen needed
 import matplotlib.pyplot as plt
 
+from beamtree.compare import Result, table
 from beamtree.paper.report import Cell
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
@@ -88,6 +89,35 @@ def two_panels(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
     """A figure of two panels side by side."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(width, height))
     return figure, (left, right)
+
+
+def plot_comparison(results: Sequence[Result], path: Path) -> None:
+    """Recall of every row at each m, with the 95 % interval over users."""
+    entries = [entry for entry in table(results) if entry.metric == "recall"]
+    rows, cuts = [result.row for result in results], results[0].m
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 1.4), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        shown = [entry for entry in entries if entry.m == m]
+        values = [entry.value * 100 for entry in shown]
+        spread = [[(e.value - e.low) * 100 for e in shown], [(e.high - e.value) * 100 for e in shown]]
+        colours = [COLOURS[1] if row.startswith("otm") else COLOURS[0] for row in rows]
+        axis.barh(range(len(rows)), values, xerr=spread, color=colours, capsize=2)
+        axis.set(title=f"recall@{m}, %")
+        axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
+        axis.invert_yaxis()
+        axis.grid(alpha=0.3, axis="x")
+    save(figure, path)
+
+
+def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
+    """Figure 2: the share of each node of a level, the largest first; a line for each data set and level."""
+    figure, axis = plt.subplots(figsize=(5.4, 4.2))
+    for colour, (name, values) in zip(cycle(COLOURS), shares.items(), strict=False):
+        axis.plot([(index + 1) / len(values) for index in range(len(values))], values, color=colour, label=name)
+    axis.set(xlabel="nodes, as a share of the level", ylabel="S_n / sum over the level", yscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:

@@ -1,0 +1,98 @@
+"""`beamtree tree`, and the options that say where a tree comes from."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beamtree.builders import category_tree, cluster_tree, random_tree
+from beamtree.cli.options import choose
+from beamtree.cli.screen import out
+from beamtree.data import Prepared, load
+from beamtree.data.files import check_writable
+from beamtree.train.runs import RUN, open_ids, open_model
+from beamtree.tree import Tree
+
+TreeName = Annotated[
+    str, typer.Option("--tree", help="cluster, category, random, or a file that `beamtree tree` wrote.")
+]
+Arity = Annotated[int, typer.Option(min=2, help="Children per node.")]
+ItemsFile = Annotated[Path | None, typer.Option("--items", help="A table of item and category, for category trees.")]
+VectorsFile = Annotated[
+    Path | None, typer.Option("--vectors", help="Vectors of the items to cluster: .npy in their order, or a table.")
+]
+FILES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
+
+Build = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)
+
+
+def builder(name: str, items: Path | None, vectors: Path | None) -> Build:
+    """What --tree, --items and --vectors ask for; a ValueError where they do not go together."""
+    if name.endswith(FILES):
+        if items is not None or vectors is not None:
+            raise ValueError(f"--tree {name} is a tree already: leave out --items and --vectors")
+        return lambda data, arity, seed: _from_file(Path(name), data, arity)
+    if items is not None and name != "category":
+        raise ValueError(f"--items is for --tree category, not {name}")
+    if vectors is not None and name != "cluster":
+        raise ValueError(f"--vectors is for --tree cluster, not {name}")
+    if items is None and name == "category":
+        raise ValueError("--tree category needs --items FILE, a table of item and category")
+    builds: dict[str, Build] = {
+        "cluster": lambda data, arity, seed: _clustered(data, vectors, arity, seed),
+        "category": lambda data, arity, seed: _by_category(data, items, arity),
+        "random": lambda data, arity, seed: random_tree(data.num_items, arity, seed=seed),
+    }
+    return choose(builds, "tree", name)
+
+
+def _from_file(path: Path, data: Prepared, arity: int) -> Tree:
+    from beamtree.data.items import read_tree  # polars takes a moment to import
+
+    return read_tree(path, data.items, arity if arity > 2 else None)
+
+
+def _clustered(data: Prepared, path: Path | None, arity: int, seed: int) -> Tree:
+    if path is None:
+        return cluster_tree(data, arity=arity, seed=seed)
+    from beamtree.data.items import read_vectors
+
+    return cluster_tree(data, vectors=read_vectors(path, data.items), arity=arity, seed=seed)
+
+
+def _by_category(data: Prepared, path: Path | None, arity: int) -> Tree:
+    from beamtree.data.items import read_categories
+
+    assert path is not None
+    return category_tree(read_categories(path, data.items), data.train, arity=arity)
+
+
+def tree(
+    source: Annotated[
+        Path, typer.Argument(metavar="DATA|RUN", help="Prepared data to build one for, or a run to take it from.")
+    ],
+    out_file: Annotated[Path, typer.Option("--out", help="A .parquet file: each item, and the path to its leaf.")],
+    name: TreeName = "cluster",
+    arity: Arity = 2,
+    items: ItemsFile = None,
+    vectors: VectorsFile = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same tree.")] = 0,
+) -> None:
+    """Build a tree over the items of prepared data, or take the one of a run, and write it to a file.
+
+    `beamtree train --tree FILE` and `beamtree compare --tree FILE` read it, and so does anything that reads Parquet.
+    """
+    from beamtree.data.items import write_tree
+
+    if out_file.suffix != ".parquet":
+        raise ValueError(f"--out {out_file}: give a file that ends in .parquet")
+    check_writable(out_file)
+    if (source / RUN).exists():
+        grown, ids = open_model(source, "cpu").tree, open_ids(source)
+    else:
+        data = load(source)
+        grown, ids = builder(name, items, vectors)(data, arity, seed), data.items
+    write_tree(out_file, grown, ids)
+    shape = f"{grown.num_items:,} items, {grown.height} levels of {grown.arity}"
+    out.print(f"Saved {out_file}: {shape}", highlight=False, soft_wrap=True)

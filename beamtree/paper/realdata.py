@@ -1,0 +1,53 @@
+"""What Tables 3 and 4 share: the paper's settings on real data, and its numbers beside ours."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from beamtree.builders import cluster_tree
+from beamtree.compare import Plan, Result, table
+from beamtree.data import Prepared
+from beamtree.paper.report import Cell, expected
+from beamtree.train.recipes import RECIPES
+from beamtree.tree import Tree
+
+ROWS = ("item-cf", "youtube-dnn", "hsm", "plt", "jtm", "otm", "otm-no-beam", "otm-no-optest")
+BEAM_SIZE, BATCH_SIZE = 400, 200
+
+
+def plan(data: Prepared, folder: Path, *, recipe: str, device: str, seed: int, tree: Tree | None = None) -> Plan:
+    """The paper's settings: ten epochs of batches of 200, beams of 400, one tree for all, the one that JTM learns."""
+    epochs = RECIPES[recipe].epochs or 10
+    return Plan(
+        data,
+        tree or cluster_tree(data, seed=seed),
+        folder,
+        recipe=recipe,
+        beam_size=BEAM_SIZE,
+        batch_size=BATCH_SIZE,
+        steps=max(1, round(epochs * len(data.train) / BATCH_SIZE)),
+        device=device,
+        seed=seed,
+    )
+
+
+def cells(name: str, results: Sequence[Result]) -> list[Cell]:
+    """Ours in percent, with the standard error over users, and the paper's number where it prints one."""
+    printed = expected()[name]
+    numbers = {
+        (line["row"], metric, m): line[metric][place]
+        for line in printed["rows"]
+        for metric in ("precision", "recall", "f1")
+        for place, m in enumerate(printed["m"])
+    }
+    return [
+        Cell(
+            name,
+            {"row": entry.row, "metric": entry.metric, "m": entry.m},
+            entry.value * 100,
+            (entry.high - entry.low) / 3.92 * 100,
+            1,
+            numbers.get((entry.row, entry.metric, entry.m)),
+            None,
+        )
+        for entry in table(results)
+    ]
