@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree.baselines import ItemCF, item_cf, item_cf_nearest, popularity
+from beamtree.baselines import ItemCF, als, item_cf, item_cf_nearest, popularity
+from beamtree.baselines.two_tower import TwoTower, exact, hnsw, sampled_softmax, two_tower
 from beamtree.data.log import Log
 from beamtree.tree import PAD
 
 M = 30
-ROWS = [popularity, item_cf, item_cf_nearest]
+ROWS = [popularity, item_cf, item_cf_nearest, als]
 
 
 def random_log(seed, users=40):
@@ -137,3 +138,54 @@ def test_an_empty_history_has_no_neighbours():
 def test_an_unknown_item_in_a_history_is_named():
     with pytest.raises(ValueError, match="item 30 in a history: the log has items 0…29"):
         item_cf(random_log(7), M).retrieve(torch.tensor([[3, M]]), 5)
+
+
+def test_als_finds_what_users_of_the_same_taste_chose():
+    generator = torch.Generator().manual_seed(0)
+    events = torch.cat([torch.randperm(10, generator=generator)[:6] + 10 * (user % 2) for user in range(60)])
+    model = als(Log(torch.arange(61) * 6, events.int(), "two tastes"), 20)
+    items, scores = model.retrieve(torch.tensor([[1, 2, PAD], [11, 14, 15]]), 5)
+    assert (items[0] < 10).all()
+    assert (items[1] >= 10).all()
+    assert (scores.diff() <= 0).all()
+
+
+def test_exact_search_of_the_two_towers_is_the_plain_product():
+    model = TwoTower(M, seed=3).index(exact)
+    x = random_histories(0)
+    items, scores = model.retrieve(x, 7)
+    with torch.no_grad():
+        users = model.user(x)[:, :-1]
+        plain = users @ model.items.T + model.bias
+    expected = plain.topk(7)
+    torch.testing.assert_close(scores, expected.values)
+    assert items.tolist() == expected.indices.tolist()
+    found, _ = model.index(hnsw).retrieve(x, M + 5)  # which finds no more than there are
+    assert (found != PAD).sum(1).max() <= M
+
+
+def test_sampled_softmax_with_all_items_drawn_is_near_the_whole_one(monkeypatch):
+    monkeypatch.setattr("beamtree.baselines.two_tower.NEGATIVES", 200_000)
+    model = TwoTower(M, seed=1)
+    with torch.no_grad():
+        model.items.mul_(40)
+    x, target = random_histories(2), torch.tensor([0, 5, 9, 9, 2, 1])
+    with torch.no_grad():
+        sampled = sampled_softmax(model, x, target, torch.Generator().manual_seed(0))
+        logits = model.user(x)[:, :-1] @ model.items.T + model.bias
+        whole = torch.nn.functional.cross_entropy(logits, target)
+    assert float(sampled) == pytest.approx(float(whole), rel=0.02)
+
+
+def test_two_towers_learn_from_seed_to_the_same_weights():
+    log = random_log(5, users=60)
+    one, other = (two_tower(log, M, steps=40, batch_size=20, seed=1) for _ in range(2))
+    assert torch.equal(one.items, other.items)
+    losses = []
+    two_tower(log, M, steps=60, batch_size=20, val=log, on_step=lambda done, total, loss: losses.append(float(loss)))
+    assert sum(losses[-10:]) < sum(losses[:10])
+
+
+def test_users_too_short_for_a_window_are_told():
+    with pytest.raises(ValueError, match="no user has eight events"):
+        two_tower(Log(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"), M)

@@ -5,14 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree import Log, random_tree
-from beamtree.builders.cluster import split_tree
+from beamtree import Log, Tree, cluster_tree, random_tree
+from beamtree.builders.category import in_order
+from beamtree.builders.cluster import Chosen, covered, split_tree
 from beamtree.data import factors
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.
 BUILDERS = {
     "random": lambda count, arity, seed: random_tree(count, arity, seed=seed),
+    "category": lambda count, arity, seed: in_order(torch.arange(count), arity),
     "cluster": lambda count, arity, seed: split_tree(
         torch.randn(count, 5, generator=torch.Generator().manual_seed(9)), arity=arity, seed=seed
     ),
@@ -67,6 +69,45 @@ def test_factors_put_items_of_the_same_users_together():
     tree = split_tree(vectors)
     sides = [{int(item) // 20 for item in half if 0 <= item < 40} for half in tree.items().view(2, -1)]
     assert sorted(map(sorted, sides)) == [[0], [1]]
+
+
+def test_events_put_items_of_one_user_side_by_side_where_vectors_say_nothing():
+    """Eight users with their own four items each: equal vectors, and only the events tell."""
+    row, item = torch.arange(8).repeat_interleave(4), torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    vectors = torch.randn(32, 4, generator=torch.Generator().manual_seed(2)) * 1e-3
+    owner = torch.empty(32, dtype=torch.int64)
+    owner[item] = row
+    mixed, sorted_out = (
+        sum(len(set(owner[four].tolist())) for four in split_tree(vectors, chosen).items().view(8, 4))
+        for chosen in (None, Chosen(row, item))
+    )
+    assert sorted_out <= 18 < mixed - 5  # 8 would be perfect
+
+
+def test_targets_under_the_nodes_of_the_history_are_covered():
+    log = Log(torch.tensor([0, 4]), torch.tensor([0, 0, 1, 7]), "one user")  # history 0, 0; targets 1, 7
+    tree = Tree(torch.arange(8))
+    assert covered(tree, log) == pytest.approx((0.5 + 0.5) / 2)  # 1 lies beside 0 on levels 1 and 2; 7 nowhere
+
+
+def test_runs_of_events_count_where_they_tell_more():
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(0, 50, (60, 12), generator=generator) * 10  # each user: twelve runs of ten, anywhere
+    events = (starts.unsqueeze(-1) + torch.randint(0, 10, (60, 12, 10), generator=generator)).flatten()
+    log = Log(torch.arange(61) * 120, events.int(), "runs")
+    alike = [
+        float(torch.nn.functional.normalize(found).view(50, 10, -1).mean(1).norm(dim=1).mean())
+        for found in (factors(log, 500), factors(log, 500, near=10))
+    ]
+    assert alike[1] > alike[0] + 0.1
+
+
+def test_vectors_of_another_shape_are_refused(tmp_path):
+    class Data:
+        num_items = 5
+
+    with pytest.raises(ValueError, match="give one row for each of 5 items"):
+        cluster_tree(Data(), vectors=torch.zeros(4, 2))
 
 
 def test_a_vector_with_nan_is_named():

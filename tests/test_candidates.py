@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beamtree as bt
-from beamtree import PAD, candidates, targets
+from beamtree import PAD, TreeModel, candidates, targets
 from beamtree.beam import walk
+from beamtree.scorers import GivenScorer
 from beamtree.targets import any_relevant
 
 # Every sampler: the contract tests run over this dict, so a new one needs one line here.
@@ -65,6 +66,18 @@ def test_plt_trains_the_children_of_positives(case):
                 and oracle.items_below(case.slots, case.b, case.height, n)
             ]
             assert sorted(row) == expected
+
+
+@given(cases())
+def test_plt_trains_all_of_a_first_level_that_lies_deeper(case):
+    if case.height < 2:
+        return
+    model = TreeModel(case.tree, GivenScorer(case.logits), first_level=2)
+    query = model.query(GivenScorer.every(len(case.logits)))
+    positives = any_relevant(case.tree, case.y)
+    found = dict(candidates.children_of_positives(query, positives, torch.Generator()))
+    assert sorted(found) == list(range(2, case.height + 1))
+    assert found[2].tolist() == [case.tree.nodes(2).tolist()]
 
 
 @given(cases(), st.integers(1, 9))

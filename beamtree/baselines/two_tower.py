@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, embedding
 
 from beamtree.data import Log, epoch_order, mix
+from beamtree.metrics import precision_recall_f
 from beamtree.tree import PAD
 
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # the tree models' own: 69 behaviours, newest first
@@ -16,6 +17,7 @@ DIM = 24
 HIDDEN = (128, 64)
 NEGATIVES = 2000  # items that a batch is told from, shared by its users
 BATCH, LR, STEPS = 1000, 3e-3, 10_000
+CHECKS, USERS = 10, 500
 CONNECTIONS, BREADTH = 32, 400  # of the HNSW graph, and of a search in it
 
 Index = Callable[[Tensor], Any]  # from vectors of the items [M, DIM + 1] to a FAISS index
@@ -44,13 +46,13 @@ class TwoTower(nn.Module):
     def user(self, x: Tensor) -> Tensor:
         """The vectors of users with histories x [B, T], and a 1 for the items' bias [B, DIM + 1]."""
         shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)
-        means = shares @ self.history[x.clamp(min=0)] / shares.sum(-1, keepdim=True).clamp(min=1)
+        means = shares @ embedding(x.clamp(min=0), self.history) / shares.sum(-1, keepdim=True).clamp(min=1)
         return nn.functional.pad(self.tower(means.flatten(1)), (0, 1), value=1.0)
 
     def vectors(self, items: Tensor | None = None) -> Tensor:
         """The vectors of items, of all unless some are named, with their bias [M, DIM + 1]."""
-        rows, bias = (self.items, self.bias) if items is None else (self.items[items], self.bias[items])
-        return torch.cat([rows, bias.unsqueeze(1)], dim=1)
+        parts = self.items, self.bias.unsqueeze(1)
+        return torch.cat([part if items is None else embedding(items, part) for part in parts], dim=1)
 
     def index(self, build: Index) -> "TwoTower":
         """Make the items ready to be searched."""
@@ -99,11 +101,13 @@ def two_tower(
     lr: float = LR,
     seed: int = 0,
     device: str = "cpu",
+    val: Log | None = None,
     on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> TwoTower:
     """Train on windows that slide over every user's events, each with one target, by sampled softmax.
 
-    The items that a target is told from are drawn uniformly, and are the same for a whole batch.
+    The items that a target is told from are drawn uniformly, and are the same for a whole batch. With `val`, the
+    weights are kept that find most for its users, of CHECKS times along the way.
     """
     model = TwoTower(num_items, seed).to(device)
     windows = log.windows().to(device)
@@ -114,6 +118,7 @@ def two_tower(
     generator = torch.Generator(device)
     per_epoch = -(-len(windows) // batch_size)
     order = torch.empty(0)
+    best, kept = (-1.0, -1), dict[str, Tensor]()
     for t in range(steps):
         epoch, place = divmod(t, per_epoch)
         if place == 0:
@@ -125,9 +130,26 @@ def two_tower(
         loss.backward()
         optimizer.step()
         schedule.step()
+        if val is not None and len(val) and (t + 1) % max(1, steps // CHECKS) == 0:
+            best = max(best, (recall(model, val), t), key=lambda found: found[0])
+            if best[1] == t:
+                kept = {name: value.clone() for name, value in model.state_dict().items()}
         if on_step is not None:
             on_step(t + 1, steps, loss.detach())
+    if kept:
+        model.load_state_dict(kept)
     return model.eval()
+
+
+@torch.no_grad()
+def recall(model: TwoTower, log: Log) -> float:
+    """R@200 on at most USERS users of a log, all products."""
+    found = []
+    for rows in torch.arange(min(USERS, len(log))).split(64):
+        x, y = (part.to(model.items.device) for part in log.batch(rows))
+        items = (model.user(x) @ model.vectors().T).topk(min(200, len(model.items))).indices
+        found.append(precision_recall_f(items, y, 200)[:, 1])
+    return float(torch.cat(found).mean())
 
 
 def sampled_softmax(model: TwoTower, x: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:

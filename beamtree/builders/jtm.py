@@ -13,7 +13,7 @@ from beamtree.tree import PAD, Tree
 
 GAP = 2  # levels at a time
 WORST = -100.0  # log p of a node that nothing lies below
-STAY = 3.0  # log p that an item gains by staying where it is: few instances alone do not move it
+STAY = 10.0  # log p that an item gains by staying where it is: few instances alone do not move it
 
 
 @torch.no_grad()

@@ -249,6 +249,7 @@ def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
             batch_size=min(BATCH, 5 * plan.batch_size),
             seed=plan.seed,
             device=plan.device,
+            val=plan.data.val,
             on_step=lambda done, total, loss: plan.advance(1),
         ).cpu()
         seconds = time.monotonic() - began

@@ -49,7 +49,7 @@ def read_vectors(path: Path, ids: Ids) -> Tensor:
         vectors = _table_of_vectors(path, ids)
     if vectors.dtype.kind not in "fiu":
         raise ValueError(f"{path} holds {vectors.dtype}: vectors are numbers")
-    found = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    found = torch.from_numpy(np.array(vectors, np.float32))
     bad = ~torch.isfinite(found).all(1)
     if bool(bad.any()):
         raise ValueError(f"{path}: the vector of item {ids[int(bad.nonzero()[0])]!r} holds NaN or infinity")

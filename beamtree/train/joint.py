@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beamtree.builders import learn_tree
+from beamtree.builders.jtm import STAY
 from beamtree.data import Data
 from beamtree.model import TreeModel
 from beamtree.train.checkpoint import holds_checkpoint, load_model, save
@@ -20,6 +21,7 @@ def fit_jointly(
     train: Train,
     *,
     rounds: int = 3,
+    stay: float = STAY,
     seed: int = 0,
     folder: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -36,7 +38,10 @@ def fit_jointly(
     say(f"first tree: recall {best:.2%}")
     for turn in range(1, rounds + 1):
         place = _folder_of(folder, turn)
-        other = _begin(model, data, seed + turn, place)
+        other = _begin(model, data, stay, seed + turn, place)
+        if other.tree.fingerprint() == model.tree.fingerprint():
+            say(f"round {turn}: no item would move")
+            break
         train(other, turn, place)
         recall = recall_of(other, val)
         if recall < best:
@@ -51,11 +56,11 @@ def _folder_of(folder: Path | None, turn: int) -> Path | None:
     return None if folder is None else folder / f"round-{turn}"
 
 
-def _begin(model: TreeModel, data: Data, seed: int, folder: Path | None) -> TreeModel:
+def _begin(model: TreeModel, data: Data, stay: float, seed: int, folder: Path | None) -> TreeModel:
     """The model on a new tree: as it was begun before, if it was."""
     if folder is not None and holds_checkpoint(folder / START):
         return load_model(folder / START, model.tree.device)
-    other = model.planted(learn_tree(model, data, seed=seed))
+    other = model.planted(learn_tree(model, data, stay=stay, seed=seed))
     if folder is not None:
         save(other, folder / START)
     return other

@@ -1,0 +1,225 @@
+"""Comparisons: every row on the same users, gone on with, and tested in pairs."""
+
+import json
+import math
+
+import polars as pl
+import pytest
+import torch
+from command import beamtree
+
+import beamtree as bt
+from beamtree.compare import ROWS, Plan, Result, compare, table
+from beamtree.compare.results import load_result, markdown, save_result
+from beamtree.data import simulate
+from beamtree.metrics import paired_p
+from beamtree.paper import figure2, realdata
+from beamtree.paper.timing import timing
+from beamtree.train.optimizer import adam
+from beamtree.train.recipes import RECIPES
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory):
+    """A small market, prepared."""
+    folder = tmp_path_factory.mktemp("market")
+    simulate.simulate(folder / "log.parquet", users=300, items=120, events=6000, seed=0)
+    bt.prepare([folder / "log.parquet"], folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(market):
+    return bt.load(market / "data")
+
+
+def plan_of(data, folder, **more):
+    settings = {"beam_size": 8, "batch_size": 50, "steps": 6, "m": (5, 10), "test_beam": 20, **more}
+    return Plan(data, bt.cluster_tree(data), folder, **settings)
+
+
+@pytest.fixture(scope="module")
+def compared(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    lines = []
+    plan = plan_of(data, folder, say=lines.append)
+    return plan, compare(plan, list(ROWS)), lines
+
+
+def test_every_row_is_measured_on_the_same_users(compared, data):
+    plan, results, _ = compared
+    assert [result.row for result in results] == list(ROWS)
+    for result in results:
+        assert result.values.shape == (len(data.test), 2, 3)
+        assert bool(((result.values >= 0) & (result.values <= 1)).all())
+        assert result.ms_per_query > 0
+        assert result.num_bytes > 0
+
+
+def test_tree_rows_share_the_tree_that_jtm_learned(compared):
+    plan, _, _ = compared
+    trees = {row: bt.load_model(plan.folder / row).tree.fingerprint() for row in ("hsm", "plt", "tdm", "otm", "jtm")}
+    assert len(set(trees.values())) == 1
+
+
+def test_the_rows_of_a_comparison_are_runs_that_other_commands_read(compared):
+    plan, results, _ = compared
+    found = beamtree("evaluate", "otm", "--beam-size", "20", "--m", "10", folder=plan.folder)
+    recall = next(e.value for e in table(results) if (e.row, e.metric, e.m) == ("otm", "recall", 10))
+    assert f"{recall * 100:.2f}" in found.stdout
+
+
+def test_the_two_searches_of_the_dnn_find_about_the_same(compared):
+    _, results, _ = compared
+    recalls = {result.row: float(result.values[:, 1, 1].mean()) for result in results}
+    assert recalls["youtube-dnn-hnsw"] == pytest.approx(recalls["youtube-dnn"], abs=0.02)
+
+
+def test_what_is_finished_is_not_done_again(compared, monkeypatch):
+    plan, results, _ = compared
+    monkeypatch.setattr("beamtree.compare.rows.ROWS", dict.fromkeys(ROWS))  # nothing can be made
+    again = compare(plan, list(ROWS))
+    for one, other in zip(results, again, strict=True):
+        torch.testing.assert_close(one.values, other.values, rtol=0, atol=1e-6)
+
+
+def test_other_settings_in_the_same_folder_are_refused(compared, data):
+    plan, _, _ = compared
+    with pytest.raises(ValueError, match="was made with steps=6, not 7: compare into another folder"):
+        compare(plan_of(data, plan.folder, steps=7), ["popularity", "jtm"])
+
+
+def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
+    whole = compare(plan_of(data, tmp_path / "whole"), ["otm"])[0]
+
+    class Stop(Exception):
+        pass
+
+    def advance(steps):
+        if next(countdown) == 0:
+            raise Stop
+
+    countdown = iter(range(3, -1, -1))
+    with pytest.raises(Stop):
+        compare(plan_of(data, tmp_path / "stopped", advance=advance), ["otm"])
+    assert not (tmp_path / "stopped" / "otm.json").exists()
+    again = compare(plan_of(data, tmp_path / "stopped"), ["otm"])[0]
+    assert torch.equal(again.values, whole.values)
+
+
+def test_unknown_rows_and_nobody_to_test_are_told(data, tmp_path):
+    with pytest.raises(ValueError, match="row 'otn' is unknown: choose from"):
+        compare(plan_of(data, tmp_path), ["otn"])
+    with pytest.raises(ValueError, match="m=10 with a beam of 8"):
+        compare(plan_of(data, tmp_path, test_beam=8), ["otm"])
+
+
+def result(row, values):
+    return Result(row, torch.as_tensor(values).view(-1, 1, 3), (10,), 1.0, 2.0, 3_000_000, (), "cpu")
+
+
+def test_the_table_marks_the_best_and_tests_users_in_pairs(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    base = torch.rand(50, 3, generator=generator) * 0.5
+    better = base + 0.1 + 0.01 * torch.rand(50, 3, generator=generator)  # little, but for every user
+    found = {(e.row, e.metric): e for e in table([result("otm", base), result("als", better)])}
+    assert found["als", "recall"].best
+    assert not found["otm", "recall"].best
+    assert found["otm", "recall"].p is None
+    assert found["als", "recall"].p < 1e-6
+    text = markdown([result("otm", base), result("als", better)])
+    assert "| als | **" in text
+    assert "\\*\\*" in text
+    save_result(tmp_path, result("als", better), {"seed": 1})
+    torch.testing.assert_close(
+        load_result(tmp_path, "als", {"seed": 1}).values, result("als", better).values, atol=1e-6, rtol=0
+    )
+    with pytest.raises(ValueError, match="made with seed=1, not 2"):
+        load_result(tmp_path, "als", {"seed": 2})
+
+
+def test_p_of_a_paired_difference_is_that_of_the_normal_distribution():
+    ours = torch.tensor([[1.0], [2.0], [3.0], [6.0]])
+    theirs = torch.tensor([[0.0], [2.0], [1.0], [3.0]])  # differences 1, 0, 2, 3: mean 1.5, std 1.29
+    expected = math.erfc(1.5 / (math.sqrt(5 / 3) / 2) / math.sqrt(2))
+    assert float(paired_p(ours, theirs)) == pytest.approx(expected, rel=1e-6)
+    assert float(paired_p(ours, ours)) == 1.0
+
+
+def test_the_command_compares_and_writes_tables_and_a_picture(market, tmp_path):
+    words = ["compare", str(market / "data"), "--rows", "popularity,otm", "--steps", "3", "--batch-size", "50"]
+    words += ["--beam-size", "8", "--test-beam", "20", "--m", "5,10", "--out", "out", "--json", "cells.json"]
+    found = beamtree(*words, folder=tmp_path)
+    assert "recall" in found.stdout
+    assert "ms per query" in found.stdout
+    assert {path.name for path in (tmp_path / "out").glob("table.*")} == {"table.json", "table.md", "table.png"}
+    cells = json.loads((tmp_path / "cells.json").read_text())
+    assert {"row": "otm", "metric": "training_seconds"}.items() <= cells[-3].items()
+    assert len([cell for cell in cells if cell["metric"] == "recall"]) == 4
+    assert beamtree("compare", str(market / "data"), "--rows", "x", folder=tmp_path, check=False).returncode == 2
+
+
+def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
+    data, items = str(market / "data"), str(tmp_path / "items.parquet")
+    names = bt.load(data).items.names
+    pl.DataFrame({"item": names, "category": [f"shelf {place % 7}" for place in range(len(names))]}).write_parquet(
+        items
+    )
+    beamtree("tree", data, "--tree", "category", "--items", items, "--out", "tree.parquet", folder=tmp_path)
+    words = ["--epochs", "1", "--batch-size", "100", "--beam-size", "8", "--out", "run"]
+    beamtree("train", data, "--tree", "tree.parquet", *words, folder=tmp_path)
+    beamtree("tree", "run", "--out", "again.parquet", folder=tmp_path)
+    assert (tmp_path / "tree.parquet").read_bytes() == (tmp_path / "again.parquet").read_bytes()
+    for wrong, said in (
+        (["--tree", "category"], "needs --items"),
+        (["--tree", "random", "--items", items], "--items is for --tree category"),
+        (["--tree", "random", "--vectors", items], "--vectors is for --tree cluster"),
+        (["--tree", "oak"], "tree 'oak' is unknown"),
+        (["--tree", "tree.parquet", "--items", items], "is a tree already"),
+    ):
+        failed = beamtree("tree", data, *wrong, "--out", "x.parquet", folder=tmp_path, check=False)
+        assert failed.returncode == 2
+        assert said in failed.stderr.replace("\n", " ")
+
+
+def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_path):
+    _, results, _ = compared
+    wide = [Result(**{**vars(r), "m": (10, 200)}) for r in results]
+    found = {(c.key["row"], c.key["metric"], c.key["m"]): c for c in realdata.cells("table3", wide)}
+    assert found["otm", "recall", 200].paper == 16.36
+    assert found["jtm", "precision", 10].paper == 1.84
+    assert found["als", "recall", 200].paper is None
+    plan = realdata.plan(data, tmp_path, recipe="paper", device="cpu", seed=0)
+    assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(data.train) / 200))
+    assert plan.how is RECIPES["paper"]
+
+
+def test_figure_2_counts_an_instance_once_for_each_node_it_is_relevant_to(data):
+    tree = bt.cluster_tree(data)
+    _, y = data.train.batch(torch.arange(len(data.train)))
+    expected = [0] * 4
+    for row in y.tolist():
+        leaves = tree.leaf_of_item(torch.tensor([item for item in row if item >= 0]))
+        for node in set(tree.ancestor(leaves, 2).tolist()):
+            expected[node - 3] += 1
+    assert figure2.instances_of_nodes(tree, data.train, 2).tolist() == expected
+    shares = figure2.distribution(tree, data.train, 2)
+    assert shares.tolist() == pytest.approx([n / sum(expected) for n in sorted(expected, reverse=True)])
+
+
+def test_figure_2_and_timing_are_commands(market, tmp_path):
+    beamtree("paper", "figure2", str(market / "data"), "--level", "3", "--json", "f.json", folder=tmp_path)
+    assert len(json.loads((tmp_path / "f.json").read_text())) == 8
+    assert (tmp_path / "results" / "figure2.png").exists()
+    failed = beamtree("paper", "figure2", str(market / "data"), "--level", "30", folder=tmp_path, check=False)
+    assert "--level 30: the tree of" in failed.stderr.replace("\n", " ")
+    words = ["--height", "5", "--batch-size", "4", "--beam-size", "4", "--iterations", "2"]
+    found = beamtree("paper", "timing", *words, "--json", "t.json", folder=tmp_path)
+    assert [each["row"] for each in json.loads((tmp_path / "t.json").read_text())] == ["plt", "tdm", "otm"]
+    assert "0.6710" in found.stdout
+
+
+def test_timing_measures_every_method():
+    cells = timing(5, 4, 4, 2, adam, "cpu")
+    assert [cell.key["row"] for cell in cells] == ["plt", "tdm", "otm"]
+    assert all(cell.value > 0 for cell in cells)
