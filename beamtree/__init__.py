@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from beamtree._version import VERSION
 from beamtree.beam import brute_force, retrieve
-from beamtree.builders import cluster_tree, random_tree
+from beamtree.builders import category_tree, cluster_tree, learn_tree, random_tree
 from beamtree.data import Instances, Log, Prepared, gaussian, load
 from beamtree.evaluate import Evaluation, evaluate, measure
 from beamtree.inspect import Inspection, inspect
@@ -58,6 +58,7 @@ __all__ = [
     "Tree",
     "TreeModel",
     "brute_force",
+    "category_tree",
     "cluster_tree",
     "constant",
     "cosine",
@@ -66,6 +67,7 @@ __all__ = [
     "gaussian",
     "hsm",
     "inspect",
+    "learn_tree",
     "load",
     "load_model",
     "measure",

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ PAGES = (
     ROOT / "docs" / "guide.md",
     ROOT / "docs" / "real-data.md",
     ROOT / "docs" / "speed.md",
+    ROOT / "docs" / "comparison.md",
 )
 Cells = list[dict[str, Any]]
 
@@ -91,6 +93,37 @@ def scores(name: str) -> str:
     return grid(["%", "row", *(f"@{m}" for m in columns)], rows)
 
 
+def comparison(name: str) -> str:
+    """The paper's layout: a line for each row, P, R and F at every m, and what it took."""
+    cells = load(f"compare-{name}")
+    found = {(cell["row"], cell["metric"], cell.get("m")): cell for cell in cells}
+    cuts = list(dict.fromkeys(cell["m"] for cell in cells if "m" in cell))
+    metrics = {"precision": "P", "recall": "R", "f1": "F"}
+    lines = []
+    for row in dict.fromkeys(cell["row"] for cell in cells):
+        shown = []
+        for metric in metrics:
+            for m in cuts:
+                cell = found[row, metric, m]
+                value = f"**{cell['value'] * 100:.2f}**" if cell["best"] else f"{cell['value'] * 100:.2f}"
+                star = "" if cell["p"] is None or cell["p"] >= 0.05 else "\\*\\*" if cell["p"] < 0.01 else "\\*"
+                shown.append(f"{value} ± {(cell['high'] - cell['low']) * 50:.2f}{star}")
+        seconds, ms, size = (
+            found[row, cost, None]["value"] for cost in ("training_seconds", "ms_per_query", "num_bytes")
+        )
+        lines.append([row, *shown, f"{seconds:,.0f} s", f"{ms:.2f}", f"{size / 1e6:,.1f} MB"])
+    heads = [f"{short}@{m}" for short in metrics.values() for m in cuts]
+    return grid(["row", *heads, "training", "ms/query", "size"], lines)
+
+
+def trees() -> str:
+    def shown(runs: list[float]) -> str:
+        return f"{sum(runs) / len(runs):.2f} ({', '.join(f'{run:.2f}' for run in runs)})" if runs else ""
+
+    names = ("movielens-1m", "git-rust")
+    return grid(["tree", *names], [[r["tree"], *(shown(r[name]) for name in names)] for r in records("trees")])
+
+
 def kept(name: str) -> str:
     shares: dict[str, list[float]] = json.loads((ROOT / "results" / f"{name}.json").read_text())["kept"]
     levels = range(8, 8 + len(next(iter(shares.values()))))
@@ -147,6 +180,11 @@ def growth(device: str) -> str:
 
 
 PARTS = {
+    **{
+        f"compare_{name.replace('-', '_')}": partial(comparison, name)
+        for name in ("movielens-1m", "amazon-books-unordered", "git-rust", "diginetica")
+    },
+    "trees": trees,
     "bench_step": steps,
     "bench_search": lambda: searches("gpu"),
     "bench_search_cpu": lambda: searches("cpu"),

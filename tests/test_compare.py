@@ -47,7 +47,7 @@ def compared(data, tmp_path_factory):
 
 
 def test_every_row_is_measured_on_the_same_users(compared, data):
-    plan, results, _ = compared
+    _, results, _ = compared
     assert [result.row for result in results] == list(ROWS)
     for result in results:
         assert result.values.shape == (len(data.test), 2, 3)
@@ -92,15 +92,15 @@ def test_other_settings_in_the_same_folder_are_refused(compared, data):
 def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
     whole = compare(plan_of(data, tmp_path / "whole"), ["otm"])[0]
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def advance(steps):
         if next(countdown) == 0:
-            raise Stop
+            raise StopError
 
     countdown = iter(range(3, -1, -1))
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         compare(plan_of(data, tmp_path / "stopped", advance=advance), ["otm"])
     assert not (tmp_path / "stopped" / "otm.json").exists()
     again = compare(plan_of(data, tmp_path / "stopped"), ["otm"])[0]

@@ -99,7 +99,7 @@ def test_an_unknown_metric_is_named():
 
 def test_numbers_beside_each_other_do_not_run_together():
     scores = [Score(metric, m, 1.0, 1.0, 1.0) for metric in ("recall", "precision") for m in (10, 200)]
-    heads, *lines = (line.split("  ") for line in str(Evaluation(scores, 3)).splitlines())
+    heads, *lines = (line.split("  ") for line in str(Evaluation(scores, torch.zeros(3, 2, 2))).splitlines())
     assert [head.strip() for head in heads if head] == ["%", "@10", "@200"]
     for line in lines:
         assert [cell.strip() for cell in line if cell][-2:] == ["100.00 [100.00, 100.00]"] * 2

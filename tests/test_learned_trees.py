@@ -123,7 +123,7 @@ def test_on_another_tree_leaves_keep_their_vectors_and_nodes_get_the_mean(share)
     before = model.scorer.table.read(old, share=share).values.detach()
     level = 1  # of the new tree: three nodes, nearest in number to the old one's level 2
     for node in new.level(level):
-        leaves = torch.tensor([leaf for leaf in new.leaves(node)])
+        leaves = torch.tensor(list(new.leaves(node)))
         items = [item for item in new.item_of_leaf(leaves).tolist() if item != PAD]
         above = old.ancestor(old.leaf_of_item(torch.tensor(items)), 2)
         torch.testing.assert_close(vectors[node], before[above].mean(0))
