@@ -114,6 +114,23 @@ def test_unknown_rows_and_nobody_to_test_are_told(data, tmp_path):
         compare(plan_of(data, tmp_path, test_beam=8), ["otm"])
 
 
+def test_wrong_words_end_in_one_line_before_any_work(market, tmp_path):
+    bt.prepare([market / "log.parquet"], tmp_path / "unjudged", val_users=0)
+    for words, said in (
+        (["--recipe", "soup"], "recipe 'soup' is unknown"),
+        (["--rows", ","], "no row to compare"),
+        (["--m", "30", "--test-beam", "20"], "--m 30 with --test-beam 20"),
+        (["--tree", "none.parquet"], "none.parquet is not there"),
+    ):
+        failed = beamtree("compare", str(market / "data"), *words, folder=tmp_path, check=False)
+        assert failed.returncode == 2
+        assert said in failed.stderr
+        assert failed.stderr.count("\n") == 1
+    small = ["--steps", "1", "--beam-size", "4", "--m", "5"]
+    failed = beamtree("compare", "unjudged", "--rows", "otm-joint", *small, folder=tmp_path, check=False)
+    assert "otm-joint judges new trees by validation users" in failed.stderr
+
+
 def result(row, values):
     return Result(row, torch.as_tensor(values).view(-1, 1, 3), (10,), 1.0, 2.0, 3_000_000, (), "cpu")
 

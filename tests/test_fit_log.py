@@ -52,7 +52,7 @@ def test_a_scorer_that_starts_from_factors_knows_tastes_and_keeps_them():
 def scripted(monkeypatch, values):
     """Have validation say these recalls, one after the other."""
     left = iter(values)
-    monkeypatch.setattr(loop, "_recall", lambda model, val: next(left))
+    monkeypatch.setattr(loop, "recall_of", lambda model, val: next(left))
 
 
 def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch):
@@ -93,7 +93,7 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
         at["step"] += 2
         return recalls[at["step"] - 2]
 
-    monkeypatch.setattr(loop, "_recall", recall)
+    monkeypatch.setattr(loop, "recall_of", recall)
     options = {"check_every": 2, "save_every": 3, "patience": 4}
     at["step"] = 0
     whole = train(a_model(), tmp_path / "whole", **options)

@@ -163,7 +163,7 @@ def test_every_method_and_recipe_can_be_named(story):
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
         (["evaluate", "run", "--metrics", "mrr"], "metric 'mrr' is unknown"),
         (["evaluate", "run", "--metrics", ","], "nothing to measure: give an m and a metric of precision"),
-        (["evaluate", "run", "--against", "als"], "row 'als' is unknown"),
+        (["evaluate", "run", "--against", "nobody"], "row 'nobody' is unknown"),
         (["evaluate", "run", "--split", "all"], "choose test, val or train"),
         (["evaluate", "run", "--data", "nowhere"], "nowhere holds no prepared data"),
         (["evaluate", "run", "--json", "."], ". cannot be written: it is a folder"),  # and no user was looked at

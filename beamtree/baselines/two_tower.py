@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding
 
 from beamtree.data import Log, epoch_order, mix
+from beamtree.data.log import WINDOWS, window_of_behaviour
 from beamtree.metrics import precision_recall_f
 from beamtree.tree import PAD
 
-WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # the tree models' own: 69 behaviours, newest first
 DIM = 24
 HIDDEN = (128, 64)
 NEGATIVES = 2000  # items that a batch is told from, shared by its users
@@ -34,8 +34,7 @@ class TwoTower(nn.Module):
         self.history = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
         self.items = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
         self.bias = nn.Parameter(torch.zeros(num_items))
-        window = [place for place, size in enumerate(WINDOWS) for _ in range(size)]
-        self.register_buffer("windows", torch.eye(len(WINDOWS))[:, window], persistent=False)  # [windows, T]
+        self.register_buffer("windows", window_of_behaviour(), persistent=False)  # [windows, T]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed, 6))
             sizes = (len(WINDOWS) * DIM, *HIDDEN, DIM)

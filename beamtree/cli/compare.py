@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import BeamSize, Cuts, Device, Json, cuts, words
+from beamtree.cli.options import BeamSize, Cuts, Device, Json, choose, cuts, words
 from beamtree.cli.screen import out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile, builder
 from beamtree.compare import ROWS, Plan, Result, compare, table
 from beamtree.compare.plan import METRICS
 from beamtree.compare.results import markdown, records, seconds, shown
-from beamtree.compare.rows import steps_of
+from beamtree.compare.rows import check_rows, steps_of
 from beamtree.data import load
 from beamtree.data.files import check_writable, write_json
 from beamtree.model import check_device
-from beamtree.train.recipes import USUAL
+from beamtree.train.recipes import RECIPES, USUAL
 
 USUAL_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optest,otm-mixed,otm-joint"
 
@@ -50,11 +50,10 @@ def compare_rows(
     done again: repeat the command to go on after a stop, or to add rows.
     """
     check_device(device)
-    sizes = cuts(m, test_beam)
+    sizes = cuts(m, test_beam, "--test-beam")
+    choose(RECIPES, "recipe", recipe)
     chosen = tuple(ROWS) if rows.strip() == "all" else tuple(dict.fromkeys(words(rows)))
-    unknown = [row for row in chosen if row not in ROWS]
-    if unknown:
-        raise ValueError(f"row {unknown[0]!r} is unknown: choose from {', '.join(ROWS)}")
+    check_rows(chosen)
     build = builder(tree, items, vectors)
     for path in (folder / "table.json", *([json] if json else [])):
         check_writable(path)

@@ -23,7 +23,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def cuts(text: str, beam_size: int) -> tuple[int, ...]:
+def cuts(text: str, beam_size: int, option: str = "--beam-size") -> tuple[int, ...]:
     """Every m of --m: whole numbers from 1 up to the beam's size."""
     try:
         found = tuple(int(word) for word in words(text))
@@ -32,7 +32,7 @@ def cuts(text: str, beam_size: int) -> tuple[int, ...]:
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
     if max(found) > beam_size:
-        raise ValueError(f"--m {max(found)} with --beam-size {beam_size}: at most beam_size items can be retrieved")
+        raise ValueError(f"--m {max(found)} with {option} {beam_size}: at most beam_size items can be retrieved")
     return found
 
 

@@ -17,6 +17,7 @@ from beamtree.model import check_device
 from beamtree.paper import figure2, realdata, table3, table4, timing
 from beamtree.paper.report import Cell, save_results
 from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.recipes import RECIPES
 
 Prepared = Annotated[Path, typer.Argument(metavar="DATA", help="The data set as `beamtree prepare` wrote it.")]
 Folder = Annotated[Path, typer.Option("--out", help="Where rows, tables and pictures go.")]
@@ -62,6 +63,7 @@ def _real(
     name: str, title: str, data: Path, folder: Path, recipe: str, seed: int, device: str, json: Path | None
 ) -> None:
     check_device(device)
+    choose(RECIPES, "recipe", recipe)
     for path in (folder / f"{name}.json", *([json] if json else [])):
         check_writable(path)
     prepared = load(data)

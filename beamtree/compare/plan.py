@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from beamtree.data import Log, Prepared
 from beamtree.train.recipes import RECIPES, Recipe
@@ -11,6 +13,7 @@ from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
 METRICS = ("precision", "recall", "f1")
+SECONDS = "seconds.txt"
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,24 @@ class Plan:
             "m": list(self.m),
             "test_beam": self.test_beam,
         }
+
+
+class Made(NamedTuple):
+    """A row that is ready to be asked."""
+
+    find: Callable[[Tensor], Tensor]  # histories x [B, T] -> the best items, best first [B, m]
+    num_bytes: int
+    seconds: float = 0.0  # that its training took, if not in this call
+
+
+Make = Callable[[Plan, Callable[[str], None]], Made]  # (plan, what a row wants to be said of it)
+
+
+def write_seconds(folder: Path, seconds: float) -> None:
+    """Remember how long a model was trained, for a result that is not there yet."""
+    (folder / SECONDS).write_text(f"{seconds:.1f}\n")
+
+
+def read_seconds(folder: Path) -> float:
+    path = folder / SECONDS
+    return float(path.read_text()) if path.exists() else 0.0

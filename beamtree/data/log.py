@@ -7,8 +7,15 @@ from torch import Tensor
 
 from beamtree.tree import PAD
 
-HISTORY = 69  # behaviours that a user is known by
+WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
+HISTORY = sum(WINDOWS)  # behaviours that a user is known by
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
+
+
+def window_of_behaviour() -> Tensor:
+    """1 where a behaviour belongs to a window [windows, HISTORY]."""
+    window = [place for place, size in enumerate(WINDOWS) for _ in range(size)]
+    return torch.eye(len(WINDOWS), device="cpu")[:, window]
 
 
 @dataclass(frozen=True)

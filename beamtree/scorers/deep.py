@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from torch.nn.functional import prelu
 
 from beamtree import kernels
 from beamtree.data import mix
+from beamtree.data.log import WINDOWS, window_of_behaviour
 from beamtree.scorers.base import Scorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
-WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # 69 behaviours, newest first
 HIDDEN = (128, 64, 24)
 QUIET = 0.3  # what is left of random weights where a scorer starts from vectors
 START_LOGIT = -2.0  # and what it says where history and node have nothing to do with each other
@@ -70,7 +70,7 @@ class DeepScorer(Scorer):
         self.int8 = False
         self._kept: tuple[object, Products] | None = None
         self.table = NodeTable(num_nodes, dim, scale, seed)
-        self.register_buffer("windows", _window_of_behaviour(WINDOWS), persistent=False)
+        self.register_buffer("windows", window_of_behaviour(), persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed or 0, 3))
             self.of_user = nn.Linear(len(WINDOWS) * dim, HIDDEN[0])  # both halves of the first layer
@@ -224,12 +224,6 @@ class DeepScorer(Scorer):
         most = self.windows.shape[1]
         if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > most:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {most}]")
-
-
-def _window_of_behaviour(windows: Sequence[int]) -> Tensor:
-    """1 where a behaviour belongs to a window [windows, T]."""
-    window = [place for place, size in enumerate(windows) for _ in range(size)]
-    return torch.eye(len(windows), device="cpu")[:, window]
 
 
 def _product(layer: nn.Linear) -> Product:
