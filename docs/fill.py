@@ -221,7 +221,7 @@ def main() -> None:
             if "--check" not in sys.argv:
                 page.write_text(new)
     if "--check" not in sys.argv:
-        for picture in (ROOT / "results" / f"{part}.png" for part in PARTS):
+        for picture in (ROOT / "results" / f"{part}.png" for part in (*PARTS, "figure2")):
             if picture.exists():  # pictures are not committed there
                 shutil.copy(picture, ROOT / "docs")
     if stale and "--check" in sys.argv:
