@@ -112,7 +112,7 @@ def retrieve(
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     if not kernels.fits(x):
         return search(*inputs)
-    items, scores = _recorder_of(model)((beam_size, m, model.chained), search, *inputs)
+    items, scores = _recorder_of(model)((beam_size, m, model.chained, model.first_level), search, *inputs)
     return items, scores
 
 

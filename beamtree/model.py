@@ -50,7 +50,8 @@ class TreeModel(nn.Module):
         if tree.num_items != self.tree.num_items:
             raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
         tree = tree.moved(lambda part: part.to(self.tree.device))
-        first_level = min(self.first_level, tree.height)
+        choices = len(self.tree.level(self.first_level))  # as many, or the next more
+        first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= choices), tree.height)
         return TreeModel(tree, self.scorer.carried(self.tree, tree), chained=self.chained, first_level=first_level)
 
     def item_vectors(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import polars as pl
 import pytest
@@ -10,6 +11,7 @@ from command import beamtree
 
 import beamtree as bt
 from beamtree.compare import ROWS, Plan, Result, compare, table
+from beamtree.compare.plan import read_seconds, timed
 from beamtree.compare.results import load_result, markdown, save_result
 from beamtree.data import simulate
 from beamtree.metrics import paired_p
@@ -80,13 +82,49 @@ def test_what_is_finished_is_not_done_again(compared, monkeypatch):
     monkeypatch.setattr("beamtree.compare.rows.ROWS", dict.fromkeys(ROWS))  # nothing can be made
     again = compare(plan, list(ROWS))
     for one, other in zip(results, again, strict=True):
-        torch.testing.assert_close(one.values, other.values, rtol=0, atol=1e-6)
+        assert torch.equal(one.values, other.values)
 
 
-def test_other_settings_in_the_same_folder_are_refused(compared, data):
+def test_other_settings_in_the_same_folder_are_refused(compared, data, tmp_path):
     plan, _, _ = compared
     with pytest.raises(ValueError, match="was made with steps=6, not 7: compare into another folder"):
         compare(plan_of(data, plan.folder, steps=7), ["popularity", "jtm"])
+    compare(plan_of(data, tmp_path), ["otm", "youtube-dnn"])
+    for row in ("otm", "youtube-dnn"):  # a model without its result is not trusted either
+        (tmp_path / f"{row}.json").unlink()
+        with pytest.raises(ValueError, match="was made with seed=0, not 1"):
+            compare(plan_of(data, tmp_path, seed=1), [row])
+    with pytest.raises(ValueError, match="was made with steps=6, not 9"):
+        compare(plan_of(data, tmp_path, steps=9), ["otm-brute-force"])
+
+
+def test_rows_are_added_and_other_cuts_measured_without_training_again(compared, data):
+    plan, results, _ = compared
+    steps = []
+    wider = plan_of(data, plan.folder, m=(5, 10, 15), advance=steps.append)
+    again = {result.row: result for result in compare(wider, ["popularity", "otm"])}  # jtm is there, though not named
+    assert not steps
+    assert torch.equal(again["otm"].values[:, :2], results[list(ROWS).index("otm")].values)
+    compare(plan, ["otm", "popularity"])  # as it was, for the tests that follow
+
+
+def test_a_rows_steps_are_those_asked_for(data, tmp_path):
+    steps = []
+    compare(plan_of(data, tmp_path, batch_size=7, steps=2, advance=steps.append), ["hsm"])
+    assert sum(steps) == 2
+
+
+def test_the_time_of_training_adds_up_over_stops(tmp_path):
+    for _ in range(2):
+        with timed(tmp_path):
+            time.sleep(0.05)
+    assert read_seconds(tmp_path) >= 0.1
+
+
+def test_logs_too_short_for_windows_are_told():
+    short = bt.Log(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short")
+    with pytest.raises(ValueError, match="no user has eight events"):
+        short.windows()
 
 
 def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
@@ -135,7 +173,7 @@ def result(row, values):
     return Result(row, torch.as_tensor(values).view(-1, 1, 3), (10,), 1.0, 2.0, 3_000_000, (), "cpu")
 
 
-def test_the_table_marks_the_best_and_tests_users_in_pairs(tmp_path):
+def test_the_table_marks_the_best_and_tests_users_in_pairs():
     generator = torch.Generator().manual_seed(0)
     base = torch.rand(50, 3, generator=generator) * 0.5
     better = base + 0.1 + 0.01 * torch.rand(50, 3, generator=generator)  # little, but for every user
@@ -147,12 +185,15 @@ def test_the_table_marks_the_best_and_tests_users_in_pairs(tmp_path):
     text = markdown([result("otm", base), result("als", better)])
     assert "| als | **" in text
     assert "\\*\\*" in text
-    save_result(tmp_path, result("als", better), {"seed": 1})
-    torch.testing.assert_close(
-        load_result(tmp_path, "als", {"seed": 1}).values, result("als", better).values, atol=1e-6, rtol=0
-    )
+
+
+def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
+    first = result("als", torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) / 3)
+    save_result(tmp_path, first, {"seed": 1}, {"m": [10]})
+    assert torch.equal(load_result(tmp_path, "als", {"seed": 1}, {"m": [10]}).values, first.values)
+    assert load_result(tmp_path, "als", {"seed": 1}, {"m": [20]}) is None  # to be measured again
     with pytest.raises(ValueError, match="made with seed=1, not 2"):
-        load_result(tmp_path, "als", {"seed": 2})
+        load_result(tmp_path, "als", {"seed": 2}, {"m": [10]})
 
 
 def test_p_of_a_paired_difference_is_that_of_the_normal_distribution():
@@ -187,6 +228,10 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
     beamtree("train", data, "--tree", "tree.parquet", *words, folder=tmp_path)
     beamtree("tree", "run", "--out", "again.parquet", folder=tmp_path)
     assert (tmp_path / "tree.parquet").read_bytes() == (tmp_path / "again.parquet").read_bytes()
+    beamtree("tree", "run", "--tree", "cluster", "--out", "new.parquet", folder=tmp_path)
+    assert (tmp_path / "tree.parquet").read_bytes() != (tmp_path / "new.parquet").read_bytes()
+    failed = beamtree("tree", "run", "--tree", "random", "--out", "x.parquet", folder=tmp_path, check=False)
+    assert "run is a run" in failed.stderr
     for wrong, said in (
         (["--tree", "category"], "needs --items"),
         (["--tree", "random", "--items", items], "--items is for --tree category"),

@@ -59,6 +59,11 @@ def test_one_category_that_holds_everything_is_refused():
     refused(lambda: category_tree(torch.zeros(6, dtype=torch.int64), log), "one category holds all 6 items")
 
 
+def test_fewer_categories_than_items_are_told():
+    log = Log(torch.tensor([0, 2]), torch.tensor([0, 9]), "log")
+    refused(lambda: category_tree(torch.arange(6), log), "6 categories, and item 9 in the log")
+
+
 def test_a_table_without_the_column_says_what_it_has(tmp_path, ids):
     refused(lambda: read_categories(table(tmp_path, item=NAMES, colour=NAMES), ids), "no column 'category'", "colour")
     refused(lambda: read_categories(tmp_path / "none.parquet", ids), "is not there")
@@ -76,6 +81,9 @@ def test_vectors_come_from_an_array_or_a_table_in_any_order(tmp_path, ids):
     assert torch.equal(read_vectors(tmp_path / "v.npy", ids), expected)
     lists = table(tmp_path, item=NAMES[::-1], vector=vectors[::-1].tolist())
     assert torch.equal(read_vectors(lists, ids), expected)
+    lines = [f"{name},{one},{two}" for name, (one, two) in zip(NAMES, vectors, strict=True)]
+    (tmp_path / "v.csv").write_text("\n".join(["item,one,two", *lines]))
+    assert torch.equal(read_vectors(tmp_path / "v.csv", ids), expected)
     columns = table(tmp_path, item=NAMES[::-1], one=vectors[::-1, 0], two=vectors[::-1, 1])
     assert torch.equal(read_vectors(columns, ids), expected)
 
@@ -93,6 +101,13 @@ def test_vectors_of_the_wrong_shape_or_with_nan_are_refused(tmp_path, ids):
     refused(lambda: read_vectors(path, ids), "vectors are numbers")
     path.write_bytes(b"nonsense")
     refused(lambda: read_vectors(path, ids), "cannot be read")
+    path.write_bytes(b"")
+    refused(lambda: read_vectors(path, ids), "cannot be read")
+    np.savez(tmp_path / "several", a=vectors, b=vectors)
+    (tmp_path / "several.npz").rename(path)
+    refused(lambda: read_vectors(path, ids), "several arrays")
+    words = table(tmp_path, item=NAMES, vector=[["x"], ["1"], ["2"], ["3"], ["4"]])
+    refused(lambda: read_vectors(words, ids), "'a' holds something that is no number")
     refused(lambda: read_vectors(table(tmp_path, item=NAMES[:4], vector=[[1.0]] * 4), ids), "no vector, 'e' first")
     unequal = [[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]]
     refused(lambda: read_vectors(table(tmp_path, item=NAMES, vector=unequal), ids), "'b' has 2 numbers, others 1")
@@ -136,4 +151,9 @@ def test_trees_that_cannot_be_planted_name_the_first_offender(tmp_path, ids):
     refused(tree(paths=[*good[:4], [0, -1, 0]]), "'e' holds -1")
     refused(tree(paths=[*good[:4], [0, 2, 0]], arity=2), "'e' names child 2, and there are 2")
     refused(tree(paths=[*good[:4], []]), "'e'")
+    refused(tree(paths=[*good[:4], [0, None, 0]]), "'e' holds something that is no whole number")
+    refused(
+        tree(paths=[*[[float(step) for step in path] for path in good[:4]], [0.0, 0.5, 0.0]]), "'e' holds something"
+    )
+    refused(tree(paths=[[*path, *[0] * 30] for path in good]), "too many")
     refused(lambda: read_tree(table(tmp_path, item=NAMES, path=["0.1"] * 5), ids), "a path is a list")

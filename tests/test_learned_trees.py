@@ -129,6 +129,13 @@ def test_on_another_tree_leaves_keep_their_vectors_and_nodes_get_the_mean(share)
         torch.testing.assert_close(vectors[node], before[above].mean(0))
 
 
+def test_on_a_tree_of_another_arity_the_search_begins_with_about_as_many_nodes():
+    two, four = bt.random_tree(3000), bt.random_tree(3000, 4)
+    model = bt.TreeModel(two, bt.DeepScorer(two.num_nodes), first_level=8)
+    assert model.planted(four).first_level == 4
+    assert model.planted(four).planted(two).first_level == 8
+
+
 def test_a_tree_over_other_items_is_refused():
     tree = bt.random_tree(20)
     with pytest.raises(ValueError, match="holds 21 items and the old one 20"):

@@ -14,6 +14,8 @@ def category_tree(categories: Tensor, log: Log, *, arity: int = 2) -> Tree:
     """
     if categories.dim() != 1 or not len(categories):
         raise ValueError(f"categories are {list(categories.shape)}: give one for each item")
+    if int(log.item_numbers().max()) >= len(categories):
+        raise ValueError(f"{len(categories):,} categories, and item {int(log.item_numbers().max())} in the log")
     if len(categories) > 1 and bool((categories == categories[0]).all()):
         raise ValueError(f"one category holds all {len(categories):,} items: it says nothing about where they belong")
     by_popularity = log.popularity(len(categories)).cpu().argsort(descending=True, stable=True)

@@ -29,18 +29,23 @@ def cluster_tree(data: Prepared, *, vectors: Tensor | None = None, arity: int = 
     `vectors` [M, dim] are any (those of a model: `model.item_vectors()`). Without them, items are alike that the same
     users chose: by co-occurrence factors and, where that is better for the validation users, by the events themselves.
     """
-    unit = torch.nn.functional.normalize
     if vectors is not None:
         if vectors.dim() != 2 or len(vectors) != data.num_items:
             shape = list(vectors.shape)
             raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
-        return split_tree(unit(_finite(vectors)), arity=arity, seed=seed)
+        return vector_tree(vectors, arity=arity, seed=seed)
+    unit = torch.nn.functional.normalize
     by_vectors = split_tree(unit(data.factors), arity=arity, seed=seed)
     if not len(data.val):
         return by_vectors
     chosen = Chosen(*pairs(data.train, data.num_items, data.near))
     by_events = split_tree(unit(data.factors), chosen, arity=arity, seed=seed)
     return max(by_vectors, by_events, key=lambda tree: covered(tree, data.val))
+
+
+def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
+    """A tree over the directions of any vectors [M, dim]."""
+    return split_tree(torch.nn.functional.normalize(_finite(vectors.float())), arity=arity, seed=seed)
 
 
 def covered(tree: Tree, log: Log) -> float:

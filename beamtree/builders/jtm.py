@@ -1,13 +1,11 @@
 """Tree learning as in JTM (Zhu et al. 2019): every item moves to where the model would look for it."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from beamtree.builders.matching import match
-from beamtree.data import Data, mix
+from beamtree.data import Data, Log, mix
 from beamtree.model import Query, TreeModel
 from beamtree.tree import PAD, Tree
 
@@ -26,7 +24,6 @@ def learn_tree(
     stay: float = STAY,
     batch_size: int = 256,
     seed: int = 0,
-    on_users: Callable[[int], None] | None = None,
 ) -> Tree:
     """π that raises the sum of log p_g(n | x) over every target's path, under the scorer as it is.
 
@@ -44,17 +41,16 @@ def learn_tree(
     model.eval()
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level, first = 0, model.first_level
+    drawn = isinstance(data, Log) and data.random  # else every pass would be the same
     while level < tree.height:
         # Levels above the first that is trained say nothing: from the root, every node of that one is a choice.
         levels = range(level + 1, min(level + gap, tree.height) + 1) if level else range(first, first + 1)
         weights = torch.zeros(tree.num_items, tree.arity ** (levels[-1] - level), device=tree.device)
-        for turn in range(passes):
+        for turn in range(passes if drawn else 1):
             for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
                 generator = torch.Generator(tree.device).manual_seed(mix(seed, mix(turn, batch)))
                 x, y = data.batch(rows.to(tree.device), generator)
                 _add(weights, model.query(x), y, place, level, levels)
-                if on_users is not None:
-                    on_users(len(rows))
         place = _move(tree, weights, place, level, levels[-1], stay)
         level = levels[-1]
     slots = torch.full_like(tree.items(), PAD)

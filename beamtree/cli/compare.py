@@ -13,7 +13,7 @@ from beamtree.cli.screen import out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile, builder
 from beamtree.compare import ROWS, Plan, Result, compare, table
 from beamtree.compare.plan import METRICS
-from beamtree.compare.results import markdown, records, seconds, shown
+from beamtree.compare.results import is_finished, markdown, records, seconds, shown
 from beamtree.compare.rows import check_rows, steps_of
 from beamtree.data import load
 from beamtree.data.files import check_writable, write_json
@@ -79,6 +79,7 @@ def compare_rows(
 
 def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
     """Compare with progress, write what was found, and show it."""
+    rows = [row for row in ROWS if row in rows or is_finished(plan.folder, row)]  # a table grows row by row
     with progress(max(1, steps_of(plan, rows)), "steps") as (advance, say):
         results = compare(replace(plan, advance=advance, say=say), rows)
     write(plan.folder, results)

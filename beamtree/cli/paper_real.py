@@ -112,9 +112,11 @@ def paper_figure2(
         if level > grown.height:
             raise ValueError(f"--level {level}: the tree of {folder} has {grown.height} levels")
         found = figure2.distribution(grown, prepared.train, level)
-        shares[prepared.folder.resolve().name] = found.tolist()
+        name = prepared.folder.resolve().name
+        name = str(folder) if name in shares else name
+        shares[name] = found.tolist()
         firsts = [float(found[: max(1, round(len(found) * part))].sum()) for part in (0.01, 0.1, 0.5)]
-        table.add_row(prepared.folder.resolve().name, *(f"{first * 100:.1f}" for first in firsts))
+        table.add_row(name, *(f"{first * 100:.1f}" for first in firsts))
     plot_levels(shares, picture)
     if json is not None:
         lines = [(name, index, value) for name, values in shares.items() for index, value in enumerate(values)]

@@ -71,6 +71,8 @@ def train(
         "method": method,
         "options": dict(row.options),
         "tree": tree,
+        "items": items and str(items),
+        "vectors": vectors and str(vectors),
         "arity": arity,
         "recipe": recipe,
         "epochs": epochs,

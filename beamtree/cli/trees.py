@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from beamtree.builders import category_tree, cluster_tree, random_tree
+from beamtree.builders.cluster import vector_tree
 from beamtree.cli.options import choose
 from beamtree.cli.screen import out
 from beamtree.data import Prepared, load
@@ -22,7 +23,7 @@ ItemsFile = Annotated[Path | None, typer.Option("--items", help="A table of item
 VectorsFile = Annotated[
     Path | None, typer.Option("--vectors", help="Vectors of the items to cluster: .npy in their order, or a table.")
 ]
-FILES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
+FILES = (".parquet", ".jsonl", ".ndjson")
 
 Build = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)
 
@@ -73,13 +74,16 @@ def tree(
         Path, typer.Argument(metavar="DATA|RUN", help="Prepared data to build one for, or a run to take it from.")
     ],
     out_file: Annotated[Path, typer.Option("--out", help="A .parquet file: each item, and the path to its leaf.")],
-    name: TreeName = "cluster",
+    name: Annotated[str | None, typer.Option("--tree", help="cluster, category or random; see below.")] = None,
     arity: Arity = 2,
     items: ItemsFile = None,
     vectors: VectorsFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same tree.")] = 0,
 ) -> None:
     """Build a tree over the items of prepared data, or take the one of a run, and write it to a file.
+
+    For data it is a cluster tree unless --tree says otherwise; for a run it is the run's own or, with --tree cluster, a
+    new one by the vectors that the run has learned.
 
     `beamtree train --tree FILE` and `beamtree compare --tree FILE` read it, and so does anything that reads Parquet.
     """
@@ -89,10 +93,13 @@ def tree(
         raise ValueError(f"--out {out_file}: give a file that ends in .parquet")
     check_writable(out_file)
     if (source / RUN).exists():
-        grown, ids = open_model(source, "cpu").tree, open_ids(source)
+        if name not in (None, "cluster") or items is not None or vectors is not None:
+            raise ValueError(f"{source} is a run: give --tree cluster to cluster what it learned, or no options")
+        model, ids = open_model(source, "cpu"), open_ids(source)
+        grown = model.tree if name is None else vector_tree(model.item_vectors(), arity=arity, seed=seed)
     else:
         data = load(source)
-        grown, ids = builder(name, items, vectors)(data, arity, seed), data.items
+        grown, ids = builder(name or "cluster", items, vectors)(data, arity, seed), data.items
     write_tree(out_file, grown, ids)
     shape = f"{grown.num_items:,} items, {grown.height} levels of {grown.arity}"
     out.print(f"Saved {out_file}: {shape}", highlight=False, soft_wrap=True)

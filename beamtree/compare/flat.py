@@ -1,11 +1,10 @@
 """Rows without a tree; what they need beside torch is imported only for them."""
 
-import time
 from collections.abc import Callable
 
 import torch
 
-from beamtree.compare.plan import Made, Plan, read_seconds, write_seconds
+from beamtree.compare.plan import Made, Plan, begin, read_seconds, timed
 
 
 def plain_row(row: str, plan: Plan, note: Callable[[str], None]) -> Made:
@@ -20,27 +19,25 @@ def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
     """YouTube product-DNN; its two rows differ in how its vectors are searched, and share the weights."""
     from beamtree.baselines.two_tower import BATCH, TwoTower, exact, hnsw, two_tower
 
-    file = plan.folder / "youtube-dnn" / "weights.pt"
-    seconds = read_seconds(file.parent)
+    folder = plan.folder / "youtube-dnn"
+    begin(folder, {**plan.training("dnn"), "row": "youtube-dnn"})
+    file = folder / "weights.pt"
     if file.exists():
         model = TwoTower(plan.data.num_items, plan.seed).eval()
         model.load_state_dict(torch.load(file, weights_only=True))
     else:
-        began = time.monotonic()
-        model = two_tower(
-            plan.data.train,
-            plan.data.num_items,
-            steps=plan.steps,
-            batch_size=min(BATCH, 5 * plan.batch_size),
-            seed=plan.seed,
-            device=plan.device,
-            val=plan.data.val,
-            on_step=lambda done, total, loss: plan.advance(1),
-        ).cpu()
-        seconds = time.monotonic() - began
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with timed(folder):
+            model = two_tower(
+                plan.data.train,
+                plan.data.num_items,
+                steps=plan.steps,
+                batch_size=min(BATCH, 5 * plan.batch_size),
+                seed=plan.seed,
+                device=plan.device,
+                val=plan.data.val,
+                on_step=lambda done, total, loss: plan.advance(1),
+            ).cpu()
         torch.save(model.state_dict(), draft := file.with_suffix(".new"))
         draft.replace(file)
-        write_seconds(file.parent, seconds)
     model.index({"exact": exact, "hnsw": hnsw}[index])
-    return Made(lambda x: model.retrieve(x, max(plan.m))[0], model.num_bytes, seconds)
+    return Made(lambda x: model.retrieve(x, max(plan.m))[0], model.num_bytes, read_seconds(folder))

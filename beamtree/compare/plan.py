@@ -1,6 +1,8 @@
 """What all rows of a comparison have in common."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,12 +10,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from beamtree.data import Log, Prepared
+from beamtree.data.files import read_json, write_json
 from beamtree.train.recipes import RECIPES, Recipe
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
 METRICS = ("precision", "recall", "f1")
-SECONDS = "seconds.txt"
+SECONDS, TRAINED = "seconds.json", "row.json"  # in a row's folder
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,18 @@ class Plan:
         """Who is asked."""
         return self.data.test
 
-    def settings(self) -> dict[str, Any]:
-        """What a row's result depends on, for a row that is there already."""
-        return {
-            "data": self.data.description["fingerprint"],
-            "tree": self.tree.fingerprint(),
-            "recipe": self.recipe,
-            "beam_size": self.beam_size,
-            "batch_size": self.batch_size,
-            "steps": self.steps,
-            "seed": self.seed,
-            "own_trees": self.own_trees,
-            "m": list(self.m),
-            "test_beam": self.test_beam,
-        }
+    def training(self, kind: str) -> dict[str, Any]:
+        """What a model of this kind depends on, `flat`, `dnn` or `tree`: one that is there already must agree."""
+        found: dict[str, Any] = {"data": self.data.description["fingerprint"], "seed": self.seed}
+        if kind != "flat":
+            found |= {"steps": self.steps, "batch_size": self.batch_size}
+        if kind == "tree":
+            found |= {"tree": self.tree.fingerprint(), "recipe": self.recipe, "beam_size": self.beam_size}
+        return found
+
+    def measuring(self) -> dict[str, Any]:
+        """What its numbers depend on beside: where that differs, it is measured again."""
+        return {"m": list(self.m), "test_beam": self.test_beam}
 
 
 class Made(NamedTuple):
@@ -71,11 +72,37 @@ class Made(NamedTuple):
 Make = Callable[[Plan, Callable[[str], None]], Made]  # (plan, what a row wants to be said of it)
 
 
-def write_seconds(folder: Path, seconds: float) -> None:
-    """Remember how long a model was trained, for a result that is not there yet."""
-    (folder / SECONDS).write_text(f"{seconds:.1f}\n")
+@contextmanager
+def timed(folder: Path) -> Iterator[None]:
+    """Add what this takes to the time that a model was trained before it was stopped."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        write_json(folder / SECONDS, read_seconds(folder) + time.monotonic() - began)
 
 
 def read_seconds(folder: Path) -> float:
+    """How long a model was trained so far."""
     path = folder / SECONDS
-    return float(path.read_text()) if path.exists() else 0.0
+    return float(read_json(path, "remove it")) if path.exists() else 0.0
+
+
+def begin(folder: Path, training: dict[str, Any]) -> None:
+    """Say in a row's folder what it is trained with; a ValueError where it was begun with something else."""
+    path = folder / TRAINED
+    if path.exists():
+        check_same(path, read_json(path, "remove the folder and compare again"), training)
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} holds something else: compare into another folder")
+    else:
+        write_json(path, training)
+
+
+def check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a ValueError that names the first setting which differs."""
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{path} was made with {name}={before.get(name)}, not {value}: compare into another folder"
+            )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.compare.plan import METRICS
+from beamtree.compare.plan import METRICS, check_same
 from beamtree.data.files import read_json, write_json
 from beamtree.evaluate import Evaluation, summarise
 from beamtree.metrics import paired_p
@@ -106,28 +106,37 @@ def seconds(value: float) -> str:
     return f"{value / 60:.1f} min"
 
 
-def save_result(folder: Path, result: Result, settings: dict[str, Any]) -> None:
+def save_result(folder: Path, result: Result, training: dict[str, Any], measuring: dict[str, Any]) -> None:
     """Write a row's result, whole or not at all."""
-    values = [[round(number, 6) for number in user] for user in result.values.flatten(1).tolist()]
-    content = {"settings": settings, **vars(result), "values": values, "m": list(result.m), "notes": list(result.notes)}
+    values = result.values.flatten(1).tolist()
+    content = {
+        "training": training,
+        "measuring": measuring,
+        **vars(result),
+        "values": values,
+        "m": list(result.m),
+        "notes": list(result.notes),
+    }
     write_json(_path(folder, result.row), content)
 
 
-def load_result(folder: Path, row: str, settings: dict[str, Any]) -> Result | None:
-    """A row's result, if it was there and came to be with the same settings; a ValueError if with others."""
+def load_result(folder: Path, row: str, training: dict[str, Any], measuring: dict[str, Any]) -> Result | None:
+    """A row's result, if it is there and was measured the same way; a ValueError if it was trained in another."""
     path = _path(folder, row)
     if not path.exists():
         return None
     content = read_json(path, "remove it and compare again")
-    before = content.pop("settings", {})
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{path} was made with {name}={before.get(name)}, not {value}: compare into another folder"
-            )
+    check_same(path, content.pop("training", {}), training)
+    if content.pop("measuring", {}) != measuring:
+        return None
     values = torch.tensor(content.pop("values")).unflatten(1, (len(content["m"]), len(METRICS)))
     content["m"], content["notes"] = tuple(content["m"]), tuple(content["notes"])
     return Result(values=values, **content)
+
+
+def is_finished(folder: Path, row: str) -> bool:
+    """Whether a row's result is there."""
+    return _path(folder, row).exists()
 
 
 def _path(folder: Path, row: str) -> Path:

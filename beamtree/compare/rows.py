@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from beamtree.compare.flat import dnn, plain_row
 from beamtree.compare.plan import METRICS, Make, Plan
-from beamtree.compare.results import Result, load_result, save_result
+from beamtree.compare.results import Result, is_finished, load_result, save_result
 from beamtree.compare.trees import TREE_ROWS, all_leaves, tree_row
 from beamtree.evaluate import measure
 from beamtree.train import load_model
@@ -47,7 +48,7 @@ def compare(plan: Plan, rows: Sequence[str]) -> list[Result]:
             f"{learned[0]} judges new trees by validation users, and there are none: prepare with --val-users"
         )
     plan.folder.mkdir(parents=True, exist_ok=True)
-    share = "jtm" in rows and not plan.own_trees
+    share = not plan.own_trees and ("jtm" in rows or is_finished(plan.folder, "jtm"))
     found: dict[str, Result] = {}
     for row in sorted(dict.fromkeys(rows), key=lambda row: row != "jtm" if share else False):
         found[row] = _result(plan, row, share)
@@ -55,8 +56,10 @@ def compare(plan: Plan, rows: Sequence[str]) -> list[Result]:
 
 
 def _result(plan: Plan, row: str, share: bool) -> Result:
-    settings = {**plan.settings(), "tree_of": "jtm" if share else "first"}
-    before = load_result(plan.folder, row, settings)
+    if share and row != "jtm" and kind_of(row) == "tree":
+        plan = replace(plan, tree=load_model(plan.folder / "jtm").tree)
+    training, measuring = plan.training(kind_of(row)), plan.measuring()
+    before = load_result(plan.folder, row, training, measuring)
     if before is not None:
         return before
     notes: list[str] = []
@@ -66,11 +69,10 @@ def _result(plan: Plan, row: str, share: bool) -> Result:
         plan.say(f"{row}: {line}")
 
     plan.say(f"{row}: begun")
-    if share and row != "jtm" and (row in TREE_ROWS or row == "otm-brute-force"):
-        plan = replace(plan, tree=load_model(plan.folder / "jtm").tree)
     began = time.monotonic()
     made = ROWS[row](plan, note)
-    training = made.seconds or time.monotonic() - began
+    took = made.seconds or time.monotonic() - began
+    made.find(plan.users.batch(torch.arange(min(64, len(plan.users))))[0])  # the first is slow, and does not count
     spent = 0.0
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
@@ -82,14 +84,24 @@ def _result(plan: Plan, row: str, share: bool) -> Result:
 
     measured = measure(find, plan.users, m=plan.m, metrics=METRICS)
     ms = spent / measured.users * 1e3
-    result = Result(row, measured.per_user, plan.m, training, ms, made.num_bytes, tuple(notes), plan.device)
-    save_result(plan.folder, result, settings)
+    result = Result(row, measured.per_user, plan.m, took, ms, made.num_bytes, tuple(notes), plan.device)
+    save_result(plan.folder, result, training, measuring)
     recall = measured["recall", max(plan.m)]
-    plan.say(f"{row}: recall@{max(plan.m)} {recall:.2%}, {training:.0f} s of training, {ms:.2f} ms per query")
+    plan.say(f"{row}: recall@{max(plan.m)} {recall:.2%}, {took:.0f} s of training, {ms:.2f} ms per query")
     return result
 
 
+def kind_of(row: str) -> str:
+    """What the row is made of: see `Plan.training`."""
+    if row in TREE_ROWS or row == "otm-brute-force":
+        return "tree"
+    return "dnn" if row.startswith("youtube") else "flat"
+
+
 def steps_of(plan: Plan, rows: Sequence[str]) -> int:
-    """About how many steps of training rows take together."""
-    trees = sum(TREE_ROWS[row].steps(plan) for row in rows if row in TREE_ROWS)
-    return trees + plan.steps * any(row.startswith("youtube") for row in rows)
+    """About how many steps of training the rows take together that are not finished."""
+    left = {row for row in rows if not is_finished(plan.folder, row)}
+    if "otm-brute-force" in left and not is_finished(plan.folder, "otm"):
+        left.add("otm")
+    trees = sum(TREE_ROWS[row].steps(plan) for row in left if row in TREE_ROWS)
+    return trees + plan.steps * any(kind_of(row) == "dnn" for row in left)

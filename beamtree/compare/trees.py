@@ -1,6 +1,5 @@
 """Rows that are trees: how they are trained, or gone on with, or read where they are finished."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,14 +8,16 @@ from pathlib import Path
 from torch import Tensor
 
 from beamtree.beam import brute_force, retrieve
-from beamtree.compare.plan import Made, Plan, read_seconds, write_seconds
+from beamtree.compare.plan import Made, Plan, begin, read_seconds, timed
 from beamtree.data import Log, Windows
+from beamtree.data.files import read_json, write_json
 from beamtree.model import TreeModel
 from beamtree.train import fit, load_model, save
-from beamtree.train.joint import fit_jointly
+from beamtree.train.joint import Train, fit_jointly
 from beamtree.train.recipes import METHODS
 from beamtree.train.runs import TRAINING, write_run
 
+NOTES = "notes.json"  # what was said of a tree that was learned
 ROUNDS, AGAIN, SLOWER = 3, 0.25, 0.5  # of tree learning; what share of the steps and of the rate each trains with
 
 
@@ -54,38 +55,49 @@ def tree_row(row: str, plan: Plan, note: Callable[[str], None]) -> Made:
 def train_tree_row(row: str, plan: Plan, note: Callable[[str], None]) -> TreeModel:
     """Train a row, or go on with it, or read it where it is finished."""
     folder, spec = plan.folder / row, TREE_ROWS[row]
+    begin(folder, {**plan.training("tree"), "row": row})
     if (folder / "settings.json").exists():
-        model = load_model(folder, plan.device)
-        if spec.joint or model.tree.fingerprint() == plan.tree.fingerprint():
-            return model
-        raise ValueError(f"{folder} holds a model on another tree: compare into another folder")
-    began = time.monotonic()
-    instances = plan.how.instances(plan.data.train)
-    training: Log | Windows = instances.windows() if spec.method == "hsm" else instances
-    model = plan.how.model(plan.tree, plan.beam_size, lambda: plan.data.factors, plan.seed, lift=spec.lift)
-    model.to(plan.device)
-    write_run(folder, _run(plan, spec), plan.data)
-    train = partial(_train, plan, spec.method, training)
-    if spec.joint:
-        model = fit_jointly(
-            model, instances, plan.data.val, train, rounds=ROUNDS, seed=plan.seed, folder=folder / TRAINING, say=note
-        )
-    else:
-        train(model, 0, folder / TRAINING)
-    save(model, folder)
-    write_seconds(folder, time.monotonic() - began)
+        for line in read_json(folder / NOTES, "remove the folder and compare again") if spec.joint else ():
+            note(line)
+        return load_model(folder, plan.device)
+    with timed(folder):
+        instances = plan.how.instances(plan.data.train)
+        training: Log | Windows = instances.windows() if spec.method == "hsm" else instances
+        model = plan.how.model(plan.tree, plan.beam_size, lambda: plan.data.factors, plan.seed, lift=spec.lift)
+        model.to(plan.device)
+        write_run(folder, _run(plan, spec), plan.data)
+        train = partial(_train, plan, spec.method, training)
+        if spec.joint:
+            model = _train_jointly(plan, model, instances, train, folder, note)
+        else:
+            train(model, 0, folder / TRAINING)
+        save(model, folder)
+    return model
+
+
+def _train_jointly(
+    plan: Plan, model: TreeModel, instances: Log, train: Train, folder: Path, note: Callable[[str], None]
+) -> TreeModel:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        note(line)
+
+    model = fit_jointly(
+        model, instances, plan.data.val, train, rounds=ROUNDS, seed=plan.seed, folder=folder / TRAINING, say=say
+    )
+    write_json(folder / NOTES, lines)
     return model
 
 
 def _train(plan: Plan, method: str, training: Log | Windows, model: TreeModel, turn: int, folder: Path | None) -> None:
     """Train a model in place: all the way, or after a change of its tree for a while."""
-    per_epoch = -(-len(training) // plan.batch_size)
-    epochs = max(1, round(plan.steps * (AGAIN if turn else 1) / per_epoch))
     fit(
         model,
         training,
         METHODS[method](plan.beam_size, 2 * plan.beam_size),
-        epochs=epochs,
+        steps=max(1, round(plan.steps * (AGAIN if turn else 1))),
         batch_size=plan.batch_size,
         lr=plan.how.lr * (SLOWER if turn else 1),
         schedule=plan.how.schedule,

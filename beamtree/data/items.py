@@ -16,6 +16,7 @@ from beamtree.tree import PAD, Tree
 CATEGORY = ("category", "categories", "categorypath", "genre", "genres", "class", "folder", "path", "department")
 VECTOR = ("vector", "embedding", "vec", "values")
 PATH = ("path", "leafpath")
+SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
 SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
 
 
@@ -58,9 +59,12 @@ def read_vectors(path: Path, ids: Ids) -> Tensor:
 
 def _load_array(path: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError(f"{path} holds several arrays: save one, as .npy")
     return array
 
 
@@ -69,12 +73,13 @@ def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
     schema = frame.collect_schema()
     lists = usual_column(schema.names(), VECTOR)
     if lists is not None and schema[lists].is_nested():
-        value = pl.col(lists).cast(pl.List(pl.Float32))
+        value = pl.col(lists).cast(pl.List(pl.Float32), strict=False)
     else:
-        numbers = [name for name, dtype in schema.items() if dtype.is_float()]
+        item_column = usual_column(schema.names(), ITEM)
+        numbers = [name for name in schema.names() if name != item_column]
         if not numbers:
             raise ValueError(f"{path} has no column of vectors: call it vector, or give columns of numbers")
-        value = pl.concat_list([pl.col(name).cast(pl.Float32) for name in numbers])
+        value = pl.concat_list([pl.col(name).cast(pl.Float32, strict=False) for name in numbers])
     found = _by_item(path, frame.select(item=item, value=value), ids)
     length = found["value"].list.len()
     missing = found.filter(length.is_null())
@@ -85,6 +90,7 @@ def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
         raise ValueError(
             f"{path}: the vector of item {other['item'][0]!r} has {len(other['value'][0])} numbers, others {length[0]}"
         )
+    _no_gaps(path, found, "vector", "number")
     return found["value"].explode().to_numpy().reshape(len(found), -1)
 
 
@@ -113,8 +119,10 @@ def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
     dtype = frame.collect_schema()[column]
     if not isinstance(dtype, pl.List | pl.Array):
         raise ValueError(f"{path}: column {column!r} holds {dtype}: a path is a list of whole numbers")
-    table = frame.select(item=item, value=pl.col(column).cast(pl.List(pl.Int64)))
-    unknown = table.filter(~pl.col("item").is_in(pl.Series(ids.names).implode())).head(1).collect()
+    numbers = pl.col(column).cast(pl.List(pl.Float64), strict=False)
+    whole = numbers.list.eval(pl.when(pl.element() == pl.element().floor()).then(pl.element()))
+    table = frame.select(item=item, value=whole.cast(pl.List(pl.Int64)))
+    unknown = _collect(path, table.filter(~pl.col("item").is_in(pl.Series(ids.names).implode())).head(1))
     if len(unknown):
         raise ValueError(f"{path}: item {unknown['item'][0]!r} is not among the items of the data")
     found = _by_item(path, table, ids)
@@ -128,6 +136,7 @@ def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
             f"{path}: item {other['item'][0]!r} lies {len(other['value'][0])} levels down, "
             f"{found['item'][0]!r} {length[0]}: give all leaves the same depth"
         )
+    _no_gaps(path, found, "path", "whole number")
     steps = torch.from_numpy(found["value"].explode().to_numpy().reshape(len(found), -1).copy())
     return _plant(path, steps, ids, arity)
 
@@ -143,8 +152,9 @@ def _plant(path: Path, steps: Tensor, ids: Ids, arity: int | None) -> Tree:
         row = int((steps >= arity).any(1).nonzero()[0])
         raise ValueError(f"{path}: the path of item {ids[row]!r} names child {least - 1}, and there are {arity}")
     height = steps.shape[1]
-    if arity**height > 1 << 34:
-        raise ValueError(f"{path}: {height} levels of {arity} children are {arity**height:,} leaves: too many")
+    if arity**height > max(1 << 20, SPARSE * len(steps)):
+        leaves = f"{arity**height:,} leaves for {len(steps):,} items"
+        raise ValueError(f"{path}: {height} levels of {arity} children are {leaves}: too many")
     slot = (steps * arity ** torch.arange(height - 1, -1, -1)).sum(1)
     first = torch.full((arity**height,), PAD)
     first[slot.flip(0)] = torch.arange(len(slot)).flip(0)  # where two are, the earlier
@@ -174,8 +184,21 @@ def _column(path: Path, frame: pl.LazyFrame, names: tuple[str, ...], what: str) 
 
 def _by_item(path: Path, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
     """One row for each item in order, with null where the table does not have it."""
-    rows = table.collect()
+    rows = _collect(path, table)
     twice = rows.filter(pl.col("item").is_duplicated() & pl.col("item").is_in(pl.Series(ids.names).implode()))
     if len(twice):
         raise ValueError(f"{path} names item {twice['item'][0]!r} more than once: name every item once")
     return pl.DataFrame({"item": ids.names}).join(rows, on="item", how="left", maintain_order="left")
+
+
+def _no_gaps(path: Path, found: pl.DataFrame, what: str, holds: str) -> None:
+    gaps = found.filter(found["value"].list.eval(pl.element().is_null()).list.any())
+    if len(gaps):
+        raise ValueError(f"{path}: the {what} of item {gaps['item'][0]!r} holds something that is no {holds}")
+
+
+def _collect(path: Path, table: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return table.collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

@@ -92,7 +92,10 @@ class Log:
 
     def windows(self) -> "Windows":
         """The same events as single-target instances."""
-        return Windows(self)
+        found = Windows(self)
+        if not len(found):
+            raise ValueError("no user has eight events, which a sliding window needs: prepare a longer log")
+        return found
 
     def fingerprint(self) -> str:
         drawn = f" random forget={self.forget} targets={self.targets}" if self.random else ""

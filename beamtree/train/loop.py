@@ -45,7 +45,8 @@ def fit(
     data: Data,
     method: Method,
     *,
-    epochs: int,
+    epochs: int | None = None,
+    steps: int | None = None,
     batch_size: int = 200,
     lr: float = 3e-3,
     schedule: Callable[[float], float] = cosine,
@@ -62,7 +63,7 @@ def fit(
     on_step: OnStep | None = None,
     on_check: OnCheck | None = None,
 ) -> None:
-    """Train the model in place with Adam on the device that holds it: `adam` over all rows, or `lazy`.
+    """Train the model in place for some epochs or steps, with Adam over all rows or, `lazy`, over those touched.
 
     Everything random is a function of `seed` and the step, so that the same call gives the same weights.
     With a `folder`, a checkpoint is written every `save_every` steps and at the end; with `resume`, the
@@ -73,10 +74,17 @@ def fit(
     `check_every` steps (by default twenty times), training ends when it has not risen `patience` times in a row, and
     the model is left with the best weights, which are also kept in `folder`/best.
     """
-    _check(model, data, epochs=epochs, batch_size=batch_size, lr=lr, save_every=save_every, patience=patience)
+    length = {"epochs": epochs} if steps is None else {"steps": steps}
+    if (epochs is None) == (steps is None):
+        raise ValueError("say how long to train, in epochs or in steps")
+    positive = {"batch_size": batch_size, "lr": lr, "save_every": save_every, "patience": patience, **length}
+    _check(model, data, positive)
     per_epoch = -(-len(data) // batch_size)
-    steps = epochs * per_epoch
-    check_every = check_every or max(1, epochs // 20) * per_epoch
+    if epochs is not None:
+        steps = epochs * per_epoch
+        check_every = check_every or max(1, epochs // 20) * per_epoch
+    assert steps is not None
+    check_every = check_every or max(1, steps // 20)
     moments = optimizer(model, lr)
     step = Stepper(model, moments)
     progress = Progress(0)
@@ -174,9 +182,9 @@ def _keep_best(model: TreeModel, folder: Path | None) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.scorer.state_dict().items()}
 
 
-def _check(model: TreeModel, data: Data, **positive: float) -> None:
+def _check(model: TreeModel, data: Data, positive: dict[str, float | None]) -> None:
     for name, value in positive.items():
-        if not value > 0:
+        if value is not None and not value > 0:
             raise ValueError(f"{name}={value}: must be above 0")
     model.tree.check_items(data.item_numbers())
     model.scorer.check(data.observations())
