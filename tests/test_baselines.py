@@ -187,5 +187,5 @@ def test_two_towers_learn_from_seed_to_the_same_weights():
 
 
 def test_users_too_short_for_a_window_are_told():
-    with pytest.raises(ValueError, match="no user has eight events"):
+    with pytest.raises(ValueError, match="needs a user with eight events"):
         two_tower(Log(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"), M)

@@ -123,8 +123,9 @@ def test_the_time_of_training_adds_up_over_stops(tmp_path):
 
 def test_logs_too_short_for_windows_are_told():
     short = bt.Log(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short")
-    with pytest.raises(ValueError, match="no user has eight events"):
-        short.windows()
+    tree = bt.random_tree(4)
+    with pytest.raises(ValueError, match="needs a user with eight events"):
+        bt.fit(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)), short.windows(), bt.hsm(), steps=1)
 
 
 def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):

@@ -110,6 +110,8 @@ def two_tower(
     """
     model = TwoTower(num_items, seed).to(device)
     windows = log.windows().to(device)
+    if not len(windows):
+        raise ValueError("there is nothing to train on: a sliding window needs a user with eight events at least")
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator(device)

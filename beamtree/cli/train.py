@@ -64,7 +64,7 @@ def train(
         raise ValueError(f"{data} has one user for training, and two at least are needed: prepare a longer log")
     instances = chosen.instances(prepared.train)
     training: Log | Windows = instances.windows() if method == "hsm" else instances
-    per_epoch = -(-len(training) // batch_size)
+    per_epoch = max(1, -(-len(training) // batch_size))
     epochs = epochs or chosen.epochs or max(1, round(steps / per_epoch))
     run: dict[str, Any] = {
         "data": str(prepared.folder.resolve()),

@@ -186,5 +186,7 @@ def _check(model: TreeModel, data: Data, positive: dict[str, float | None]) -> N
     for name, value in positive.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value}: must be above 0")
+    if not len(data):
+        raise ValueError("there is nothing to train on; a sliding window needs a user with eight events at least")
     model.tree.check_items(data.item_numbers())
     model.scorer.check(data.observations())
