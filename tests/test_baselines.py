@@ -162,6 +162,9 @@ def test_exact_search_of_the_two_towers_is_the_plain_product():
     assert items.tolist() == expected.indices.tolist()
     found, _ = model.index(hnsw).retrieve(x, M + 5)  # which finds no more than there are
     assert (found != PAD).sum(1).max() <= M
+    again, near = model.retrieve(x, 7)
+    assert (again == items).float().mean() > 0.9
+    torch.testing.assert_close(near, scores, rtol=1e-3, atol=1e-3)
 
 
 def test_sampled_softmax_with_all_items_drawn_is_near_the_whole_one(monkeypatch):

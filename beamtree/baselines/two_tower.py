@@ -81,14 +81,33 @@ def exact(vectors: Tensor) -> Any:
     return index
 
 
-def hnsw(vectors: Tensor) -> Any:
-    """A graph of near items, in which a search walks."""
-    import faiss
+class Graph:
+    """An HNSW graph of near items, in which a search walks.
 
-    index = faiss.IndexHNSWFlat(vectors.shape[1], CONNECTIONS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = index.hnsw.efSearch = BREADTH
-    index.add(vectors.numpy())
-    return index
+    The highest product is no nearest neighbour; with one dimension more, that makes all items equally long, it is.
+    """
+
+    def __init__(self, vectors: Tensor) -> None:
+        import faiss
+
+        squares = vectors.square().sum(1)
+        self._longest = float(squares.max())
+        spare = (self._longest - squares).clamp(min=0).sqrt().unsqueeze(1)
+        self._index = faiss.IndexHNSWFlat(vectors.shape[1] + 1, CONNECTIONS)
+        self._index.hnsw.efConstruction = self._index.hnsw.efSearch = BREADTH
+        self._index.add(torch.cat([vectors, spare], dim=1).numpy())
+
+    def search(self, users: Any, m: int) -> tuple[Any, Any]:
+        """Products and items, best first, as a FAISS index gives them."""
+        x = nn.functional.pad(torch.from_numpy(users), (0, 1))
+        distances, items = self._index.search(x.numpy(), m)
+        products = (x.square().sum(1, keepdim=True).numpy() + self._longest - distances) / 2
+        return products, items
+
+
+def hnsw(vectors: Tensor) -> Any:
+    """A graph that finds most of the highest products."""
+    return Graph(vectors)
 
 
 def two_tower(
