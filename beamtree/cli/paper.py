@@ -178,9 +178,10 @@ def print_cells(
     column: str,
     digits: int,
     best: Set[int] = frozenset(),
+    spread: str = "std over runs",
 ) -> None:
     """A table for people: ours ± std over the runs, and below it the paper's number and whether we agree."""
-    table = Table(title=title, caption="ours ± std over runs; below: the paper's number, ✓ within tolerance, ✗ not")
+    table = Table(title=title, caption=f"ours ± {spread}; below: the paper's number, ✓ within tolerance, ✗ not")
     columns = list(dict.fromkeys(each.key.get(column) for each in cells))
     named = len(line) * 5 + sum(max(len(name), *(len(str(each.key[name])) for each in cells)) for name in line)
     narrow = out.is_terminal and out.width < named + len(columns) * 18  # then the spread stays in the JSON

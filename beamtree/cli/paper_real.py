@@ -11,6 +11,7 @@ from beamtree.cli.options import Device, Json, choose
 from beamtree.cli.paper import RESULTS, paper, print_cells
 from beamtree.cli.screen import out, print_table, progress
 from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile, builder
+from beamtree.compare.plan import METRICS
 from beamtree.data import load
 from beamtree.data.files import check_writable, write_json
 from beamtree.model import check_device
@@ -76,7 +77,10 @@ def _real(
         write_json(json, [each.record() for each in found])
     top = {(c.key["metric"], c.key["m"]): max(d.value for d in found if _place(d) == _place(c)) for c in found}
     best = {id(c) for c in found if c.value == top[c.key["metric"], c.key["m"]]}
-    print_cells(title, found, line=("metric", "row"), column="m", digits=2, best=best)
+    found.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
+    print_cells(
+        title, found, line=("metric", "row"), column="m", digits=2, best=best, spread="standard error over users"
+    )
     out.print(f"Saved {folder / name}.json", highlight=False, soft_wrap=True)
 
 
