@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beamtree.baselines import ItemCF, als, item_cf, item_cf_nearest, popularity
-from beamtree.baselines.two_tower import TwoTower, exact, hnsw, sampled_softmax, two_tower
+from beamtree.baselines.two_tower import Graph, TwoTower, exact, sampled_softmax, two_tower
 from beamtree.data.log import Log
 from beamtree.tree import PAD
 
@@ -160,7 +160,7 @@ def test_exact_search_of_the_two_towers_is_the_plain_product():
     expected = plain.topk(7)
     torch.testing.assert_close(scores, expected.values)
     assert items.tolist() == expected.indices.tolist()
-    found, _ = model.index(hnsw).retrieve(x, M + 5)  # which finds no more than there are
+    found, _ = model.index(Graph).retrieve(x, M + 5)  # which finds no more than there are
     assert (found != PAD).sum(1).max() <= M
     again, near = model.retrieve(x, 7)
     assert (again == items).float().mean() > 0.9

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -247,7 +248,7 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
 
 def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_path):
     _, results, _ = compared
-    wide = [Result(**{**vars(r), "m": (10, 200)}) for r in results]
+    wide = [replace(result, m=(10, 200)) for result in results]
     found = {(c.key["row"], c.key["metric"], c.key["m"]): c for c in realdata.cells("table3", wide)}
     assert found["otm", "recall", 200].paper == 16.36
     assert found["jtm", "precision", 10].paper == 1.84

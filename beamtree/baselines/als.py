@@ -6,7 +6,7 @@ from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.baselines.item_cf import binary, user_items
+from beamtree.baselines.item_cf import histories, user_items
 from beamtree.data.log import Log
 from beamtree.tree import PAD
 
@@ -38,12 +38,10 @@ class ALS:
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m items of the highest product with each folded-in history x [B, T], and the products [B, m]."""
-        row, column = (x.cpu() != PAD).nonzero(as_tuple=True)
-        histories = binary(row, x.cpu()[row, column], (len(x), self._num_items))
-        width = min(m, self._num_items)
+        chosen, width = histories(x, self._num_items), min(m, self._num_items)
         with threadpool_limits(1, "blas"):
             found, scores = self._model.recommend(
-                np.arange(len(x)), histories, N=width, filter_already_liked_items=False, recalculate_user=True
+                np.arange(len(x)), chosen, N=width, filter_already_liked_items=False, recalculate_user=True
             )
         spare = (0, m - width)
         items = torch.nn.functional.pad(torch.from_numpy(found).long(), spare, value=PAD)

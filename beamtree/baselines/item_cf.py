@@ -41,11 +41,7 @@ class ItemCF:
 
     def _scores(self, x: Tensor) -> Tensor:
         """The score of every item [B, M]."""
-        x = x.cpu()
-        if len(x) and int(x.max()) >= self._num_items:
-            raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{self._num_items - 1}")
-        row, column = (x != PAD).nonzero(as_tuple=True)
-        scores = binary(row, x[row, column], (len(x), self._num_items))
+        scores = histories(x, self._num_items)
         for factor in self._factors:
             scores = scores @ factor
         return torch.from_numpy(scores.toarray())
@@ -75,13 +71,22 @@ def _cosine(log: Log, num_items: int) -> csr_matrix:
     return matrix
 
 
+def histories(x: Tensor, num_items: int) -> csr_matrix:
+    """Which histories x [B, T] hold which items [B, M]."""
+    x = x.cpu()
+    if len(x) and int(x.max()) >= num_items:
+        raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{num_items - 1}")
+    row, column = (x != PAD).nonzero(as_tuple=True)
+    return _binary(row, x[row, column], (len(x), num_items))
+
+
 def user_items(log: Log, num_items: int) -> csr_matrix:
     """Which users have which items [U, M]."""
     user = torch.repeat_interleave(log.offsets.diff().cpu())
-    return binary(user, log.item_numbers().cpu(), (len(log), num_items))
+    return _binary(user, log.item_numbers().cpu(), (len(log), num_items))
 
 
-def binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
+def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
     """1 at every pair, however often it occurs."""
     matrix = csr_matrix((np.ones(len(row), np.float32), (row.numpy(), column.numpy())), shape)  # sums repeats
     matrix.data[:] = 1

@@ -105,11 +105,6 @@ class Graph:
         return products, items
 
 
-def hnsw(vectors: Tensor) -> Any:
-    """A graph that finds most of the highest products."""
-    return Graph(vectors)
-
-
 def two_tower(
     log: Log,
     num_items: int,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from beamtree.builders.matching import rank_in
 from beamtree.data import Log, Prepared
 from beamtree.data.factors import pairs
 from beamtree.metrics import hits
@@ -95,14 +96,8 @@ def _finite(vectors: Tensor) -> Tensor:
 
 def _cut(along: Tensor, group: Tensor, groups: int, arity: int) -> Tensor:
     """The part of each item [M], as a group of the next level: equally many items each, in the order of `along`."""
-    order = along.argsort(stable=True)  # what is equal stays side by side
-    order = order[group[order].argsort(stable=True)]
     size = torch.bincount(group, minlength=groups)
-    sorted_group = group[order]
-    rank = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[sorted_group]
-    part = torch.empty_like(group)
-    part[order] = sorted_group * arity + rank * arity // size[sorted_group]
-    return part
+    return group * arity + rank_in(group, -along) * arity // size[group]
 
 
 def _principal(vectors: Tensor, group: Tensor, groups: int, generator: torch.Generator) -> Tensor:

@@ -33,7 +33,7 @@ def _halve(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
 
 
 def rank_in(group: Tensor, value: Tensor) -> Tensor:
-    """Each entry's place in its group, the highest value first [M]."""
+    """Each entry's place in its group [M], the highest value first; what is equal stays in order."""
     order = value.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
     size = torch.bincount(group)

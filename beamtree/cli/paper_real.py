@@ -11,12 +11,13 @@ from beamtree.cli.options import Device, Json, choose
 from beamtree.cli.paper import RESULTS, paper, print_cells
 from beamtree.cli.screen import out, print_table, progress
 from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile, builder
+from beamtree.compare import table as compare_table
 from beamtree.compare.plan import METRICS
 from beamtree.data import load
 from beamtree.data.files import check_writable, write_json
 from beamtree.model import check_device
 from beamtree.paper import figure2, realdata, table3, table4, timing
-from beamtree.paper.report import Cell, save_results
+from beamtree.paper.report import save_results
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import RECIPES
 
@@ -70,22 +71,18 @@ def _real(
     prepared = load(data)
     out.print(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins", highlight=False)
     plan = realdata.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
-    found = realdata.cells(name, run(plan, realdata.ROWS, None))
+    results = run(plan, realdata.ROWS, None)
+    found = realdata.cells(name, results)
     settings: dict[str, object] = {"recipe": recipe, "seed": seed, "device": device, "data": prepared.folder.name}
     save_results(folder / f"{name}.json", found, settings)
     if json is not None:
         write_json(json, [each.record() for each in found])
-    top = {(c.key["metric"], c.key["m"]): max(d.value for d in found if _place(d) == _place(c)) for c in found}
-    best = {id(c) for c in found if c.value == top[c.key["metric"], c.key["m"]]}
+    best = {id(cell) for cell, entry in zip(found, compare_table(results), strict=True) if entry.best}
     found.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
     print_cells(
         title, found, line=("metric", "row"), column="m", digits=2, best=best, spread="standard error over users"
     )
     out.print(f"Saved {folder / name}.json", highlight=False, soft_wrap=True)
-
-
-def _place(cell: Cell) -> tuple[object, object]:
-    return cell.key["metric"], cell.key["m"]
 
 
 @paper.command("figure2")

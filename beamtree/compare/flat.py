@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from beamtree.compare.plan import Made, Plan, begin, read_seconds, timed
+from beamtree.data.files import write_whole
 
 
 def plain_row(row: str, plan: Plan, note: Callable[[str], None]) -> Made:
@@ -17,7 +18,7 @@ def plain_row(row: str, plan: Plan, note: Callable[[str], None]) -> Made:
 
 def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
     """YouTube product-DNN; its two rows differ in how its vectors are searched, and share the weights."""
-    from beamtree.baselines.two_tower import BATCH, TwoTower, exact, hnsw, two_tower
+    from beamtree.baselines.two_tower import BATCH, Graph, TwoTower, exact, two_tower
 
     folder = plan.folder / "youtube-dnn"
     begin(folder, {**plan.training("dnn"), "row": "youtube-dnn"})
@@ -37,7 +38,6 @@ def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
                 val=plan.data.val,
                 on_step=lambda done, total, loss: plan.advance(1),
             ).cpu()
-        torch.save(model.state_dict(), draft := file.with_suffix(".new"))
-        draft.replace(file)
-    model.index({"exact": exact, "hnsw": hnsw}[index])
+        write_whole(file, lambda draft: torch.save(model.state_dict(), draft))
+    model.index({"exact": exact, "hnsw": Graph}[index])
     return Made(lambda x: model.retrieve(x, max(plan.m))[0], model.num_bytes, read_seconds(folder))

@@ -1,7 +1,8 @@
 """What became of a row, on disk and in the table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Result:
     notes: tuple[str, ...]  # what was said on the way
     device: str
 
-    @property
+    @cached_property
     def evaluation(self) -> Evaluation:
         return summarise(self.values, self.m, METRICS)
 
@@ -112,7 +113,7 @@ def save_result(folder: Path, result: Result, training: dict[str, Any], measurin
     content = {
         "training": training,
         "measuring": measuring,
-        **vars(result),
+        **{each.name: getattr(result, each.name) for each in fields(result)},
         "values": values,
         "m": list(result.m),
         "notes": list(result.notes),

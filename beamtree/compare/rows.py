@@ -50,14 +50,18 @@ def compare(plan: Plan, rows: Sequence[str]) -> list[Result]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     share = not plan.own_trees and ("jtm" in rows or is_finished(plan.folder, "jtm"))
     found: dict[str, Result] = {}
-    for row in sorted(dict.fromkeys(rows), key=lambda row: row != "jtm" if share else False):
-        found[row] = _result(plan, row, share)
+    if "jtm" in rows:
+        found["jtm"] = _result(plan, "jtm")
+    on_tree = plan
+    if share and any(kind_of(row) == "tree" and row != "jtm" for row in rows):
+        on_tree = replace(plan, tree=load_model(plan.folder / "jtm").tree)
+    for row in rows:
+        if row not in found:
+            found[row] = _result(on_tree if kind_of(row) == "tree" else plan, row)
     return [found[row] for row in rows]
 
 
-def _result(plan: Plan, row: str, share: bool) -> Result:
-    if share and row != "jtm" and kind_of(row) == "tree":
-        plan = replace(plan, tree=load_model(plan.folder / "jtm").tree)
+def _result(plan: Plan, row: str) -> Result:
     training, measuring = plan.training(kind_of(row)), plan.measuring()
     before = load_result(plan.folder, row, training, measuring)
     if before is not None:

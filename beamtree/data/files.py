@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ def write_json(path: Path, content: object) -> None:
     if _is_device(path):
         path.write_text(text, encoding="utf-8")
         return
+    write_whole(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let a file be written under another name and take its place in one move, or leave what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(path)
     try:
-        draft.write_text(text, encoding="utf-8")
+        write(draft)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

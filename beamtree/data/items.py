@@ -1,6 +1,5 @@
 """What users know about their items: categories, vectors, or a whole tree, from a file."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.columns import ITEM, usual_column
+from beamtree.data.files import write_whole
 from beamtree.data.opening import scan, text_id
 from beamtree.data.prepared import Ids
 from beamtree.tree import PAD, Tree
@@ -100,13 +100,7 @@ def write_tree(path: Path, tree: Tree, ids: Ids) -> None:
     steps = [leaves // tree.arity ** (tree.height - level) % tree.arity for level in range(1, tree.height + 1)]
     width = pl.Int16 if tree.arity < 1 << 15 else pl.Int64
     paths = pl.Series("path", torch.stack(steps, dim=1).numpy()).cast(pl.List(width))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    try:
-        pl.DataFrame({"item": ids.names, "path": paths}).write_parquet(draft)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, pl.DataFrame({"item": ids.names, "path": paths}).write_parquet)
 
 
 def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
