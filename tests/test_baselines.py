@@ -86,6 +86,14 @@ def test_cosine_you_can_do_in_your_head():
     assert scores[1].tolist() == pytest.approx([1, 1 / math.sqrt(3), 1 / math.sqrt(3)])  # a repeat counts once
 
 
+def test_equal_items_do_not_come_by_number():
+    """Numbers go by popularity, in which test users have a part."""
+    model = item_cf(Log(torch.tensor([0, 50]), torch.arange(50), "one user"), 50)
+    found = [model.retrieve(torch.tensor([[0]]), 10)[0][0].tolist() for _ in range(2)]
+    assert found[0] == found[1]
+    assert sorted(found[0]) != list(range(10))
+
+
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, M, M + 5]))
 def test_popularity_counts_events(seed, m):
     log, x = random_log(seed), random_histories(seed)

@@ -15,9 +15,11 @@ class ItemCF:
     """Item-CF over an item-item similarity [M, M], kept as the sparse factors whose product it is."""
 
     def __init__(self, *factors: csr_matrix) -> None:
-        self._factors = factors
         self._num_items = factors[0].shape[0]
         self._rows = max(1, ROOM // max(factors[0].shape))  # of a batch at once
+        # Which of two equal items comes first: not the lower number, which is more popular among test users too.
+        self._order = torch.randperm(self._num_items, generator=torch.Generator().manual_seed(0))
+        self._factors = (*factors[:-1], factors[-1][:, self._order.numpy()])
 
     @property
     def num_bytes(self) -> int:
@@ -34,13 +36,13 @@ class ItemCF:
         width = min(m, self._num_items)
         for start in range(0, len(x), self._rows):
             part = slice(start, start + self._rows)
-            values, best = self._scores(x[part]).topk(width)
-            items[part, :width] = best.where(values > 0, PAD)
+            values, place = self._scores(x[part]).topk(width)
+            items[part, :width] = self._order[place].where(values > 0, PAD)
             scores[part, :width] = values.where(values > 0, -torch.inf)
         return items.to(x.device), scores.to(x.device)
 
     def _scores(self, x: Tensor) -> Tensor:
-        """The score of every item [B, M]."""
+        """The score of every item, in their order here [B, M]."""
         scores = histories(x, self._num_items)
         for factor in self._factors:
             scores = scores @ factor
