@@ -1,4 +1,6 @@
-"""Instances from events: the half split, random split points, forgetting, sliding windows."""
+"""Instances from events: the half split, random split points, how far they look, forgetting, sliding windows."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beamtree import PAD, Log
-from beamtree.data.log import FIRST_TARGET
+from beamtree.data.log import FIRST_TARGET, REACH
 
 
 def a_log(users, **options):
@@ -47,7 +49,7 @@ def test_a_log_of_some_users_reads_like_the_whole(users):
 
 
 def test_random_splits_reach_every_place_and_leave_something_on_both_sides():
-    log = a_log([list(range(5))]).drawn(forget=0.0)
+    log = a_log([list(range(5))]).drawn(forget=0.0, reach=None)
     generator = torch.Generator().manual_seed(0)
     splits = set()
     for _ in range(100):
@@ -71,6 +73,35 @@ def test_some_of_a_history_is_forgotten_and_targets_are_limited():
     assert y.shape[1] == 7
     same = [log.batch(torch.arange(50), torch.Generator().manual_seed(2)) for _ in range(2)]
     assert torch.equal(same[0][0], same[1][0])
+
+
+def test_an_instance_reaches_as_far_ahead_as_back_and_short_ways_are_as_frequent_as_long_ones():
+    log = a_log([list(range(1000))] * 2000, history=1000).drawn(forget=0.0, targets=1000)
+    log = replace(log, reach=100)
+    x, y = log.batch(torch.arange(2000), torch.Generator().manual_seed(0))
+    back = []
+    for a, b in zip(x, y, strict=True):
+        before, after = real(a)[::-1], real(b)
+        assert before + after == list(range(before[0], after[-1] + 1))  # one piece, around the split point
+        assert min(5, after[0]) <= len(before) <= 100
+        assert len(after) == min(max(len(before), 5), 1000 - after[0])
+        back.append(len(before))
+    near = sum(count < 10 for count in back) / len(back)
+    middle = sum(20 <= count < 40 for count in back) / len(back)
+    assert near == pytest.approx(middle, abs=0.05)  # 5 … 9 as often as 20 … 39
+    assert max(back) > 90
+
+
+def test_a_log_is_in_sequence_if_items_follow_each_other_again_and_again():
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randint(1, 4, (300, 40), generator=generator)
+    walks = (torch.randint(0, 500, (300, 1), generator=generator) + steps.cumsum(1)) % 500  # near items follow
+    mixed = torch.stack([walk[torch.randperm(40, generator=generator)] for walk in walks])
+    assert a_log(walks.tolist()).in_sequence()
+    assert not a_log(mixed.tolist()).in_sequence()
+    assert not a_log(walks[:, :8].tolist()).in_sequence()  # too short to tell
+    assert a_log(walks.tolist()).drawn().reach == REACH
+    assert a_log(mixed.tolist()).drawn().reach is None
 
 
 @given(histories)
@@ -97,9 +128,10 @@ def test_what_changes_instances_changes_their_name():
         log.fingerprint(),
         log.drawn().fingerprint(),
         log.drawn(forget=0.5).fingerprint(),
+        replace(log, random=True, reach=7).fingerprint(),
         log.windows().fingerprint(),
     }
-    assert len(names) == 4
+    assert len(names) == 5
 
 
 def test_popularity_counts_events():

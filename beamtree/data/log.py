@@ -9,6 +9,9 @@ from beamtree.tree import PAD
 
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
 HISTORY = sum(WINDOWS)  # behaviours that a user is known by
+REACH = 400  # events that a drawn instance looks back from its split point, at most
+APART, MORE, ASKED = 10, 1.1, 1 << 22  # how `in_sequence` asks: events so far apart, so much more, of so many events
+LEAST = 5  # events that it looks back and ahead, at least, where there are so many
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
 
@@ -33,10 +36,30 @@ class Log:
     random: bool = False  # whether split points are drawn
     forget: float = 0.0  # this share of a history is left out at random
     targets: int | None = None  # at most so many events follow
+    reach: int | None = None  # how far back a drawn instance looks at most; None: to the first event, and to the last
 
-    def drawn(self, *, forget: float = 0.1, targets: int = 100) -> "Log":
-        """The same users for training: every reading draws a split point and forgets some of the history."""
-        return replace(self, random=True, forget=forget, targets=targets)
+    def drawn(self, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Log":
+        """The same users for training: every reading draws a split point and forgets some of the history.
+
+        Where the order of events says something, it also draws how far it looks back from there, from five events to
+        `reach`, 5 to 10 as often as 50 to 100, and looks as far ahead. So users of many events also teach what one of
+        few will do next.
+        """
+        reach = reach if self.in_sequence() else None
+        return replace(self, random=True, forget=forget, targets=targets, reach=reach)
+
+    def in_sequence(self) -> bool:
+        """Whether order says something: two items that follow each other do so again more often than two further apart.
+
+        In a log without order, pairs of neighbours repeat as often as pairs of events ten apart.
+        """
+        users = int(torch.searchsorted(self.offsets, self.offsets[0] + ASKED))
+        user = torch.repeat_interleave(self.offsets[: users + 1].diff())
+        items = self.item_numbers()[: len(user)].long()
+        place = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
+        if not len(place):
+            return False
+        return _repeats(items[place], items[place + 1]) > MORE * _repeats(items[place], items[place + APART])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,6 +69,9 @@ class Log:
         rows = rows.to(self.offsets.device)
         start, stop = self.offsets[rows], self.offsets[rows + 1]
         split = start + self._first_part(stop - start, generator)
+        if generator is not None and self.random and self.reach is not None:
+            back = self._far(split - start, generator)
+            start, stop = split - back, torch.minimum(stop, split + back.clamp(min=LEAST))
         x, y = self._before(start, split), self._from(split, stop, self.targets)
         if generator is not None and self.forget:
             x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
@@ -57,6 +83,13 @@ class Log:
             return count // 2
         share = torch.rand(len(count), generator=generator, device=count.device)
         return 1 + (share * (count - 1)).long().clamp(max=count - 2)
+
+    def _far(self, most: Tensor, generator: torch.Generator) -> Tensor:
+        """How many of `most` events to look back: log-uniform."""
+        share = torch.rand(len(most), generator=generator, device=most.device)
+        most = most.clamp(max=self.reach)
+        least = most.clamp(min=1, max=LEAST)
+        return (least * (most / least).pow(share)).long().minimum(most)
 
     def _before(self, start: Tensor, split: Tensor) -> Tensor:
         place = split.unsqueeze(1) - 1 - torch.arange(self.history, device=split.device)
@@ -95,11 +128,18 @@ class Log:
         return Windows(self)
 
     def fingerprint(self) -> str:
-        drawn = f" random forget={self.forget} targets={self.targets}" if self.random else ""
+        drawn = f" random forget={self.forget} targets={self.targets} reach={self.reach}" if self.random else ""
         return f"{self.name} history={self.history}{drawn}"
 
     def to(self, device: torch.device | str) -> "Log":
         return replace(self, offsets=self.offsets.to(device), events=self.events.to(device))
+
+
+def _repeats(first: Tensor, second: Tensor) -> float:
+    """The share of pairs that occurred before; an item is no pair with itself."""
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    pair = (low * (high.max() + 1) + high)[low != high]
+    return 1 - len(torch.unique(pair)) / max(1, len(pair))
 
 
 @dataclass(frozen=True)
