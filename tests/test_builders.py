@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from beamtree import Log, Tree, cluster_tree, random_tree
 from beamtree.builders.category import in_order
-from beamtree.builders.cluster import Chosen, covered, split_tree
+from beamtree.builders.cluster import Chosen, covered, of_categories, split_tree
 from beamtree.data import factors
 from beamtree.tree import PAD
 
@@ -82,6 +82,48 @@ def test_events_put_items_of_one_user_side_by_side_where_vectors_say_nothing():
         for chosen in (None, Chosen(row, item))
     )
     assert sorted_out <= 18 < mixed - 5  # 8 would be perfect
+
+
+def test_an_item_is_what_the_categories_on_its_path_are():
+    """Items 0 and 1 in A/a, 2 in A/b, 3 and 4 in B, which has no more steps."""
+    vectors = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0], [1.0, 0.0], [0.0, -1.0]])
+    categories = torch.tensor([[0, 0], [0, 0], [0, 1], [1, 2], [1, 2]])
+    a, b = torch.tensor([0.6, 0.8]), torch.tensor([1.0, -1.0]) / 2**0.5
+    first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    expected = torch.stack([a + first, a + first, a + second, b, b])  # B counts once
+    assert torch.allclose(of_categories(vectors, categories), expected)
+
+
+class Tastes:
+    """A hundred users, each of one taste; items 0 … 31 are chosen, 32 … 63 only by those of validation."""
+
+    num_items, near = 64, None
+
+    def __init__(self, *, new: bool):
+        generator = torch.Generator().manual_seed(0)
+        self.train = self._log(100, 0, generator)
+        self.val = self._log(50, 32 if new else 0, generator)
+        self.factors = factors(self.train, 64, dim=8)
+
+    def _log(self, users, later, generator):
+        first, then = (torch.randint(0, 8, (users, 6), generator=generator) for _ in range(2))
+        taste = (torch.arange(users) % 4).unsqueeze(1) * 8
+        events = torch.cat([first + taste, then + taste + later], 1)
+        return Log(torch.arange(users + 1) * 12, events.flatten().int(), f"tastes {users}")
+
+
+def test_categories_say_where_items_belong_that_nobody_chose():
+    data, taste = Tastes(new=True), torch.arange(64) % 32 // 8
+    shelves = torch.stack([taste, torch.randperm(64, generator=torch.Generator().manual_seed(1))], dim=1)
+    alone, told = cluster_tree(data), cluster_tree(data, categories=taste)
+    assert covered(told, data.val) > covered(alone, data.val) + 0.2
+    assert all(len(set(taste[four].tolist())) == 1 for four in told.items().view(4, -1))
+    assert covered(cluster_tree(data, categories=shelves), data.val) > covered(alone, data.val) + 0.1
+
+
+def test_categories_that_say_nothing_are_not_followed():
+    data, noise = Tastes(new=False), torch.randint(0, 8, (64,), generator=torch.Generator().manual_seed(2))
+    assert cluster_tree(data, categories=noise).fingerprint() == cluster_tree(data).fingerprint()
 
 
 def test_targets_under_the_nodes_of_the_history_are_covered():

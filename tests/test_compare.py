@@ -226,6 +226,7 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
         items
     )
     beamtree("tree", data, "--tree", "category", "--items", items, "--out", "tree.parquet", folder=tmp_path)
+    beamtree("tree", data, "--tree", "cluster", "--items", items, "--out", "told.parquet", folder=tmp_path)
     words = ["--epochs", "1", "--batch-size", "100", "--beam-size", "8", "--out", "run"]
     beamtree("train", data, "--tree", "tree.parquet", *words, folder=tmp_path)
     beamtree("tree", "run", "--out", "again.parquet", folder=tmp_path)
@@ -237,6 +238,7 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
     for wrong, said in (
         (["--tree", "category"], "needs --items"),
         (["--tree", "random", "--items", items], "--items is for --tree category"),
+        (["--items", items, "--vectors", items], "give one of them"),
         (["--tree", "random", "--vectors", items], "--vectors is for --tree cluster"),
         (["--tree", "oak"], "tree 'oak' is unknown"),
         (["--tree", "tree.parquet", "--items", items], "is a tree already"),

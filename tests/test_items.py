@@ -38,7 +38,9 @@ def refused(read, *words):
 def test_categories_are_ordered_as_paths(tmp_path, ids):
     paths = ["Books/Poetry", "Books", "Books-old", "Art", "Books / Fiction"]
     path = table(tmp_path, item=NAMES, category=paths)
-    order = [paths[i] for i in read_categories(path, ids).argsort().tolist()]
+    found = read_categories(path, ids)
+    order = [paths[i] for i in found[:, -1].argsort().tolist()]
+    assert found[:, 0].tolist() == [1, 1, 2, 0, 1]  # the first step of each
     assert order == ["Art", "Books", "Books / Fiction", "Books/Poetry", "Books-old"]
 
 

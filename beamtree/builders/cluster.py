@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from beamtree.builders.category import category_order
 from beamtree.builders.matching import rank_in
 from beamtree.data import Log, Prepared
 from beamtree.data.factors import pairs
@@ -24,24 +25,58 @@ class Chosen(NamedTuple):
     item: Tensor  # [E]
 
 
-def cluster_tree(data: Prepared, *, vectors: Tensor | None = None, arity: int = 2, seed: int = 0) -> Tree:
+def cluster_tree(
+    data: Prepared,
+    *,
+    vectors: Tensor | None = None,
+    categories: Tensor | None = None,
+    arity: int = 2,
+    seed: int = 0,
+) -> Tree:
     """Items that are alike lie under the same nodes: the directions of their vectors are clustered, not the lengths.
 
     `vectors` [M, dim] are any (those of a model: `model.item_vectors()`). Without them, items are alike that the same
-    users chose: by co-occurrence factors and, where that is better for the validation users, by the events themselves.
+    users chose: by co-occurrence factors or by the events themselves or, with `categories` (as `read_categories` gives
+    them), by whole categories, whichever is best for the validation users.
     """
     if vectors is not None:
         if vectors.dim() != 2 or len(vectors) != data.num_items:
             shape = list(vectors.shape)
             raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
         return vector_tree(vectors, arity=arity, seed=seed)
-    unit = torch.nn.functional.normalize
-    by_vectors = split_tree(unit(data.factors), arity=arity, seed=seed)
-    if not len(data.val):
-        return by_vectors
+    unit = torch.nn.functional.normalize(data.factors)
     chosen = Chosen(*pairs(data.train, data.num_items, data.near))
-    by_events = split_tree(unit(data.factors), chosen, arity=arity, seed=seed)
-    return max(by_vectors, by_events, key=lambda tree: covered(tree, data.val))
+    found = [split_tree(unit, arity=arity, seed=seed)]
+    if len(data.val):
+        found.append(split_tree(unit, chosen, arity=arity, seed=seed))
+    if categories is not None:
+        times = torch.bincount(chosen.item, minlength=data.num_items).unsqueeze(1)
+        order = category_order(categories, data.train)
+        alike = of_categories(unit * times, categories)[order]  # what is equal stays in order
+        found.append(_renamed(split_tree(alike, arity=arity, seed=seed), order))
+    return max(found, key=lambda tree: covered(tree, data.val)) if len(data.val) else found[-1]
+
+
+def of_categories(vectors: Tensor, categories: Tensor) -> Tensor:
+    """For each item the sum of the directions of the categories on its path, each from the sum of its items' vectors.
+
+    Items of one category are the same, and an item that nobody chose is where its category is.
+    """
+    found = torch.zeros_like(vectors)
+    above = torch.full((len(vectors),), len(vectors), device=vectors.device)  # items of the category one step up
+    for category in categories.view(len(vectors), -1).T:
+        groups = int(category.max()) + 1
+        size = torch.bincount(category, minlength=groups)[category]
+        direction = torch.nn.functional.normalize(_sums(vectors, category, groups))[category]
+        found += direction * (size < above).unsqueeze(1)  # not again what has the same items, or ended above
+        above = size
+    return found
+
+
+def _renamed(tree: Tree, items: Tensor) -> Tree:
+    """The same tree with items[i] in the place of i."""
+    slots = tree.items()
+    return Tree(torch.where(slots == PAD, PAD, items[slots.clamp(min=0)]), tree.arity)
 
 
 def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:

@@ -19,7 +19,10 @@ TreeName = Annotated[
     str, typer.Option("--tree", help="cluster, category, random, or a file that `beamtree tree` wrote.")
 ]
 Arity = Annotated[int, typer.Option(min=2, help="Children per node.")]
-ItemsFile = Annotated[Path | None, typer.Option("--items", help="A table of item and category, for category trees.")]
+ItemsFile = Annotated[
+    Path | None,
+    typer.Option("--items", help="A table of item and category: category trees need it, cluster trees can use it."),
+]
 VectorsFile = Annotated[
     Path | None, typer.Option("--vectors", help="Vectors of the items to cluster: .npy in their order, or a table.")
 ]
@@ -34,14 +37,16 @@ def builder(name: str, items: Path | None, vectors: Path | None) -> Build:
         if items is not None or vectors is not None:
             raise ValueError(f"--tree {name} is a tree already: leave out --items and --vectors")
         return lambda data, arity, seed: _from_file(Path(name), data, arity)
-    if items is not None and name != "category":
-        raise ValueError(f"--items is for --tree category, not {name}")
+    if items is not None and name not in ("category", "cluster"):
+        raise ValueError(f"--items is for --tree category and cluster, not {name}")
     if vectors is not None and name != "cluster":
         raise ValueError(f"--vectors is for --tree cluster, not {name}")
+    if items is not None and vectors is not None:
+        raise ValueError("--items and --vectors both say what is alike: give one of them")
     if items is None and name == "category":
         raise ValueError("--tree category needs --items FILE, a table of item and category")
     builds: dict[str, Build] = {
-        "cluster": lambda data, arity, seed: _clustered(data, vectors, arity, seed),
+        "cluster": lambda data, arity, seed: _clustered(data, vectors, items, arity, seed),
         "category": lambda data, arity, seed: _by_category(data, items, arity),
         "random": lambda data, arity, seed: random_tree(data.num_items, arity, seed=seed),
     }
@@ -54,12 +59,12 @@ def _from_file(path: Path, data: Prepared, arity: int) -> Tree:
     return read_tree(path, data.items, arity if arity > 2 else None)
 
 
-def _clustered(data: Prepared, path: Path | None, arity: int, seed: int) -> Tree:
-    if path is None:
-        return cluster_tree(data, arity=arity, seed=seed)
-    from beamtree.data.items import read_vectors
+def _clustered(data: Prepared, vectors: Path | None, items: Path | None, arity: int, seed: int) -> Tree:
+    from beamtree.data.items import read_categories, read_vectors
 
-    return cluster_tree(data, vectors=read_vectors(path, data.items), arity=arity, seed=seed)
+    given = None if vectors is None else read_vectors(vectors, data.items)
+    categories = None if items is None else read_categories(items, data.items)
+    return cluster_tree(data, vectors=given, categories=categories, arity=arity, seed=seed)
 
 
 def _by_category(data: Prepared, path: Path | None, arity: int) -> Tree:

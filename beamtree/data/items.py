@@ -18,20 +18,29 @@ VECTOR = ("vector", "embedding", "vec", "values")
 PATH = ("path", "leafpath")
 SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
 SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
+STEP = "\x01"  # the same inside: before all other characters
+DEPTH = 8  # steps that are told apart, besides the whole path
 
 
 def read_categories(path: Path, ids: Ids) -> Tensor:
-    """The rank of each item's category among all, ordered as paths: `Books/Fiction` stands under `Books` [M]."""
+    """For each item, the rank of its category's path and of the first steps of it [M, depth], the whole path last.
+
+    Paths are ordered step by step: `Books/Fiction` stands under `Books`.
+    """
     frame, item = _open(path)
     column = _column(path, frame, CATEGORY, "category")
-    category = pl.col(column).cast(pl.String).str.strip_chars().str.replace_all(SEPARATORS, "\x01")
+    category = pl.col(column).cast(pl.String).str.strip_chars().str.replace_all(SEPARATORS, STEP)
     found = _by_item(path, frame.select(item=item, value=category), ids)
     missing = found.filter(pl.col("value").is_null() | (pl.col("value") == ""))
     if len(missing):
         raise ValueError(
             f"{path}: {len(missing):,} items have no category, {missing['item'][0]!r} first: give each of them one"
         )
-    return torch.from_numpy((found["value"].rank("dense").cast(pl.Int64) - 1).to_numpy().copy())
+    steps = found["value"].str.split(STEP)
+    depth = min(DEPTH, int(steps.list.len().to_numpy().max()))
+    paths = [*(steps.list.head(length).list.join(STEP) for length in range(1, depth)), found["value"]]
+    ranks = [torch.from_numpy((path.rank("dense").cast(pl.Int64) - 1).to_numpy().copy()) for path in paths]
+    return torch.stack(ranks, dim=1)
 
 
 def read_vectors(path: Path, ids: Ids) -> Tensor:
