@@ -120,8 +120,9 @@ def trees() -> str:
     def shown(runs: list[float]) -> str:
         return f"{sum(runs) / len(runs):.2f} ({', '.join(f'{run:.2f}' for run in runs)})" if runs else ""
 
-    names = ("movielens-1m", "git-rust")
-    return grid(["tree", *names], [[r["tree"], *(shown(r[name]) for name in names)] for r in records("trees")])
+    found = records("trees")
+    names = list(found[0])[1:]
+    return grid(["tree", *names], [[r["tree"], *(shown(r[name]) for name in names)] for r in found])
 
 
 def kept(name: str) -> str:

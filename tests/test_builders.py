@@ -84,14 +84,23 @@ def test_events_put_items_of_one_user_side_by_side_where_vectors_say_nothing():
     assert sorted_out <= 18 < mixed - 5  # 8 would be perfect
 
 
-def test_an_item_is_what_the_categories_on_its_path_are():
-    """Items 0 and 1 in A/a, 2 in A/b, 3 and 4 in B, which has no more steps."""
+def test_a_category_lies_between_the_one_above_and_its_items():
+    """Items 0 and 1 in A/a, 2 in A/b, 3 and 4 in B, which has no more steps: its last goes on."""
     vectors = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0], [1.0, 0.0], [0.0, -1.0]])
-    categories = torch.tensor([[0, 0], [0, 0], [0, 1], [1, 2], [1, 2]])
-    a, b = torch.tensor([0.6, 0.8]), torch.tensor([1.0, -1.0]) / 2**0.5
-    first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    expected = torch.stack([a + first, a + first, a + second, b, b])  # B counts once
-    assert torch.allclose(of_categories(vectors, categories), expected)
+    paths = [("A", "A/a"), ("A", "A/a"), ("A", "A/b"), ("B", "B"), ("B", "B")]
+    names = [sorted({path[depth] for path in paths}) for depth in range(2)]
+    categories = torch.tensor([[names[depth].index(path[depth]) for depth in range(2)] for path in paths])
+
+    def unit(vector):
+        return vector / vector.norm()
+
+    for item, path in enumerate(paths):
+        at = unit(vectors.sum(0))
+        for depth in range(2):
+            below = [vectors[other] for other in range(5) if paths[other][depth] == path[depth]]
+            at = unit(sum(below) + 2 * at)
+        expected = unit(vectors[item] + 2 * at)
+        assert torch.allclose(of_categories(vectors, categories, hold=2.0)[item], expected, atol=1e-6)
 
 
 class Tastes:

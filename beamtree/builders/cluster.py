@@ -15,6 +15,7 @@ from beamtree.tree import PAD, Tree, height_for
 TURNS = 10  # of power iteration per split
 MEANS = 5  # of balanced k-means after it
 SHARED = 2  # of moving items to where what they are chosen with is
+HOLD = 1e6  # how often items are to be chosen before their category leaves the one above it for good
 USERS = 500  # are asked which of two trees is better
 
 
@@ -37,7 +38,7 @@ def cluster_tree(
 
     `vectors` [M, dim] are any (those of a model: `model.item_vectors()`). Without them, items are alike that the same
     users chose: by co-occurrence factors or by the events themselves or, with `categories` (as `read_categories` gives
-    them), by whole categories, whichever is best for the validation users.
+    them), by the categories and the factors, whichever is best for the validation users.
     """
     if vectors is not None:
         if vectors.dim() != 2 or len(vectors) != data.num_items:
@@ -57,20 +58,20 @@ def cluster_tree(
     return max(found, key=lambda tree: covered(tree, data.val)) if len(data.val) else found[-1]
 
 
-def of_categories(vectors: Tensor, categories: Tensor) -> Tensor:
-    """For each item the sum of the directions of the categories on its path, each from the sum of its items' vectors.
+def of_categories(vectors: Tensor, categories: Tensor, hold: float = HOLD) -> Tensor:
+    """Where each item lies by the categories on its path and, for what it was chosen, by its own vector [M, dim].
 
-    Items of one category are the same, and an item that nobody chose is where its category is.
+    Vectors are as long as items were chosen often. A category lies where the one above it does, moved toward the sum of
+    its items' vectors, and an item from its category toward its own. So one that nobody chose lies where its category
+    is, and one that few chose near it.
     """
-    found = torch.zeros_like(vectors)
-    above = torch.full((len(vectors),), len(vectors), device=vectors.device)  # items of the category one step up
+    unit = torch.nn.functional.normalize
+    at = unit(vectors.sum(0, keepdim=True)).expand_as(vectors)
     for category in categories.view(len(vectors), -1).T:
-        groups = int(category.max()) + 1
-        size = torch.bincount(category, minlength=groups)[category]
-        direction = torch.nn.functional.normalize(_sums(vectors, category, groups))[category]
-        found += direction * (size < above).unsqueeze(1)  # not again what has the same items, or ended above
-        above = size
-    return found
+        sums = _sums(vectors, category, int(category.max()) + 1)
+        above = torch.zeros_like(sums).index_copy_(0, category, at)  # the same for all of a category
+        at = unit(sums + hold * above)[category]
+    return unit(vectors + hold * at)
 
 
 def _renamed(tree: Tree, items: Tensor) -> Tree:

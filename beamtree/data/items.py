@@ -19,7 +19,7 @@ PATH = ("path", "leafpath")
 SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
 SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
 STEP = "\x01"  # the same inside: before all other characters
-DEPTH = 8  # steps that are told apart, besides the whole path
+DEPTH = 16  # steps that are told apart, besides the whole path
 
 
 def read_categories(path: Path, ids: Ids) -> Tensor:
