@@ -46,8 +46,9 @@ def cluster_tree(
             raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
         return vector_tree(vectors, arity=arity, seed=seed)
     unit = torch.nn.functional.normalize(data.factors)
-    chosen = Chosen(*pairs(data.train, data.num_items, data.near))
     found = [split_tree(unit, arity=arity, seed=seed)]
+    if len(data.val) or categories is not None:
+        chosen = Chosen(*pairs(data.train, data.num_items, data.near))
     if len(data.val):
         found.append(split_tree(unit, chosen, arity=arity, seed=seed))
     if categories is not None:

@@ -60,6 +60,8 @@ def _from_file(path: Path, data: Prepared, arity: int) -> Tree:
 
 
 def _clustered(data: Prepared, vectors: Path | None, items: Path | None, arity: int, seed: int) -> Tree:
+    if vectors is None and items is None:
+        return cluster_tree(data, arity=arity, seed=seed)
     from beamtree.data.items import read_categories, read_vectors
 
     given = None if vectors is None else read_vectors(vectors, data.items)

@@ -19,7 +19,7 @@ PATH = ("path", "leafpath")
 SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
 SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
 STEP = "\x01"  # the same inside: before all other characters
-DEPTH = 16  # steps that are told apart, besides the whole path
+DEPTH = 16  # lengths of a path that are told apart at most, the whole among them
 
 
 def read_categories(path: Path, ids: Ids) -> Tensor:
@@ -39,7 +39,7 @@ def read_categories(path: Path, ids: Ids) -> Tensor:
     steps = found["value"].str.split(STEP)
     depth = min(DEPTH, int(steps.list.len().to_numpy().max()))
     paths = [*(steps.list.head(length).list.join(STEP) for length in range(1, depth)), found["value"]]
-    ranks = [torch.from_numpy((path.rank("dense").cast(pl.Int64) - 1).to_numpy().copy()) for path in paths]
+    ranks = [torch.from_numpy((each.rank("dense").cast(pl.Int64) - 1).to_numpy().copy()) for each in paths]
     return torch.stack(ranks, dim=1)
 
 

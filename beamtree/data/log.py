@@ -10,8 +10,8 @@ from beamtree.tree import PAD
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
 HISTORY = sum(WINDOWS)  # behaviours that a user is known by
 REACH = 400  # events that a drawn instance looks back from its split point, at most
-APART, MORE, ASKED = 10, 1.1, 1 << 22  # how `in_sequence` asks: events so far apart, so much more, of so many events
 LEAST = 5  # events that it looks back and ahead, at least, where there are so many
+APART, MORE, ASKED = 10, 1.1, 1 << 22  # how `in_sequence` asks: events so far apart, so much more, of so many events
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
 
@@ -45,7 +45,8 @@ class Log:
         `reach`, 5 to 10 as often as 50 to 100, and looks as far ahead. So users of many events also teach what one of
         few will do next.
         """
-        reach = reach if self.in_sequence() else None
+        if reach is not None and not self.in_sequence():
+            reach = None
         return replace(self, random=True, forget=forget, targets=targets, reach=reach)
 
     def in_sequence(self) -> bool:
