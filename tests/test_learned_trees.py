@@ -68,15 +68,15 @@ def test_learning_splits_every_group_as_well_as_can_be(seed, num_items):
     logits = torch.randn(6, tree.num_nodes, generator=generator) * 2
     y = torch.randint(num_items, (6, 3), generator=generator)
     data = Instances(GivenScorer.every(6), y)
-    learned = learn_tree(bt.TreeModel(tree, GivenScorer(logits)), data, gap=1, passes=1, stay=0.0)
+    learned = learn_tree(bt.TreeModel(tree, GivenScorer(logits)), data, gap=1, stay=0.0)
     assert sorted(learned.items().tolist()) == sorted(tree.items().tolist())
     assert ((learned.items() == PAD) == (tree.items() == PAD)).all()  # the same slots are taken
     log_p = torch.nn.functional.logsigmoid(logits)
     weight = torch.zeros(num_items, tree.num_nodes)
     for row, targets in enumerate(y.tolist()):
-        for item in targets:
+        for item in set(targets):
             weight[item] += log_p[row]
-    for level in range(tree.height):
+    for level in range(tree.height - 1):  # whichever leaf an item goes to, its vector goes with it
         for node in tree.level(level):
             slots = [leaf - tree.level(tree.height).start for leaf in tree.leaves(node)]
             below = [int(learned.items()[slot]) for slot in slots if learned.items()[slot] != PAD]
@@ -89,6 +89,44 @@ def test_learning_splits_every_group_as_well_as_can_be(seed, num_items):
             ]
             found = sum(float(weight[i, left if i in mine else right]) for i in below)
             assert found == pytest.approx(max(totals), rel=1e-4, abs=1e-3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
+def test_the_way_down_to_the_first_level_finds_about_the_best_there_is(seed, gap, first):
+    """From the root, every node of the first level that is trained is a choice, by its own log p alone."""
+    generator = torch.Generator().manual_seed(seed)
+    tree = bt.random_tree(6, seed=seed)
+    logits = torch.randn(5, tree.num_nodes, generator=generator) * 3
+    y = torch.randint(6, (5, 2), generator=generator)
+    model = bt.TreeModel(tree, GivenScorer(logits), first_level=first)
+    learned = learn_tree(model, Instances(GivenScorer.every(5), y), gap=gap, stay=0.0)
+    span = tree.level(first)
+    weights = torch.zeros(6, len(span))
+    for row, targets in enumerate(y.tolist()):
+        for item in set(targets):
+            weights[item] += torch.nn.functional.logsigmoid(logits[row, span.start : span.stop])
+    items = torch.arange(6)
+    held = torch.bincount(tree.ancestor(tree.leaf_of_item(items), first) - span.start, minlength=len(span))
+    found = learned.ancestor(learned.leaf_of_item(items), first) - span.start
+    total = float(weights.gather(1, found.unsqueeze(1)).sum())
+    assert total >= best_total(weights.tolist(), held.tolist()) - 0.05 * 10 * 6
+
+
+def test_with_little_room_items_go_down_in_smaller_steps_to_nearly_as_good_a_tree():
+    generator = torch.Generator().manual_seed(0)
+    tree = bt.random_tree(64, seed=0)
+    logits = torch.randn(200, tree.num_nodes, generator=generator)
+    data = Instances(GivenScorer.every(200), torch.randint(64, (200, 3), generator=generator))
+    model = bt.TreeModel(tree, GivenScorer(logits), first_level=4)
+
+    def total(tree):
+        nodes = tree.ancestor(tree.leaf_of_item(data.y), 4)
+        return float(torch.nn.functional.logsigmoid(logits.gather(1, nodes)).sum())
+
+    at_once, stepwise = (total(learn_tree(model, data, stay=0.0, room=room)) for room in (64 * 16, 64 * 4))
+    assert at_once > total(tree)
+    assert stepwise - total(tree) > 0.5 * (at_once - total(tree))
+    assert learn_tree(model, data, room=64).num_items == 64  # not even room for one level
 
 
 def test_an_item_without_instances_stays_and_so_does_everything_that_gains_too_little():

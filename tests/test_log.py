@@ -77,7 +77,7 @@ def test_some_of_a_history_is_forgotten_and_targets_are_limited():
 
 def test_an_instance_reaches_as_far_ahead_as_back_and_short_ways_are_as_frequent_as_long_ones():
     log = a_log([list(range(1000))] * 2000, history=1000).drawn(forget=0.0, targets=1000)
-    log = replace(log, reach=100)
+    log = replace(log, reach=100, least=5)
     x, y = log.batch(torch.arange(2000), torch.Generator().manual_seed(0))
     back = []
     for a, b in zip(x, y, strict=True):
@@ -92,16 +92,26 @@ def test_an_instance_reaches_as_far_ahead_as_back_and_short_ways_are_as_frequent
     assert max(back) > 90
 
 
-def test_a_log_is_in_sequence_if_items_follow_each_other_again_and_again():
+def test_the_past_fades_where_items_follow_each_other_again_and_again():
     generator = torch.Generator().manual_seed(0)
     steps = torch.randint(1, 4, (300, 40), generator=generator)
-    walks = (torch.randint(0, 500, (300, 1), generator=generator) + steps.cumsum(1)) % 500  # near items follow
-    mixed = torch.stack([walk[torch.randperm(40, generator=generator)] for walk in walks])
-    assert a_log(walks.tolist()).in_sequence()
-    assert not a_log(mixed.tolist()).in_sequence()
-    assert not a_log(walks[:, :8].tolist()).in_sequence()  # too short to tell
-    assert a_log(walks.tolist()).drawn().reach == REACH
-    assert a_log(mixed.tolist()).drawn().reach is None
+    first = torch.randint(0, 3000, (300, 1), generator=generator)
+    fast, slow = ((first + steps.cumsum(1)) % items for items in (3000, 500))  # near items follow; of few, all do
+    mixed = torch.stack([walk[torch.randperm(40, generator=generator)] for walk in fast])
+    fading = [a_log(items.tolist()).fading() for items in (fast, slow, mixed)]
+    assert fading[0] > 2 > fading[1] > 1.1 > fading[2]
+    assert a_log(fast[:, :8].tolist()).fading() == 1  # too short to tell
+    drawn = [a_log(items.tolist()).drawn() for items in (fast, slow, mixed)]
+    assert [log.reach for log in drawn] == [REACH, REACH, None]
+    assert [log.least for log in drawn[:2]] == [1, 5]
+
+
+def test_the_shortest_way_back_is_taken_often_and_still_looks_ahead():
+    log = replace(a_log([list(range(1000))] * 500).drawn(forget=0.0), reach=100, least=1)
+    x, y = log.batch(torch.arange(500), torch.Generator().manual_seed(0))
+    short = (x != PAD).sum(1) == 1
+    assert 0.1 < float(short.float().mean()) < 0.2  # log 2 / log 100
+    assert ((y[short] != PAD).sum(1) == 5).float().mean() > 0.95  # all but those near the end
 
 
 @given(histories)
@@ -129,9 +139,10 @@ def test_what_changes_instances_changes_their_name():
         log.drawn().fingerprint(),
         log.drawn(forget=0.5).fingerprint(),
         replace(log, random=True, reach=7).fingerprint(),
+        replace(log, random=True, reach=7, least=2).fingerprint(),
         log.windows().fingerprint(),
     }
-    assert len(names) == 5
+    assert len(names) == 6
 
 
 def test_popularity_counts_events():

@@ -1,5 +1,7 @@
 """Tree learning as in JTM (Zhu et al. 2019): every item moves to where the model would look for it."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -7,11 +9,13 @@ from torch.nn.functional import logsigmoid
 from beamtree.builders.matching import match
 from beamtree.data import Data, Log, mix
 from beamtree.model import Query, TreeModel
-from beamtree.tree import PAD, Tree
+from beamtree.tree import PAD, Tree, first_of_each
 
 GAP = 2  # levels at a time
+PASSES = 2  # over a log that is drawn
+ROOM = 1 << 29  # weights, of all items, that a step holds at most
 WORST = -100.0  # log p of a node that nothing lies below
-STAY = 10.0  # log p that an item gains by staying where it is: few instances alone do not move it
+STAY = 5.0  # log p that an item gains by staying where it is: few instances alone do not move it
 
 
 @torch.no_grad()
@@ -20,18 +24,20 @@ def learn_tree(
     data: Data,
     *,
     gap: int = GAP,
-    passes: int = 2,
+    passes: int = PASSES,
     stay: float = STAY,
+    room: int = ROOM,
     batch_size: int = 256,
     seed: int = 0,
 ) -> Tree:
     """π that raises the sum of log p_g(n | x) over every target's path, under the scorer as it is.
 
-    Items go down together: first to a node of the first level that is trained, then `gap` levels at a time to one of
-    the descendants, each by the weights of its own instances and under the capacity of each node, which is what the
-    old tree has below it: every leaf slot that held an item holds one again. The users' histories are lifted along the
-    old tree, which the scorer knows. Instances of a log that is drawn differ from pass to pass. An item that stays
-    gains `stay`, so that few instances do not move it by chance.
+    Items go down together: first to a node of the first level that is trained, in one step if there is `room` for the
+    weights of all items and nodes, then `gap` levels at a time to one of the descendants; each by the weights of its
+    own instances and under the capacity of each node, which is what the old tree has below it: every leaf slot that
+    held an item holds one again. A leaf's vector goes with its item, so leaves have no say. The users' histories are
+    lifted along the old tree, which the scorer knows. Instances of a log that is drawn differ from pass to pass;
+    weights are the mean of the passes. An item that stays gains `stay`, so that few instances do not move it by chance.
     """
     if gap < 1 or passes < 1:
         raise ValueError(f"gap={gap}, passes={passes}: both are at least 1")
@@ -39,40 +45,57 @@ def learn_tree(
     tree.check_items(data.item_numbers())
     data = data.to(tree.device)
     model.eval()
+    turns = passes if isinstance(data, Log) and data.random else 1  # else every pass would be the same
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
-    level, first = 0, model.first_level
-    drawn = isinstance(data, Log) and data.random  # else every pass would be the same
-    while level < tree.height:
-        # Levels above the first that is trained say nothing: from the root, every node of that one is a choice.
-        levels = range(level + 1, min(level + gap, tree.height) + 1) if level else range(first, first + 1)
-        weights = torch.zeros(tree.num_items, tree.arity ** (levels[-1] - level), device=tree.device)
-        for turn in range(passes if drawn else 1):
-            for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
-                generator = torch.Generator(tree.device).manual_seed(mix(seed, mix(turn, batch)))
-                x, y = data.batch(rows.to(tree.device), generator)
-                _add(weights, model.query(x), y, place, level, levels)
-        place = _move(tree, weights, place, level, levels[-1], stay)
-        level = levels[-1]
+    level = 0
+    for bottom in _steps(tree, model.first_level, gap, room):
+        weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
+        for x, y in _instances(data, turns, batch_size, seed, tree.device):
+            _add(weights, model.query(x), y, place, level, bottom)
+        place = _move(tree, weights / turns, place, level, bottom, stay)
+        level = bottom
     slots = torch.full_like(tree.items(), PAD)
     slots[place - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
     return Tree(slots, tree.arity, admit_empty=tree.admit_empty)
 
 
-def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, levels: range) -> None:
+def _steps(tree: Tree, first: int, gap: int, room: int) -> Iterator[int]:
+    """The level that each step goes down to: few large steps to the first that is trained, then `gap` at a time."""
+    most = max(h for h in range(1, tree.height + 1) if h == 1 or tree.num_items * tree.arity**h <= room)
+    yield from range(most, first, most)
+    yield from range(first, tree.height, gap)
+    yield tree.height
+
+
+def _instances(
+    data: Data, turns: int, batch_size: int, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every instance `turns` times, in batches; a target that follows twice counts once."""
+    for turn in range(turns):
+        for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
+            generator = torch.Generator(device).manual_seed(mix(seed, mix(turn, batch)))
+            x, y = data.batch(rows.to(device), generator)
+            y = y.sort(dim=1).values
+            yield x, y.where(first_of_each(y), PAD)
+
+
+def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> None:
     """Add each instance's log p_g of the nodes that its targets may go to, along the way there."""
-    if level == 0:  # all targets have the same places: a level is scored once for each user
-        log_p = logsigmoid(query.whole_level(levels[0])).clamp(min=WORST)
-        user, column = (y != PAD).nonzero(as_tuple=True)
-        weights.index_add_(0, y[user, column], log_p[user])
+    tree, first = query.tree, query.levels.start
+    real = y != PAD
+    if level < first:  # a node above the first level that is trained is as good as the best below it
+        best = logsigmoid(query.whole_level(first)).clamp(min=WORST).unflatten(1, (len(tree.level(bottom)), -1)).amax(2)
+        below = torch.arange(weights.shape[1], device=y.device)
+        nodes = (place[y[real]] - tree.level(level).start).unsqueeze(1) * len(below) + below
+        weights.index_add_(0, y[real], best[real.nonzero()[:, :1], nodes])
         return
-    items = y.clamp(min=0)
-    nodes = place[items].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
+    nodes = place[y.clamp(min=0)].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
     total = torch.zeros_like(nodes, dtype=weights.dtype)
-    for h in levels:
-        nodes = query.tree.children(nodes).flatten(2)
+    for h in range(level + 1, min(bottom, tree.height - 1) + 1):
+        nodes = tree.children(nodes).flatten(2)
         log_p = logsigmoid(query.logits(h, nodes.flatten(1))).view(nodes.shape)
-        total = total.repeat_interleave(query.tree.arity, dim=2) + log_p.clamp(min=WORST)
-    weights.index_add_(0, items.flatten(), (total * (y != PAD).unsqueeze(-1)).flatten(0, 1))
+        total = total.repeat_interleave(tree.arity, dim=2) + log_p.clamp(min=WORST)
+    weights.index_add_(0, y[real], total.repeat_interleave(weights.shape[1] // total.shape[2], dim=2)[real])
 
 
 def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:

@@ -10,8 +10,9 @@ from beamtree.tree import PAD
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
 HISTORY = sum(WINDOWS)  # behaviours that a user is known by
 REACH = 400  # events that a drawn instance looks back from its split point, at most
-LEAST = 5  # events that it looks back and ahead, at least, where there are so many
-APART, MORE, ASKED = 10, 1.1, 1 << 22  # how `in_sequence` asks: events so far apart, so much more, of so many events
+AHEAD = 5  # events that it looks ahead, at least, where there are so many
+APART, ASKED = 10, 1 << 22  # how `fading` asks: events so far apart, of so many events
+ORDERED, FADING = 1.1, 2.0  # the order of a log says something from here on; the last event alone says much
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
 
@@ -37,30 +38,32 @@ class Log:
     forget: float = 0.0  # this share of a history is left out at random
     targets: int | None = None  # at most so many events follow
     reach: int | None = None  # how far back a drawn instance looks at most; None: to the first event, and to the last
+    least: int = 1  # and how far at least
 
     def drawn(self, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Log":
         """The same users for training: every reading draws a split point and forgets some of the history.
 
-        Where the order of events says something, it also draws how far it looks back from there, from five events to
-        `reach`, 5 to 10 as often as 50 to 100, and looks as far ahead. So users of many events also teach what one of
-        few will do next.
+        Where the order of events says something, it also draws how far it looks back from there, up to `reach` events,
+        5 to 10 as often as 50 to 100, and looks as far ahead. So users of many events also teach what one of few will
+        do next. The shortest way back is one event where the past fades fast, and five otherwise.
         """
-        if reach is not None and not self.in_sequence():
+        fading = self.fading() if reach is not None else 1.0
+        if fading <= ORDERED:
             reach = None
-        return replace(self, random=True, forget=forget, targets=targets, reach=reach)
+        least = 1 if fading > FADING else 5
+        return replace(self, random=True, forget=forget, targets=targets, reach=reach, least=least)
 
-    def in_sequence(self) -> bool:
-        """Whether order says something: two items that follow each other do so again more often than two further apart.
+    def fading(self) -> float:
+        """How many times as often as two items ten events apart two neighbours are a pair that occurs again.
 
-        In a log without order, pairs of neighbours repeat as often as pairs of events ten apart.
+        In a log without order it is 1; so it is where no user has enough events to tell.
         """
         users = int(torch.searchsorted(self.offsets, self.offsets[0] + ASKED))
         user = torch.repeat_interleave(self.offsets[: users + 1].diff())
         items = self.item_numbers()[: len(user)].long()
         place = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
-        if not len(place):
-            return False
-        return _repeats(items[place], items[place + 1]) > MORE * _repeats(items[place], items[place + APART])
+        near, far = (_repeats(items[place], items[place + apart]) for apart in (1, APART))
+        return near / max(far, 1e-9) if near else 1.0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -72,7 +75,7 @@ class Log:
         split = start + self._first_part(stop - start, generator)
         if generator is not None and self.random and self.reach is not None:
             back = self._far(split - start, generator)
-            start, stop = split - back, torch.minimum(stop, split + back.clamp(min=LEAST))
+            start, stop = split - back, torch.minimum(stop, split + back.clamp(min=AHEAD))
         x, y = self._before(start, split), self._from(split, stop, self.targets)
         if generator is not None and self.forget:
             x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
@@ -89,7 +92,7 @@ class Log:
         """How many of `most` events to look back: log-uniform."""
         share = torch.rand(len(most), generator=generator, device=most.device)
         most = most.clamp(max=self.reach)
-        least = most.clamp(min=1, max=LEAST)
+        least = most.clamp(min=1, max=self.least)
         return (least * (most / least).pow(share)).long().minimum(most)
 
     def _before(self, start: Tensor, split: Tensor) -> Tensor:
@@ -129,8 +132,10 @@ class Log:
         return Windows(self)
 
     def fingerprint(self) -> str:
-        drawn = f" random forget={self.forget} targets={self.targets} reach={self.reach}" if self.random else ""
-        return f"{self.name} history={self.history}{drawn}"
+        if not self.random:
+            return f"{self.name} history={self.history}"
+        reach = self.reach and f"{self.least}-{self.reach}"
+        return f"{self.name} history={self.history} random forget={self.forget} targets={self.targets} reach={reach}"
 
     def to(self, device: torch.device | str) -> "Log":
         return replace(self, offsets=self.offsets.to(device), events=self.events.to(device))
@@ -138,6 +143,8 @@ class Log:
 
 def _repeats(first: Tensor, second: Tensor) -> float:
     """The share of pairs that occurred before; an item is no pair with itself."""
+    if not len(first):
+        return 0.0
     low, high = torch.minimum(first, second), torch.maximum(first, second)
     pair = (low * (high.max() + 1) + high)[low != high]
     return 1 - len(torch.unique(pair)) / max(1, len(pair))
