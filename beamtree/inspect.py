@@ -12,7 +12,7 @@ from beamtree.beam import brute_force, retrieve, walk
 from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
-from beamtree.tree import PAD, first_of_each
+from beamtree.tree import PAD, distinct
 
 Record = dict[str, str | int | float]
 
@@ -203,8 +203,7 @@ def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, cuts: list[int
     """Sums over users: `_survival` [levels, 3]; of both searches `_qualities` [2, cuts, 4]; their overlap [cuts];
     and the squares of how they differ in recall [cuts].
     """
-    y = y.sort(dim=1).values
-    y = y.where(first_of_each(y), PAD)
+    y = distinct(y)
     searches = [retrieve(model, x, beam_size=beam_size, m=cuts[-1]), brute_force(model, x, m=cuts[-1])]
     (beam, _), (best, _) = searches
     qualities = torch.stack([_qualities(items, log_p, y, cuts) for items, log_p in searches])  # [2, cuts, B, 4]

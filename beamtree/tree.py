@@ -27,6 +27,12 @@ def first_of_each(rows: Tensor) -> Tensor:
     return first
 
 
+def distinct(rows: Tensor) -> Tensor:
+    """The values of rows [B, P] in rising order, each once, and PAD in the place of its repeats."""
+    rows = rows.sort(dim=1).values
+    return rows.where(first_of_each(rows), PAD)
+
+
 class Tree:
     """T and π: which item sits on which leaf of a complete b-ary tree.
 

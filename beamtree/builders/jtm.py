@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 from beamtree.builders.matching import match
 from beamtree.data import Data, Log, mix
 from beamtree.model import Query, TreeModel
-from beamtree.tree import PAD, Tree, first_of_each
+from beamtree.tree import PAD, Tree, distinct
 
 GAP = 2  # levels at a time
 PASSES = 2  # over a log that is drawn
@@ -52,7 +52,8 @@ def learn_tree(
         weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
         for x, y in _instances(data, turns, batch_size, seed, tree.device):
             _add(weights, model.query(x), y, place, level, bottom)
-        place = _move(tree, weights / turns, place, level, bottom, stay)
+        weights /= turns
+        place = _move(tree, weights, place, level, bottom, stay)
         level = bottom
     slots = torch.full_like(tree.items(), PAD)
     slots[place - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
@@ -75,8 +76,7 @@ def _instances(
         for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
             generator = torch.Generator(device).manual_seed(mix(seed, mix(turn, batch)))
             x, y = data.batch(rows.to(device), generator)
-            y = y.sort(dim=1).values
-            yield x, y.where(first_of_each(y), PAD)
+            yield x, distinct(y)
 
 
 def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> None:

@@ -10,7 +10,7 @@ from beamtree.tree import PAD
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
 HISTORY = sum(WINDOWS)  # behaviours that a user is known by
 REACH = 400  # events that a drawn instance looks back from its split point, at most
-AHEAD = 5  # events that it looks ahead, at least, where there are so many
+LEAST = 5  # events that it looks ahead, at least, where there are so many; and back, unless the past fades fast
 APART, ASKED = 10, 1 << 22  # how `fading` asks: events so far apart, of so many events
 ORDERED, FADING = 1.1, 2.0  # the order of a log says something from here on; the last event alone says much
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
@@ -50,7 +50,7 @@ class Log:
         fading = self.fading() if reach is not None else 1.0
         if fading <= ORDERED:
             reach = None
-        least = 1 if fading > FADING else 5
+        least = 1 if fading > FADING else LEAST
         return replace(self, random=True, forget=forget, targets=targets, reach=reach, least=least)
 
     def fading(self) -> float:
@@ -75,7 +75,7 @@ class Log:
         split = start + self._first_part(stop - start, generator)
         if generator is not None and self.random and self.reach is not None:
             back = self._far(split - start, generator)
-            start, stop = split - back, torch.minimum(stop, split + back.clamp(min=AHEAD))
+            start, stop = split - back, torch.minimum(stop, split + back.clamp(min=LEAST))
         x, y = self._before(start, split), self._from(split, stop, self.targets)
         if generator is not None and self.forget:
             x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
