@@ -1,40 +1,42 @@
-"""beamtree: retrieve the right few items out of millions with a learned tree."""
+"""beamtree: retrieve the right few items out of millions with a learned tree.
+
+Most users need one object:
+
+    import beamtree as bt
+
+    shop = bt.Recommender(seed=0)
+    shop.fit("log.parquet")
+    shop.recommend(["B00A", "B00B"], m=10)
+
+Whoever wants the parts: `prepare` and `load_data` for a log; a tree (`cluster_tree` and others); a `Scorer` on it in a
+`TreeModel`; a method (`otm` and others) to `fit` it; `retrieve`, `evaluate`, `inspect`; `save_model`, `load_model`.
+Everything else is in its room: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`, `beamtree.theory`, …
+"""
 
 from typing import TYPE_CHECKING
 
-from beamtree._version import VERSION
 from beamtree.beam import brute_force, retrieve
 from beamtree.builders import category_tree, cluster_tree, learn_tree, random_tree
-from beamtree.data import Instances, Log, Prepared, gaussian, load
-from beamtree.evaluate import Evaluation, evaluate, measure
-from beamtree.inspect import Inspection, inspect
-from beamtree.methods import (
-    Method,
-    hsm,
-    otm,
-    otm_mixed,
-    otm_mixed_all,
-    otm_no_beam,
-    otm_no_optest,
-    otm_stochastic,
-    plt,
-    tdm,
-    tdm_uniform,
-)
-from beamtree.model import TreeModel, quantized
+from beamtree.data import gaussian, load_data
+from beamtree.evaluate import evaluate
+from beamtree.inspect import inspect
+from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
+from beamtree.model import TreeModel
+from beamtree.recommender import Recommender
 from beamtree.scorers import DeepScorer, LinearScorer, Scorer
-from beamtree.train import constant, cosine, fit, load_model, save
+from beamtree.storage import load_model, save_model
+from beamtree.train import fit
 from beamtree.tree import PAD, Tree
 
 if TYPE_CHECKING:
-    from beamtree.data.interactions import prepare
+    from beamtree.ingest.prepare import prepare
 else:
 
     def __getattr__(name):
         """`prepare` is fetched when it is asked for: Polars takes a moment to import, and may not be there."""
         if name != "prepare":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from beamtree.data.interactions import prepare
+        from beamtree.ingest.prepare import prepare
 
         return prepare
 
@@ -42,47 +44,34 @@ else:
         return sorted({*globals(), *__all__})
 
 
-__version__ = VERSION
+__version__ = "0.2.0"
 
 __all__ = [
     "PAD",
     "DeepScorer",
-    "Evaluation",
-    "Inspection",
-    "Instances",
     "LinearScorer",
-    "Log",
     "Method",
-    "Prepared",
+    "Recommender",
     "Scorer",
     "Tree",
     "TreeModel",
     "brute_force",
     "category_tree",
     "cluster_tree",
-    "constant",
-    "cosine",
     "evaluate",
     "fit",
     "gaussian",
     "hsm",
     "inspect",
     "learn_tree",
-    "load",
+    "load_data",
     "load_model",
-    "measure",
     "otm",
     "otm_mixed",
-    "otm_mixed_all",
-    "otm_no_beam",
-    "otm_no_optest",
-    "otm_stochastic",
     "plt",
     "prepare",
-    "quantized",
     "random_tree",
     "retrieve",
-    "save",
+    "save_model",
     "tdm",
-    "tdm_uniform",
 ]

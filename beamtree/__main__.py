@@ -1,6 +1,18 @@
-"""python -m beamtree."""
+"""The command `beamtree`, also as `python -m beamtree`."""
 
-from beamtree.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command, or say in one line which library it is missing."""
+    try:
+        from beamtree.cli import main as command
+    except ImportError as error:
+        missing = error.name or str(error)
+        print(f"beamtree: the command needs {missing}: pip install 'beamtree[cli]'", file=sys.stderr)
+        sys.exit(2)
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
+from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
 from beamtree.record import Recorder
@@ -29,44 +30,65 @@ class BeamLevel(NamedTuple):
     rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
-def walk(query: Query, beam_size: int, expand: Expand | None = None, *, choices: bool = False) -> Iterator[BeamLevel]:
+def walk(
+    query: Query,
+    beam_size: int,
+    expand: Expand | None = None,
+    *,
+    mask: NodeMask | None = None,
+    excluded: Tensor | None = None,
+    choices: bool = False,
+) -> Iterator[BeamLevel]:
     """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k.
 
-    With `choices`, levels that the beam keeps whole are passed over, unscored: right where the ranking of a node does
-    not depend on its parent's.
+    Args:
+        query: users put to a model.
+        beam_size: k.
+        expand: how candidates are ranked; by p_g unless given.
+        mask: which nodes may be entered; those with an item below unless given.
+        excluded: of each user, the slots that are not to be found, from `mask.excluded` [B, E].
+        choices: pass over levels that the beam keeps whole, unscored: right where the ranking of a node does not
+            depend on its parent's.
     """
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
     expand = expand or query.model.expand
-    tree = query.tree
-    beam = tree.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
+    tree, mask = query.tree, mask or query.tree.mask
+    beam = mask.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
     state: State = (torch.zeros(beam.shape, device=tree.device),)
-    candidates = tree.children(beam).flatten(1)  # [1, kb]
+    candidates = tree.children(beam, mask=mask).flatten(1)  # [1, kb]
     for level in query.levels:
+        if choices and mask is not tree.mask and not candidates.is_cuda and len(candidates) == 1:
+            candidates = candidates[candidates != PAD].unsqueeze(0)  # of a filter that leaves few, so that all are kept
         if choices and candidates.shape[1] <= beam_size and level < tree.height:
-            candidates = tree.children(candidates, level).flatten(1)
+            candidates = tree.children(candidates, level, mask).flatten(1)
             continue
+        if excluded is not None:
+            candidates = mask.keep_for(excluded, level, candidates)
         with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
             state = expand(query.logits(level, candidates), state)  # [B, kb]
-            beam, best, children = _select(tree, candidates, state[0], beam_size, level)
+            beam, best, children = _select(tree, mask, candidates, state[0], beam_size, level)
             if best is not None:
                 state = tuple(part.gather(1, best) for part in state)
         yield BeamLevel(level, candidates, beam, state[0])
         candidates = children
 
 
-def _select(tree: Tree, candidates: Tensor, rank: Tensor, k: int, level: int) -> tuple[Tensor, Tensor | None, Tensor]:
+def _select(
+    tree: Tree, mask: NodeMask, candidates: Tensor, rank: Tensor, k: int, level: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The best k of candidates, their columns (None if all are kept), and their children, if there are any below."""
     below = level < tree.height
     if candidates.shape[1] <= k:
-        return candidates, None, tree.children(candidates, level).flatten(1) if below else candidates
+        return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
     if kernels.fits(rank) and rank.shape[1] <= WIDEST:
         from beamtree.kernels.select import select
 
-        return select(candidates, rank, k, tree.arity, tree.admitted, below)
+        entered = None if mask.full_to == tree.height else mask.entered
+        return select(candidates, rank, k, tree.arity, entered, below)
     best = rank.topk(k, sorted=False).indices
     beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
-    return beam, best, tree.children(beam, level).flatten(1) if below else beam
+    return beam, best, tree.children(beam, level, mask).flatten(1) if below else beam
 
 
 def gumbel_expand(generator: torch.Generator) -> Expand:
@@ -93,26 +115,46 @@ def gumbel_expand(generator: torch.Generator) -> Expand:
 
 @torch.no_grad()
 def retrieve(
-    model: TreeModel, x: Tensor, *, beam_size: int = 400, m: int = 10, exclude: Tensor | None = None
+    model: TreeModel,
+    x: Tensor,
+    *,
+    beam_size: int = 400,
+    m: int = 10,
+    allowed: NodeMask | Tensor | None = None,
+    exclude: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Î_x (Eq. 4): the m best items of the last beam and their log p_g, best first [B, m].
 
-    Items of `exclude` [B, E] are passed over. PAD and -inf fill up a row where the beam holds fewer than m items.
+    Args:
+        model: a tree and a scorer.
+        x: users, as the scorer takes them [B, ...].
+        beam_size: k.
+        m: how many items, at most k.
+        allowed: the items that may be found, all unless given; for many searches make `model.tree.allow(items)` once.
+        exclude: items that single users are not to be shown [B, E], PAD where fewer.
+
+    The beam enters no node below which nothing may be found, so a user gets m items wherever m are left; PAD and -inf
+    fill up a row where fewer are.
     """
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
+    mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
+    if mask.is_empty:
+        nothing = torch.full((len(x), m), PAD, device=x.device)
+        return nothing, nothing.float().fill_(-torch.inf)
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
-        *_, last = walk(model.query(x), beam_size, choices=not model.chained)
+        excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
+        *_, last = walk(model.query(x), beam_size, mask=mask, excluded=excluded, choices=not model.chained)
         items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
-        items, rank = _best(items, last.rank, m, *exclude)
+        items, rank = _best(items, last.rank, m)
         return items, model.rank_to_log_prob(rank)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
-    if not kernels.fits(x):
+    if not kernels.fits(x) or isinstance(allowed, Tensor):  # a mask of one search is not worth a recording
         return search(*inputs)
-    items, scores = _recorder_of(model)((beam_size, m, model.chained, model.first_level), search, *inputs)
+    items, scores = _recorder_of(model)((beam_size, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
 
 
@@ -128,18 +170,35 @@ def _recorder_of(model: TreeModel) -> Recorder:
 
 @torch.no_grad()
 def brute_force(
-    model: TreeModel, x: Tensor, *, m: int = 10, exclude: Tensor | None = None, together: int = 4096
+    model: TreeModel,
+    x: Tensor,
+    *,
+    m: int = 10,
+    allowed: NodeMask | Tensor | None = None,
+    exclude: Tensor | None = None,
+    together: int = 4096,
 ) -> tuple[Tensor, Tensor]:
-    """What `retrieve` would find if the beam lost nothing: every leaf is scored, some `together`."""
+    """What `retrieve` would find if the beam lost nothing: every allowed leaf is scored.
+
+    Args:
+        model: a tree and a scorer.
+        x: users, as the scorer takes them [B, ...].
+        m: how many items.
+        allowed: the items that may be found, all unless given.
+        exclude: items that single users are not to be shown [B, E], PAD where fewer.
+        together: leaves that are scored at once.
+    """
     model.scorer.check(x)
+    mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)
-    for leaves in model.tree.nodes(model.tree.height).split(together):
+    for leaves in mask.nodes(model.tree.height).split(together):
         more = query.log_prob(model.tree.height, leaves.unsqueeze(0))
         items = torch.cat([items, model.tree.item_of_leaf(leaves).expand(len(x), -1)], dim=1)
         items, scores = _best(items, torch.cat([scores, more], dim=1), m, exclude)
-    return items, scores
+    missing = m - items.shape[1]
+    return pad(items, (0, missing), value=PAD), pad(scores, (0, missing), value=-torch.inf)
 
 
 def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,8 @@
-"""S_h: the nodes that one instance trains, level by level."""
+"""S_h: the nodes that one instance trains, level by level.
+
+A sampler takes (query, z of every level, which marks S_h⁺, randomness) and yields (level, nodes [B or 1, W]), PAD where
+there are fewer. Its numbers, such as `beam_size`, are named arguments that `functools.partial` fills in.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -10,79 +14,69 @@ from beamtree.model import Query
 from beamtree.targets import Targets, mark
 from beamtree.tree import PAD, Tree
 
-# (query, z of every level, which marks S_h⁺, randomness) -> (level, nodes [B or 1, W], PAD where there are fewer)
-Sampler = Callable[[Query, list[Targets], torch.Generator], Iterator[tuple[int, Tensor]]]
+Levels = Iterator[tuple[int, Tensor]]
+Sampler = Callable[[Query, list[Targets], torch.Generator], Levels]
 
 
-def children_of_positives(
-    query: Query, positives: list[Targets], generator: torch.Generator
-) -> Iterator[tuple[int, Tensor]]:
+def children_of_positives(query: Query, positives: list[Targets], generator: torch.Generator) -> Levels:
     """PLT: S_h = {n: z_ρ(n) = 1}. A search begins with all nodes of the first level, as if one parent had them all."""
     first, *rest = query.levels
     if first > 1:
-        yield first, query.tree.nodes(first).unsqueeze(0)
+        yield first, query.tree.mask.nodes(first).unsqueeze(0)
     for level in rest if first > 1 else query.levels:
         yield level, query.tree.children(positives[level - 1].relevant()).flatten(1)
 
 
-def uniform(count: int) -> Sampler:
-    """The authors' TDM: `count` nodes of each level, whether positive or not."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        for level in query.levels:
-            yield level, query.tree.sample(level, len(query.x), count, generator)
-
-    return sample
+def uniform(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
+    """The authors' TDM: so many nodes of each level, whether positive or not."""
+    for level in query.levels:
+        yield level, query.tree.sample(level, len(query.x), nodes, generator)
 
 
-def uniform_leaves(count: int) -> Sampler:
-    """`count` nodes of the leaf level, and none above."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        yield query.tree.height, query.tree.sample(query.tree.height, len(query.x), count, generator)
-
-    return sample
+def uniform_leaves(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
+    """So many nodes of the leaf level, and none above."""
+    yield query.tree.height, query.tree.sample(query.tree.height, len(query.x), nodes, generator)
 
 
-def with_negatives(count: int) -> Sampler:
-    """TDM: S_h = S_h⁺ ∪ S_h⁻, where S_h⁻ is up to `count` uniform nodes off S_h⁺."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        for level, nodes in uniform(count)(query, positives, generator):
-            yield level, _join(query.tree, level, positives[level].relevant(), nodes)
-
-    return sample
+def with_negatives(query: Query, positives: list[Targets], generator: torch.Generator, *, negatives: int) -> Levels:
+    """TDM: S_h = S_h⁺ ∪ S_h⁻, where S_h⁻ is up to `negatives` uniform nodes off S_h⁺."""
+    for level, nodes in uniform(query, positives, generator, nodes=negatives):
+        yield level, _join(query.tree, level, positives[level].relevant(), nodes)
 
 
-def beam_candidates(beam_size: int) -> Sampler:
+def beam_candidates(query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int) -> Levels:
     """OTM: S_h = B̃_h, the nodes that beam search queries under the current weights (Eq. 3)."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        for step in walk(query, beam_size):
-            yield step.level, step.candidates
-
-    return sample
+    for step in walk(query, beam_size):
+        yield step.level, step.candidates
 
 
-def stochastic_beam(beam_size: int) -> Sampler:
+def stochastic_beam(query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int) -> Levels:
     """B̃_h of a stochastic beam search: every node has a positive chance, as Proposition 3 asks."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        for step in walk(query, beam_size, gumbel_expand(generator)):
-            yield step.level, step.candidates
-
-    return sample
+    for step in walk(query, beam_size, gumbel_expand(generator)):
+        yield step.level, step.candidates
 
 
-def union(first: Sampler, second: Sampler) -> Sampler:
+def beam_and_leaves(
+    query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int, extra: int
+) -> Levels:
+    """B̃_h, and `extra` uniform leaves."""
+    more = uniform_leaves(query, positives, generator, nodes=extra)
+    return union(query.tree, beam_candidates(query, positives, generator, beam_size=beam_size), more)
+
+
+def beam_and_uniform(
+    query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int, extra: int
+) -> Levels:
+    """B̃_h, and `extra` uniform nodes of every level."""
+    more = uniform(query, positives, generator, nodes=extra)
+    return union(query.tree, beam_candidates(query, positives, generator, beam_size=beam_size), more)
+
+
+def union(tree: Tree, first: Levels, second: Levels) -> Levels:
     """S_h ∪ S'_h: each level of the first, with what the second adds to it."""
-
-    def sample(query: Query, positives: list[Targets], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        more = dict(second(query, positives, generator))
-        for level, nodes in first(query, positives, generator):
-            yield level, _join(query.tree, level, nodes, more[level]) if level in more else nodes
-
-    return sample
+    more = dict(second)
+    for level, nodes in first:
+        yield level, _join(tree, level, nodes, more[level]) if level in more else nodes
 
 
 def _join(tree: Tree, level: int, nodes: Tensor, more: Tensor) -> Tensor:

@@ -1,18 +1,20 @@
 """How well items are found: P@m, R@m, F@m over users (Sec. 3.2.2), with intervals."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
-from beamtree.data import Data, Log
-from beamtree.metrics import NAMES, all_metrics, bootstrap, hits, num_relevant
+from beamtree.data import Data
+from beamtree.frames import frame
+from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
-Find = Callable[[Tensor, Tensor], Tensor]  # (histories x, items to leave out) -> the best items, best first
+Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to leave out [B, E]) -> the best items, best first
 OnUsers = Callable[[int], None]  # users done since the last call
 
 
@@ -55,7 +57,14 @@ class Evaluation(Mapping[tuple[str, int], float]):
             shown = [score for score in self.scores if score.metric == metric]
             cells = [f"{f'{s.value:.2%}'[:-1]} [{s.low * 100:.2f}, {s.high * 100:.2f}]" for s in shown]
             lines.append("".join([f"{metric:<10}", *(f"{cell:>25}" for cell in cells)]))
-        return "\n".join(lines)
+        return "\n".join([*lines, f"{self.users:,} users; in brackets the 95 % interval of the mean over users"])
+
+    __repr__ = __str__
+
+    def to_frame(self) -> Any:
+        """One row per metric and m: metric, m, value, low, high."""
+        names = ("metric", "m", "value", "low", "high")
+        return frame({name: [getattr(score, name) for score in self.scores] for name in names})
 
 
 def evaluate(
@@ -63,13 +72,24 @@ def evaluate(
     data: Data,
     *,
     beam_size: int = 400,
-    m: tuple[int, ...] = (10, 50, 100, 200),
-    metrics: tuple[str, ...] = ("precision", "recall", "f1"),
+    m: Sequence[int] = (10, 50, 100, 200),
+    metrics: Sequence[str | Metric] = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
 ) -> Evaluation:
-    """The mean over users of each metric at each m: one search serves them all."""
+    """The mean over users of each metric at each m: one search serves them all.
+
+    Args:
+        model: what is searched.
+        data: users and what they chose, such as `data.test`.
+        beam_size: k.
+        m: how many items are retrieved; several cuts of one list.
+        metrics: names of `metrics.METRICS`, or functions of your own: (hits [B, m], |I_x| [B], m) -> [B].
+        exclude_seen: whether what a user has seen is neither retrieved nor expected.
+        batch_size: users that are searched together.
+        on_users: hears how many users were done since it was last called.
+    """
     model.tree.check_items(data.item_numbers())
     device = model.tree.device
 
@@ -86,8 +106,8 @@ def measure(
     find: Find,
     data: Data,
     *,
-    m: tuple[int, ...] = (10, 50, 100, 200),
-    metrics: tuple[str, ...] = ("precision", "recall", "f1"),
+    m: Sequence[int] = (10, 50, 100, 200),
+    metrics: Sequence[str | Metric] = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
@@ -97,33 +117,59 @@ def measure(
     With `exclude_seen`, what a user has seen is neither retrieved nor expected: it is left out of y, and users of
     whom nothing is left are left out.
     """
-    unknown = [name for name in metrics if name not in NAMES]
-    if unknown:
-        raise ValueError(f"metric {unknown[0]!r} is unknown: choose from {', '.join(NAMES)}")
-    if not metrics or not m:
-        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(NAMES)}")
+    named = named_metrics(metrics)
+    if not named or not m:
+        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(METRICS)}")
     parts = []
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))
         x, y = (part.cpu() for part in data.batch(rows))
         exclude = torch.empty(len(x), 0, dtype=torch.int64)
         if exclude_seen:
-            exclude = seen(data, rows)
+            exclude = data.seen(rows).cpu()
             y = y.masked_fill(hits(y, exclude), PAD)
             left = (y != PAD).any(1)
             x, y, exclude = x[left], y[left], exclude[left]
         if len(x):
             hit, relevant = hits(find(x, exclude).cpu(), y), num_relevant(y)
-            parts.append(torch.stack([all_metrics(hit, relevant, size) for size in m], dim=1))  # [B, cuts, 5]
+            values = [[metric(hit, relevant, size).float() for metric in named.values()] for size in m]
+            parts.append(torch.stack([torch.stack(row, dim=1) for row in values], dim=1))  # [B, cuts, metrics]
         if on_users is not None:
             on_users(len(rows))
     if not parts:
         raise ValueError("no user has a target that was not seen before: nothing to measure")
-    columns = [NAMES.index(name) for name in metrics]
-    return summarise(torch.cat(parts)[:, :, columns], m, metrics)
+    return summarise(torch.cat(parts), tuple(m), tuple(named))
 
 
-def summarise(values: Tensor, m: tuple[int, ...], metrics: tuple[str, ...]) -> Evaluation:
+def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int) -> Find:
+    """What a plain row finds less what it is told to leave out: it is asked for as many more."""
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        items, scores = retrieve(x, m + exclude.shape[1])
+        if not exclude.shape[1]:
+            return items
+        scores = scores.masked_fill(hits(items, exclude), -torch.inf)
+        best = scores.topk(m)
+        return items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+
+    return find
+
+
+def named_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
+    """Metrics by name; a ValueError where one is unknown."""
+    unknown = [name for name in metrics if isinstance(name, str) and name not in METRICS]
+    if unknown:
+        raise ValueError(f"metric {unknown[0]!r} is unknown: choose from {', '.join(METRICS)}")
+    named: dict[str, Metric] = {}
+    for metric in metrics:
+        name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
+        if name in named and not isinstance(metric, str):
+            raise ValueError(f"two metrics are called {name!r}: give each function a name of its own")
+        named[name] = METRICS[metric] if isinstance(metric, str) else metric
+    return named
+
+
+def summarise(values: Tensor, m: Sequence[int], metrics: Sequence[str]) -> Evaluation:
     """Means and intervals of every user's values [U, cuts, metrics]."""
     means = values.double().mean(0)
     low, high = (bound.view_as(means) for bound in bootstrap(values.flatten(1)))
@@ -133,10 +179,3 @@ def summarise(values: Tensor, m: tuple[int, ...], metrics: tuple[str, ...]) -> E
         for i, size in enumerate(m)
     ]
     return Evaluation(scores, values)
-
-
-def seen(data: Data, rows: Tensor) -> Tensor:
-    """What users have seen before their targets [B, S], PAD where less."""
-    if not isinstance(data, Log):
-        raise ValueError("what was seen is known of a log of events alone")
-    return data.past(rows)

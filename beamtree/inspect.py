@@ -12,13 +12,14 @@ from beamtree.beam import brute_force, retrieve, walk
 from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
+from beamtree.scorers import TableScorer
 from beamtree.tree import PAD, distinct
 
 Record = dict[str, str | int | float]
 
 USERS = 1000  # are looked at unless told otherwise: brute force scores every leaf for each of them
 LITTLE = 0.02  # of the recall: a beam that loses less than this share of it loses little
-SURE = 2.0  # standard errors: a difference over fewer may be chance, and is taken for none
+INTERVAL = 1.96  # standard errors to each side: the 95 % interval; a difference inside it may be chance
 
 
 class LevelLoss(NamedTuple):
@@ -70,12 +71,14 @@ class Inspection:
     beam_size: int
     levels: tuple[LevelLoss, ...]  # the trained ones, from the top
     cuts: tuple[CutLoss, ...]  # by m
+    trained_on_beams: bool = False  # so that nobody is told to
+    shared_rows: bool = False  # likewise
 
     @property
     def verdict(self) -> int:
         """At the largest m: 1 where the beam loses much of brute force's recall, -1 where it adds much, else 0."""
         last = self.cuts[-1]
-        sure = abs(last.difference) > SURE * last.error
+        sure = abs(last.difference) > INTERVAL * last.error
         return ((last.difference > 0) - (last.difference < 0)) * int(sure and self._is_much)
 
     @property
@@ -85,28 +88,30 @@ class Inspection:
 
     @property
     def advice(self) -> str:
-        """What the numbers say, and what to do about it, in one sentence."""
+        """What the numbers say, and what to do about it that was not done already, in one sentence."""
         last = self.cuts[-1]
         beam, best = last.beam.recall, last.brute_force.recall
-        both = f"at m = {last.m} the beam finds {beam:.1%} of the relevant items and brute force {best:.1%}"
+        both = f"at m = {last.m} the beam finds {beam:.1%} of the relevant items and brute force {best:.1%}, "
+        both += f"{abs(last.difference) * 100:.2f} ± {INTERVAL * last.error * 100:.2f} points apart"
         if beam == best == 0:
             return f"Nothing relevant is found by either search ({both}): train longer, or check the data."
         if self.verdict > 0:
             worst = max(self.levels, key=lambda each: each.avoidable)
             where = f"most at level {worst.level} of {self.levels[-1].level}"
-            return (
-                f"The beam loses items that the leaves rank well ({both}), {where}: train with OTM, or widen the beam."
-            )
+            remedy = "widen the beam" if self.trained_on_beams else "train with OTM, or widen the beam"
+            return f"The beam loses items that the leaves rank well ({both}), {where}: {remedy}."
         if self.verdict < 0:
+            remedy = "regularise" if self.shared_rows else "share rows with ancestors or regularise"
             return (
                 f"The leaves rank worse than the levels above them ({both}), so their rows are noisy: "
-                "share rows with ancestors or regularise, and do not widen the beam."
+                f"{remedy}, and do not widen the beam."
             )
         if self._is_much:
             return f"The searches differ by no more than chance over {self.users:,} users ({both}): look at more users."
+        remedy = "longer training or more data"
+        remedy = remedy if self.shared_rows else f"sharing rows with ancestors, {remedy}"
         return (
-            f"The beam loses little ({both}), so training on beams has little to win: "
-            "improve the leaves by sharing rows with ancestors, longer training or more data."
+            f"The beam loses little ({both}), so training on beams has little to win: improve the leaves by {remedy}."
         )
 
     def records(self) -> list[Record]:
@@ -160,11 +165,20 @@ def inspect(
     m: tuple[int, ...] = (10, 50, 100, 200),
     batch_size: int = 32,
     users: int | None = None,
+    trained_on_beams: bool = False,
     on_users: Callable[[int], None] | None = None,
 ) -> Inspection:
-    """Where relevant items are lost, over the first `users` users (1,000 unless given), each counting the same.
+    """Where relevant items are lost. Every user counts the same, and repeats in y count once.
 
-    Repeats in y count once. `on_users` hears how many users were done since it was last called.
+    Args:
+        model: what is searched, by beam and by brute force.
+        data: users and what they chose, such as `data.test`.
+        beam_size: k.
+        m: how many items are retrieved.
+        batch_size: users that are searched together.
+        users: how many to look at, from the first; 1,000 unless given.
+        trained_on_beams: whether the model was trained by OTM or the like, so that the advice is not to do so.
+        on_users: hears how many users were done since it was last called.
     """
     cuts = sorted(set(m))
     if not cuts:
@@ -186,7 +200,9 @@ def inspect(
     levels = _level_losses(model, survival, reached=float(searches[1, -1, 1]))
     spread = squares - (searches[1] - searches[0])[:, 1].square()  # variance of the difference in recall
     errors = (spread.clamp(min=0) / max(1, count - 1)).sqrt()
-    return Inspection(count, beam_size, levels, _cut_losses(cuts, searches, overlap, errors, levels[-1].survival))
+    losses = _cut_losses(cuts, searches, overlap, errors, levels[-1].survival)
+    shared = isinstance(model.scorer, TableScorer) and model.scorer.share
+    return Inspection(count, beam_size, levels, losses, trained_on_beams, shared)
 
 
 def num_users(data: Data, users: int | None = None) -> int:
@@ -244,7 +260,7 @@ def _level_losses(model: TreeModel, survivals: Tensor, reached: float) -> tuple[
         _, survival_above, reachable_above = above
         candidates, survival, reachable = here
         lost, avoidable = _less(survival_above, survival), _less(reachable_above, reachable)
-        losses.append(LevelLoss(level, len(model.tree.nodes(level)), candidates, survival, lost, avoidable))
+        losses.append(LevelLoss(level, len(model.tree.mask.nodes(level)), candidates, survival, lost, avoidable))
     return tuple(losses)
 
 

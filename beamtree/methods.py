@@ -1,19 +1,21 @@
-"""The methods of the paper, each a row: which nodes are trained, and what a node's label is."""
+"""The methods of the paper, each a row of one table: which nodes are trained, and what a node's label is."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from beamtree.candidates import (
     Sampler,
+    beam_and_leaves,
+    beam_and_uniform,
     beam_candidates,
     children_of_positives,
     stochastic_beam,
     uniform,
-    uniform_leaves,
-    union,
     with_negatives,
 )
 from beamtree.loss import bce
@@ -22,12 +24,48 @@ from beamtree.targets import Targets, any_relevant, best_child, labels_at
 from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
-Instances = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """One instance per user, with all its targets."""
-    return x, y
+def every_positive(query: Query, positives: list[Targets]) -> list[Targets]:
+    """z_n (Eq. 1) itself: every node above a relevant item is relevant."""
+    return positives
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: S_h, the labels, whether p_g is chained, and two things that training asks.
+
+    Methods are the same if all of this is: two with one name are two methods.
+    """
+
+    name: str
+    candidates: Sampler
+    labels: Labels
+    chained: bool = False
+    single_target: bool = False  # |I_x| = 1: trained on one instance per target
+    walks: bool = False  # S_h comes from a beam, which means nothing before the scorer does
+
+    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
+        if self.single_target:
+            x, y = one_per_target(x, y)
+        query = model.query(x)
+        # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
+        positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
+        targets = self.labels(query, positives)  # z or ẑ
+        found = list(self.candidates(query, positives, generator))  # S_h
+        return bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
+
+    def describe(self) -> dict[str, str | bool]:
+        """What the method is, in words that a later run can compare: which functions, with which numbers."""
+        return {
+            "method": self.name,
+            "candidates": _call(self.candidates),
+            "labels": _call(self.labels),
+            "chained": self.chained,
+            "single_target": self.single_target,
+            "walks": self.walks,
+        }
 
 
 def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,74 +75,96 @@ def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x[user], y[user, place].unsqueeze(1)
 
 
-@dataclass(frozen=True)
-class Method:
-    """One row: S_h, the labels, whether p_g is chained, and what counts as an instance."""
+def _call(function: Callable[..., Any]) -> str:
+    """A function and the numbers it was given, as text."""
+    if isinstance(function, partial):
+        given = ", ".join(f"{name}={value}" for name, value in function.keywords.items())
+        return f"{_call(function.func)}({given})"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
-    name: str
-    candidates: Sampler
-    targets: Labels
+
+class Row(NamedTuple):
+    """A method but for its numbers."""
+
+    candidates: Callable[..., Any]
+    numbers: tuple[str, ...]  # that `candidates` asks for
+    labels: Labels
     chained: bool = False
-    instances: Instances = whole
-    options: Mapping[str, int] = field(default_factory=dict)  # how the row was made
-
-    def __post_init__(self) -> None:
-        for name, value in self.options.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-
-    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
-        x, y = self.instances(x, y)
-        query = model.query(x)
-        # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
-        positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
-        targets = self.targets(query, positives)  # z or ẑ
-        found = list(self.candidates(query, positives, generator))  # S_h
-        return bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
+    single_target: bool = False
+    walks: bool = False
 
 
-def as_marked(query: Query, positives: list[Targets]) -> list[Targets]:
-    """z itself: every positive node is relevant."""
-    return positives
+METHODS: dict[str, Row] = {
+    "plt": Row(children_of_positives, (), every_positive, chained=True),
+    "hsm": Row(children_of_positives, (), every_positive, chained=True, single_target=True),
+    "tdm": Row(uniform, ("nodes",), every_positive),
+    "tdm-positives": Row(with_negatives, ("negatives",), every_positive),
+    "otm": Row(beam_candidates, ("beam_size",), best_child, walks=True),
+    "otm-no-beam": Row(uniform, ("nodes",), best_child),
+    "otm-no-optest": Row(beam_candidates, ("beam_size",), every_positive, walks=True),
+    "otm-mixed": Row(beam_and_leaves, ("beam_size", "extra"), best_child, walks=True),
+    "otm-mixed-all": Row(beam_and_uniform, ("beam_size", "extra"), best_child, walks=True),
+    "otm-stochastic": Row(stochastic_beam, ("beam_size",), best_child, walks=True),
+}
+
+
+def by_name(name: str, **numbers: int) -> Method:
+    """The row of the table with this name and these numbers."""
+    row = METHODS[name]
+    for number, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{number}={value}: must be at least 1")
+    given = {number: numbers[number] for number in row.numbers}
+    candidates = _filled(row.candidates, **given) if given else row.candidates
+    return Method(name, candidates, row.labels, row.chained, row.single_target, row.walks)
+
+
+@cache
+def _filled(candidates: Callable[..., Any], **numbers: int) -> Sampler:
+    """One object for the same numbers, since a `partial` equals itself alone: otm(3) == otm(3)."""
+    return partial(candidates, **numbers)
+
+
+def sized(name: str, beam_size: int, nodes: int) -> Method:
+    """The row of the table with this name, for a beam of k nodes and so many others per level."""
+    if name not in METHODS:
+        raise ValueError(f"method {name!r} is unknown: choose from {', '.join(METHODS)}")
+    return by_name(name, beam_size=beam_size, nodes=nodes, negatives=nodes, extra=nodes)
 
 
 def plt() -> Method:
     """Probabilistic label tree: the children of positives, p_g chained."""
-    return Method("plt", children_of_positives, as_marked, chained=True)
+    return by_name("plt")
 
 
 def hsm() -> Method:
     """Hierarchical softmax: PLT on instances with a single target."""
-    return Method("hsm", children_of_positives, as_marked, chained=True, instances=one_per_target)
+    return by_name("hsm")
 
 
-def tdm(negatives: int) -> Method:
-    """Tree-based deep model: positives and uniform negatives."""
-    options = {"negatives": negatives}
-    return Method("tdm", with_negatives(negatives), as_marked, options=options)
+def tdm(nodes: int) -> Method:
+    """Tree-based deep model as its authors ran it: uniform nodes of every level, positives not forced in."""
+    return by_name("tdm", nodes=nodes)
 
 
-def tdm_uniform(nodes: int) -> Method:
-    """TDM as the authors ran it: uniform nodes, positives not forced in."""
-    return Method("tdm-uniform", uniform(nodes), as_marked, options={"nodes": nodes})
+def tdm_positives(negatives: int) -> Method:
+    """Tree-based deep model as it is printed: positives and uniform negatives."""
+    return by_name("tdm-positives", negatives=negatives)
 
 
 def otm(beam_size: int) -> Method:
     """Algorithm 1: the nodes the beam visits, labelled by ẑ."""
-    options = {"beam_size": beam_size}
-    return Method("otm", beam_candidates(beam_size), best_child, options=options)
+    return by_name("otm", beam_size=beam_size)
 
 
 def otm_no_beam(nodes: int) -> Method:
     """OTM (-BS): ẑ on uniform nodes instead of the beam's."""
-    return Method("otm-no-beam", uniform(nodes), best_child, options={"nodes": nodes})
+    return by_name("otm-no-beam", nodes=nodes)
 
 
 def otm_no_optest(beam_size: int) -> Method:
     """OTM (-OptEst): the beam's nodes with z instead of ẑ."""
-    options = {"beam_size": beam_size}
-    return Method("otm-no-optest", beam_candidates(beam_size), as_marked, options=options)
+    return by_name("otm-no-optest", beam_size=beam_size)
 
 
 def otm_mixed(beam_size: int, extra: int) -> Method:
@@ -112,19 +172,14 @@ def otm_mixed(beam_size: int, extra: int) -> Method:
 
     The beam alone leaves the order of the leaves under-trained (m < k); random leaves mend it.
     """
-    candidates = union(beam_candidates(beam_size), uniform_leaves(extra))
-    options = {"beam_size": beam_size, "extra": extra}
-    return Method("otm-mixed", candidates, best_child, options=options)
+    return by_name("otm-mixed", beam_size=beam_size, extra=extra)
 
 
 def otm_mixed_all(beam_size: int, extra: int) -> Method:
     """OTM plus `extra` uniform nodes on every level, so that every w_n > 0, as Proposition 3 asks."""
-    candidates = union(beam_candidates(beam_size), uniform(extra))
-    options = {"beam_size": beam_size, "extra": extra}
-    return Method("otm-mixed-all", candidates, best_child, options=options)
+    return by_name("otm-mixed-all", beam_size=beam_size, extra=extra)
 
 
 def otm_stochastic(beam_size: int) -> Method:
     """OTM on the nodes of a stochastic beam search."""
-    options = {"beam_size": beam_size}
-    return Method("otm-stochastic", stochastic_beam(beam_size), best_child, options=options)
+    return by_name("otm-stochastic", beam_size=beam_size)

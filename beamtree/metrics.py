@@ -1,11 +1,14 @@
-"""P@m, R@m, F@m (Eqs. 5-7), and two more that people ask for."""
+"""P@m, R@m, F@m (Eqs. 5-7), and others that people ask for."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from beamtree.tree import PAD, first_of_each
 
-NAMES = ("precision", "recall", "f1", "ndcg", "hit_rate")  # the columns of `all_metrics`
+# (hits [B, ≥ m] of ranked items, |I_x| [B], m) -> one value per user [B]. Any such function is a metric.
+Metric = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def hits(items: Tensor, y: Tensor) -> Tensor:
@@ -24,21 +27,56 @@ def num_relevant(y: Tensor) -> Tensor:
     return relevant
 
 
-def precision_recall_f(items: Tensor, y: Tensor, m: int) -> Tensor:
-    """P@m, R@m and F@m of each instance [B, 3]; F is 0 where P + R is 0. Repeats in y count once."""
-    return all_metrics(hits(items[:, :m], y), num_relevant(y), m)[:, :3]
+def precision(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """P@m (Eq. 5): the share of the first m items that are relevant."""
+    return hit[:, :m].sum(1) / m
 
 
-def all_metrics(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
-    """P, R, F, NDCG and whether anything was hit, at m, from the hits [B, ≥ m] of ranked items [B, 5]."""
+def recall(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """R@m (Eq. 6): the share of the relevant items that are among the first m."""
+    return hit[:, :m].sum(1) / relevant
+
+
+def f1(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """F@m (Eq. 7): the harmonic mean of precision and recall; 0 where both are."""
+    p, r = precision(hit, relevant, m), recall(hit, relevant, m)
+    return (2 * p * r / (p + r)).nan_to_num(0.0)
+
+
+def ndcg(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """Discounted gain of the first m items, as a share of what the best order would gain."""
     hit = hit[:, :m]
-    found = hit.sum(1)
-    precision, recall = found / m, found / relevant
-    f = 2 * precision * recall / (precision + recall)
     gain = torch.log2(torch.arange(2, m + 2, device=hit.device, dtype=torch.float32)).reciprocal()
     ideal = gain.cumsum(0)[relevant.clamp(max=m) - 1]
-    ndcg = (hit * gain[: hit.shape[1]]).sum(1) / ideal
-    return torch.stack([precision, recall, f.nan_to_num(0.0), ndcg, (found > 0).float()], dim=1)
+    return (hit * gain[: hit.shape[1]]).sum(1) / ideal
+
+
+def mrr(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """One over the rank of the first relevant item among the first m; 0 where there is none."""
+    hit = hit[:, :m]
+    rank = torch.arange(1, hit.shape[1] + 1, device=hit.device, dtype=torch.float32)
+    return (hit / rank).amax(1) if hit.shape[1] else hit.sum(1).float()
+
+
+def hit_rate(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
+    """Whether anything relevant is among the first m."""
+    return hit[:, :m].any(1).float()
+
+
+METRICS: dict[str, Metric] = {
+    "precision": precision,
+    "recall": recall,
+    "f1": f1,
+    "ndcg": ndcg,
+    "mrr": mrr,
+    "hit_rate": hit_rate,
+}
+
+
+def precision_recall_f(items: Tensor, y: Tensor, m: int) -> Tensor:
+    """P@m, R@m and F@m of each instance [B, 3]; F is 0 where P + R is 0. Repeats in y count once."""
+    hit, relevant = hits(items[:, :m], y), num_relevant(y)
+    return torch.stack([metric(hit, relevant, m) for metric in (precision, recall, f1)], dim=1)
 
 
 def bootstrap(values: Tensor, *, rounds: int = 1000, level: float = 0.95, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from beamtree.scorers import Scorer
+from beamtree.data import Ids
+from beamtree.scorers import DeepScorer, Scorer, TableScorer
 from beamtree.tree import Tree
 
 State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the first part ranks them
@@ -24,10 +25,13 @@ def check_device(device: str) -> None:
 class TreeModel(nn.Module):
     """M(T, g). Direct: p_g is the node's own sigmoid (TDM, OTM). Chained: the product down the path (PLT).
 
-    Levels above `first_level` are neither trained nor searched: a beam starts from all nodes just above it.
+    Levels above `first_level` are neither trained nor searched: a beam starts from all nodes just above it. A model
+    keeps the ids of the items it was trained on, and how often each was chosen; they are saved and loaded with it.
     """
 
-    def __init__(self, tree: Tree, scorer: Scorer, *, chained: bool = False, first_level: int = 1) -> None:
+    def __init__(
+        self, tree: Tree, scorer: Scorer, *, chained: bool = False, first_level: int = 1, ids: Ids | None = None
+    ) -> None:
         super().__init__()
         if not 1 <= first_level <= tree.height:
             raise ValueError(f"first_level={first_level}: the tree has levels 1 … {tree.height} below the root")
@@ -38,6 +42,12 @@ class TreeModel(nn.Module):
         self.scorer = scorer
         self.chained = chained
         self.first_level = first_level
+        self.ids = ids
+        self.popularity: Tensor | None = None  # events of each item in training [M], where that is known
+
+    def __repr__(self) -> str:
+        scorer, levels = type(self.scorer).__name__, f"levels {self.first_level} to {self.tree.height}"
+        return f"TreeModel({self.tree!r}, {scorer}, {levels}{', chained' if self.chained else ''})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
         """What `.to(device)` calls: the tree goes where the weights go."""
@@ -45,18 +55,29 @@ class TreeModel(nn.Module):
         self.tree = self.tree.moved(fn)
         return self
 
-    def planted(self, tree: Tree) -> "TreeModel":
+    def on_tree(self, tree: Tree) -> "TreeModel":
         """The same model on another tree over the same items: the rows of nodes follow the items."""
         if tree.num_items != self.tree.num_items:
             raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
         tree = tree.moved(lambda part: part.to(self.tree.device))
         choices = len(self.tree.level(self.first_level))  # as many, or the next more
         first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= choices), tree.height)
-        return TreeModel(tree, self.scorer.carried(self.tree, tree), chained=self.chained, first_level=first_level)
+        scorer = self._table_scorer().on_tree(self.tree, tree)
+        return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).knowing(self)
+
+    def knowing(self, other: "TreeModel") -> "TreeModel":
+        """The same model with what another one over the same items knows of them."""
+        self.ids, self.popularity = other.ids, other.popularity
+        return self
 
     def item_vectors(self) -> Tensor:
         """What the scorer knows the items by [M, dim], to cluster them anew."""
-        return self.scorer.item_vectors(self.tree)
+        return self._table_scorer().item_vectors(self.tree)
+
+    def _table_scorer(self) -> TableScorer:
+        if not isinstance(self.scorer, TableScorer):
+            raise ValueError(f"{type(self.scorer).__name__} has no rows of nodes that could follow their items")
+        return self.scorer
 
     def query(self, x: Tensor) -> "Query":
         """Put a batch of users to this model."""
@@ -86,7 +107,12 @@ def quantized(model: TreeModel) -> TreeModel:
 
     It shares the weights. A search finds nearly the same: `benchmarks/bench_int8.py` measures what is lost.
     """
-    return TreeModel(model.tree, model.scorer.quantized(), chained=model.chained, first_level=model.first_level).eval()
+    if not isinstance(model.scorer, DeepScorer):
+        name = type(model.scorer).__name__
+        raise ValueError(f"{name} would not be faster with int8 weights: search with it as it is")
+    scorer = model.scorer.quantized()
+    found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
+    return found.knowing(model).eval()
 
 
 class Query:
@@ -122,5 +148,5 @@ class Query:
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""
         logits = self.model.scorer.whole_level(self.context, self.tree, level)
-        empty = self.tree.empty(level)
-        return logits if empty is None else logits.masked_fill(empty, -torch.inf)
+        closed = self.tree.mask.closed(level)
+        return logits if closed is None else logits.masked_fill(closed, -torch.inf)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-PAD = -1  # the one sentinel: no item, no node
+from beamtree.mask import PAD, NodeMask, level_span
+
+__all__ = ["PAD", "Tree", "distinct", "first_of_each", "height_for"]
 
 
 def height_for(slots: int, arity: int) -> int:
@@ -40,8 +42,8 @@ class Tree:
     but the place of the items is arithmetic. PAD goes in and comes out of every method as PAD.
 
     `items` lists the leaf slots from left to right, PAD for an empty one; missing slots at the end are
-    empty. Empty subtrees never enter a beam, a candidate set or an arg max, unless `admit_empty` lets
-    them in, which only the paper's tables do because the authors did.
+    empty. `mask` says which nodes may be entered: not empty ones, unless `admit_empty` lets them in, which
+    only the paper's tables do because the authors did.
     """
 
     def __init__(self, items: Tensor | Sequence[int], arity: int = 2, *, admit_empty: bool = False) -> None:
@@ -51,16 +53,12 @@ class Tree:
         self.admit_empty = admit_empty
         slots = torch.full((arity**self.height,), PAD, device=items.device)
         slots[: len(items)] = items
-        spans = [self.level(h) for h in range(self.height + 1)]
         self._item_of_slot = slots  # [b^H]
         self._leaf_of_item = self._invert(slots)  # [M]
-        self._enters = self._mark_entering(slots)  # [num_nodes]
-        self._starts = torch.tensor([span.start for span in spans], device=items.device)
+        self._starts = torch.tensor([self.level(h).start for h in range(self.height + 1)], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
-        self._full = [bool(self._enters[max(1, span.start) : span.stop].all()) for span in spans]
-        self._whole = [*self._full, False].index(False) - 1  # all levels down to this one are full
-        self._occupied_nodes: dict[int, Tensor | None] = {}
         self._fingerprint = ""
+        self.mask = NodeMask(torch.ones_like(slots, dtype=torch.bool) if admit_empty else slots != PAD, arity)
 
     def _invert(self, slots: Tensor) -> Tensor:
         filled = (slots != PAD).nonzero().squeeze(1)
@@ -79,14 +77,6 @@ class Tree:
             repeated = order[1:][order[1:] == order[:-1]]
             raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
         return leaves
-
-    def _mark_entering(self, slots: Tensor) -> Tensor:
-        """Which nodes may follow their parent into a beam: not empty ones, unless they are admitted, nor the root."""
-        levels = [torch.ones_like(slots, dtype=torch.bool) if self.admit_empty else slots != PAD]
-        for _ in range(self.height):
-            levels.append(levels[-1].view(-1, self.arity).any(1))
-        levels[-1][:] = False
-        return torch.cat(levels[::-1])
 
     # Shape
 
@@ -109,17 +99,14 @@ class Tree:
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
-        tree._enters = move(self._enters)
         tree._starts = move(self._starts)
         tree._offsets = move(self._offsets)
-        tree._occupied_nodes = {}
+        tree.mask = self.mask.moved(move)
         return tree
 
     def level(self, level: int) -> range:
         """N_h: the ids of all nodes of one level."""
-        size = int(self.arity**level)
-        start = (size - 1) // (self.arity - 1)
-        return range(start, start + size)
+        return level_span(self.arity, level)
 
     # Relatives: any shape in, the same shape (children, path: one more axis) out
 
@@ -127,16 +114,16 @@ class Tree:
         """ρ(n); the root's parent is PAD."""
         return torch.div(nodes - 1, self.arity, rounding_mode="floor")  # -1 stays -1
 
-    def children(self, nodes: Tensor, level: int | None = None) -> Tensor:
-        """C(n) [..., b], PAD for an empty child.
+    def children(self, nodes: Tensor, level: int | None = None, mask: NodeMask | None = None) -> Tensor:
+        """C(n) [..., b], PAD for a child that may not be entered: by the tree's own mask, unless another is given.
 
-        Nodes of a search that are all on one `level` need no second look where no node down to their children is empty.
+        Nodes of a search that are all on one `level` need no second look where all down to their children are open.
         """
+        mask = mask or self.mask
         children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
-        if level is not None and level < self._whole:
+        if level is not None and level < mask.full_to:
             return children
-        children.clamp_(min=0)  # so that PAD's arithmetic ends at the root, which enters nothing
-        return children.masked_fill_(self._enters.take(children).logical_not_(), PAD)
+        return mask.keep(children)
 
     def level_of(self, nodes: Tensor) -> Tensor:
         """h of each node; PAD for PAD."""
@@ -171,27 +158,6 @@ class Tree:
             span = range(span.start * self.arity + 1, span.stop * self.arity + 1)
         return span
 
-    def occupied(self, nodes: Tensor) -> Tensor:
-        """Whether a node may enter a beam: some item lies below it (or empty nodes are admitted)."""
-        return (nodes == 0) | self._enters.take(nodes.clamp(min=0))
-
-    @property
-    def admitted(self) -> Tensor | None:
-        """Which nodes may follow their parent into a beam [num_nodes] bool; None where all may."""
-        return None if self.admit_empty else self._enters
-
-    def empty(self, level: int) -> Tensor | None:
-        """Which nodes of a level nothing lies below [|N_h|] bool; None where all may enter a beam."""
-        if self._full[level]:
-            return None
-        span = self.level(level)
-        return ~self._enters[span.start : span.stop]
-
-    def nodes(self, level: int) -> Tensor:
-        """Every node of a level that may enter a beam."""
-        span, nodes = self.level(level), self._admitted(level)
-        return torch.arange(span.start, span.stop, device=self.device) if nodes is None else nodes
-
     # Items
 
     def item_of_leaf(self, leaves: Tensor) -> Tensor:
@@ -211,6 +177,14 @@ class Tree:
                 f"item {int(items[outside][0])} is not in the tree, which holds items 0…{self.num_items - 1}"
             )
 
+    def allow(self, items: Tensor) -> NodeMask:
+        """The mask that lets a search find these items alone; repeats and PAD do not matter."""
+        items = items.flatten().to(self.device)
+        self.check_items(items)
+        slots = torch.zeros_like(self._item_of_slot, dtype=torch.bool)
+        slots[self._leaf_of_item[items[items != PAD]] - self.level(self.height).start] = True
+        return NodeMask(slots, self.arity)
+
     # Draws
 
     def sample(self, level: int, rows: int, count: int, generator: torch.Generator) -> Tensor:
@@ -221,11 +195,11 @@ class Tree:
         of other rows, and the cost does not grow with the level. A level of no more than `count` nodes comes back
         whole, shared by all rows [1, ≤ count].
         """
-        nodes = self._admitted(level)
+        nodes = self.mask.listed(level)
         span = self.level(level)
         device = generator.device
         if count >= (size := len(span) if nodes is None else len(nodes)):
-            return self.nodes(level).unsqueeze(0)
+            return self.mask.nodes(level).unsqueeze(0)
         edges = torch.arange(count + 1, device=device) * size // count
         drawn = torch.rand(count, generator=generator, device=device)
         start = span.start if nodes is None else 0
@@ -233,14 +207,6 @@ class Tree:
         picked = picked + torch.randint(size, (rows, 1), generator=generator, device=device)
         picked = torch.where(picked < start + size, picked, picked - size)
         return picked if nodes is None else nodes[picked]
-
-    def _admitted(self, level: int) -> Tensor | None:
-        """The nodes of a level that may be drawn, or None where that is all of them."""
-        if level not in self._occupied_nodes:
-            empty = self.empty(level)
-            nodes = None if empty is None else (~empty).nonzero().squeeze(1)
-            self._occupied_nodes[level] = nodes if nodes is None else nodes + self.level(level).start
-        return self._occupied_nodes[level]
 
     # Identity
 

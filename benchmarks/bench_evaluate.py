@@ -11,21 +11,22 @@ import time
 
 import torch
 
-from beamtree import DeepScorer, Log, TreeModel, evaluate, random_tree
+from beamtree import DeepScorer, TreeModel, evaluate, random_tree
+from beamtree.data import BeforeAfter, Events
 
 
-def market(users: int, items: int) -> Log:
+def market(users: int, items: int) -> BeforeAfter:
     """Users with 140 random events each: a full history, and as many targets."""
     generator = torch.Generator().manual_seed(0)
-    events = torch.randint(0, items, (users * 140,), generator=generator, dtype=torch.int32)
-    return Log(torch.arange(users + 1) * 140, events, "random")
+    chosen = torch.randint(0, items, (users * 140,), generator=generator, dtype=torch.int32)
+    return BeforeAfter(Events(torch.arange(users + 1) * 140, chosen, "random"))
 
 
-def measure(model: TreeModel, log: Log, beam_size: int, batch_size: int) -> tuple[float, float]:
+def measure(model: TreeModel, users: BeforeAfter, beam_size: int, batch_size: int) -> tuple[float, float]:
     """Users per second, and recall@200."""
     start = time.perf_counter()
-    found = evaluate(model, log, beam_size=beam_size, m=(200,), batch_size=batch_size)
-    return len(log) / (time.perf_counter() - start), found["recall", 200]
+    found = evaluate(model, users, beam_size=beam_size, m=(200,), batch_size=batch_size)
+    return len(users) / (time.perf_counter() - start), found["recall", 200]
 
 
 def main() -> None:
@@ -41,13 +42,13 @@ def main() -> None:
     tree = random_tree(options.items)
     model = TreeModel(tree, DeepScorer(tree.num_nodes), first_level=options.beam_size.bit_length() - 1)
     model.to(options.device).eval()
-    log = market(options.users, options.items)
+    users = market(options.users, options.items)
     few = market(20, options.items)
     _, alone = measure(model, few, options.beam_size, 1)
     _, together = measure(model, few, options.beam_size, 20)
     assert abs(alone - together) < 1e-3, "batches change what is found"
     one, _ = measure(model, market(60, options.items), options.beam_size, 1)
-    many, _ = measure(model, log, options.beam_size, 64)
+    many, _ = measure(model, users, options.beam_size, 64)
     print(f"{options.items:,} items, beam {options.beam_size}, {options.threads} threads, {options.device}")
     print(f"one by one {one:,.0f} users/s, in batches {many:,.0f} users/s: {many / one:.1f} times")
     if options.json:

@@ -12,14 +12,16 @@ import time
 
 import torch
 
-from beamtree import DeepScorer, Log, TreeModel, evaluate, quantized
+from beamtree import DeepScorer, TreeModel, evaluate
 from beamtree.builders.cluster import split_tree
+from beamtree.data import BeforeAfter, Events
+from beamtree.model import quantized
 
 REPEATS = 5
 TASTES, EVENTS, SPREAD = 3, 140, 0.7
 
 
-def market(users: int, items: int) -> tuple[torch.Tensor, Log]:
+def market(users: int, items: int) -> tuple[torch.Tensor, BeforeAfter]:
     """Vectors of items around a few hundred centres, and users who draw from three of them."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(max(2, items // 100), 24, generator=generator)
@@ -27,8 +29,9 @@ def market(users: int, items: int) -> tuple[torch.Tensor, Log]:
     vectors = centres[group] + SPREAD * torch.randn(items, 24, generator=generator)
     tastes = torch.randint(0, items, (users, TASTES), generator=generator)
     chosen = tastes.gather(1, torch.randint(0, TASTES, (users, EVENTS), generator=generator))
-    events = (chosen + torch.randint(-50, 51, (users, EVENTS), generator=generator)).clamp(0, items - 1)
-    return torch.nn.functional.normalize(vectors), Log(torch.arange(users + 1) * EVENTS, events.flatten().int(), "made")
+    near = (chosen + torch.randint(-50, 51, (users, EVENTS), generator=generator)).clamp(0, items - 1)
+    events = Events(torch.arange(users + 1) * EVENTS, near.flatten().int(), "made")
+    return torch.nn.functional.normalize(vectors), BeforeAfter(events)
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    vectors, log = market(options.users, options.items)
+    vectors, users = market(options.users, options.items)
     tree = split_tree(vectors)
     scorer = DeepScorer(tree.num_nodes).start_from(tree, vectors)
     model = TreeModel(tree, scorer, first_level=options.beam_size.bit_length() - 1).eval()
@@ -48,7 +51,7 @@ def main() -> None:
     for _ in range(REPEATS):
         for name, each in (("float32", model), ("int8", quantized(model))):
             start = time.perf_counter()
-            found = evaluate(each, log, beam_size=options.beam_size, m=(200,), metrics=("recall",))
+            found = evaluate(each, users, beam_size=options.beam_size, m=(200,), metrics=("recall",))
             taken[name].append((time.perf_counter() - start) / options.users * 1e3)
             recall[name] = found["recall", 200]
     assert abs(recall["int8"] - recall["float32"]) < 0.05, "int8 loses too much"

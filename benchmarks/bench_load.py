@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from beamtree import DeepScorer, TreeModel, random_tree, retrieve, save
+from beamtree import DeepScorer, TreeModel, random_tree, retrieve, save_model
 
 # The child reports as JSON: resident bytes before the model, with it, and after queries one by one.
 CHILD = """
@@ -48,7 +48,7 @@ def main() -> None:
     answers = torch.cat([retrieve(model, some, beam_size=400, m=200)[1] for some in x.split(20)])
     table = model.scorer.table.weight.nbytes
     with tempfile.TemporaryDirectory() as folder:
-        save(model, folder)
+        save_model(model, folder)
         torch.save((x, answers), Path(folder, "answers.pt"))
         words = [sys.executable, "-c", CHILD, folder]
         found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)

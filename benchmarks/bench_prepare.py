@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from beamtree.data.simulate import simulate
+from beamtree.ingest.simulate import simulate
 
 # The child reports as JSON; ru_maxrss counts kilobytes on Linux, bytes on a Mac.
 CHILD = """
 import json, resource, sys, time
-from beamtree.data.interactions import prepare
+from beamtree.ingest.prepare import prepare
 
 started, stages = time.perf_counter(), []
 say = lambda stage: (stages.append((time.perf_counter() - started, stage)), print(stage, file=sys.stderr, flush=True))

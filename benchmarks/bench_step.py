@@ -16,7 +16,7 @@ from literal import Literally, LiteralScorer
 from timing import times
 from torch import Tensor
 
-from beamtree import DeepScorer, Method, Tree, TreeModel, otm, plt, tdm_uniform
+from beamtree import DeepScorer, Method, Tree, TreeModel, otm, plt, tdm
 from beamtree.beam import walk
 from beamtree.train.optimizer import Optimizer, adam, lazy
 from beamtree.train.step import Stepper
@@ -91,7 +91,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
     }
     records = []
-    for method in (plt(), tdm_uniform(2 * k), otm(k)):
+    for method in (plt(), tdm(2 * k), otm(k)):
         scorer = DeepScorer(tree.num_nodes, scale=1.0, share=options.share)
         start = {name: value.clone() for name, value in scorer.state_dict().items()}
         ours = TreeModel(tree, scorer, chained=method.chained, first_level=k.bit_length() - 1).to(device)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from beamtree import LinearScorer, Method, TreeModel, gaussian, random_tree, targets
-from beamtree.paper.synthetic import BATCH_SIZE, DEFAULT_ROWS, DIM, ITEMS, LR, ROWS
+from beamtree.paper.synthetic import BATCH_SIZE, DEFAULT_ROWS, DIM, ITEMS, LR, method_of
 from beamtree.scorers import linear
 
 REPEATS, WARM_UP = 15, 3
@@ -72,7 +72,7 @@ def main() -> None:
     records = []
     print(f"{'row':<15}{'gathered ms':>12}{'ours ms':>9}{'speedup':>9}{'4,000 steps':>13}")
     for row in DEFAULT_ROWS:
-        gathered, ours = measure(ROWS[row], options.bias)
+        gathered, ours = measure(method_of(row), options.bias)
         print(f"{row:<15}{gathered:>12.1f}{ours:>9.1f}{gathered / ours:>9.2f}{ours * 4:>11.0f} s", flush=True)
         record = {"bench": "synthetic_step", "row": row, "bias": options.bias, "threads": options.threads}
         records.append({**record, "gathered_ms": gathered, "ours_ms": ours, "speedup": gathered / ours})

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 import beamtree as bt
-from beamtree.baselines import item_cf
+from beamtree.baselines.item_cf import item_cf
+from beamtree.evaluate import leaving_out, measure
 
 CUTS = (10, 50, 100, 200)
 
@@ -25,10 +26,10 @@ def row(log: Path, seed: int, history: int | None, folder: Path) -> list[float]:
     shuffled = folder / "log.parquet"
     pl.read_parquet(log).sample(fraction=1.0, shuffle=True, seed=seed).write_parquet(shuffled)
     bt.prepare([shuffled], folder / f"split-{seed}", test_users=1000, val_users=0, seed=seed)
-    data = bt.load(folder / f"split-{seed}")
-    model = item_cf(data.train, data.num_items)
-    users = replace(data.test, history=history or int(data.test.offsets.diff().max()))
-    found = bt.measure(lambda x, exclude: model.retrieve(x, max(CUTS))[0], users, m=CUTS, batch_size=100)
+    data = bt.load_data(folder / f"split-{seed}")
+    model = item_cf(data.train.events, data.num_items)
+    users = replace(data.test, history=history or int(data.test.events.counts().max()))
+    found = measure(leaving_out(model.retrieve, max(CUTS)), users, m=CUTS, batch_size=100)
     return [100 * found[metric, cut] for metric in ("precision", "recall") for cut in CUTS]
 
 

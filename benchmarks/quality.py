@@ -1,4 +1,4 @@
-"""Rows of a comparison on prepared data, for a GPU machine that has torch alone: flat rows need more libraries.
+"""Rows of a comparison on prepared data, for a GPU machine that has torch and safetensors alone: flat rows need more.
 
     python benchmarks/quality.py prepared/books --rows plt,tdm,otm --out comparison [--device cuda] [--steps N]
 
@@ -9,10 +9,10 @@ compare` with the same settings reads, adds other rows to, and shows.
 import argparse
 from pathlib import Path
 
-from beamtree import cluster_tree, load
+from beamtree import cluster_tree, load_data
 from beamtree.compare import ROWS, Plan, compare
 from beamtree.compare.results import markdown
-from beamtree.train.recipes import RECIPES, USUAL
+from beamtree.train.recipes import RECIPES, usual_sizes
 
 
 def main() -> None:
@@ -28,16 +28,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    beam_size, batch_size, steps = USUAL["cpu" if options.device == "cpu" else "cuda"]
-    data = load(options.data)
+    usual, data = usual_sizes(options.device), load_data(options.data)
     plan = Plan(
         data,
         cluster_tree(data, seed=options.seed),
         Path(options.out),
+        tree_name="cluster",
         recipe=options.recipe,
-        beam_size=options.beam_size or beam_size,
-        batch_size=options.batch_size or batch_size,
-        steps=options.steps or steps,
+        beam_size=options.beam_size or usual.beam_size,
+        batch_size=options.batch_size or usual.batch_size,
+        steps=options.steps or usual.steps,
         device=options.device,
         seed=options.seed,
         own_trees=options.own_trees,

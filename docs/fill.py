@@ -1,4 +1,4 @@
-"""Put the numbers of results/*.json into the pages that show them, and the pictures beside.
+"""Put the numbers of results/*.json into the pages that show them, and draw the pictures beside.
 
 Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything between them is made here.
 
@@ -8,21 +8,17 @@ Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything betwee
 
 import json
 import re
-import shutil
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from beamtree.compare.results import MARKDOWN, cost_grid, legend, score_grid
+
 ROOT = Path(__file__).parent.parent
-PAGES = (
-    ROOT / "README.md",
-    ROOT / "docs" / "tables.md",
-    ROOT / "docs" / "guide.md",
-    ROOT / "docs" / "real-data.md",
-    ROOT / "docs" / "speed.md",
-    ROOT / "docs" / "comparison.md",
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+LOGS = ("movielens-1m", "amazon-books-unordered", "git-rust", "diginetica")  # of the comparison
 Cells = list[dict[str, Any]]
 
 
@@ -34,10 +30,11 @@ def load(table: str) -> Cells:
 def show(cell: dict[str, Any], digits: int, best: bool = False) -> str:
     ours = f"{cell['value']:.{digits}f}"
     ours = f"**{ours}**" if best else ours
-    error = f"{cell['std'] / cell['runs'] ** 0.5:.{digits}f}"
+    half = 1.96 * cell["std"] / cell["runs"] ** 0.5  # of the 95 % interval of the mean over runs
+    spread = f" ± {half:.{digits}f}" if cell["runs"] > 1 else ""
     paper = "" if cell["paper"] is None else f" ({cell['paper']:.{digits}f})"
     mark = {True: "", False: " ✗", None: ""}[cell["within"]]
-    return f"{ours} ± {error}{paper}{mark}"
+    return f"{ours}{spread}{paper}{mark}"
 
 
 def grid(heads: list[str], rows: list[list[str]]) -> str:
@@ -78,15 +75,15 @@ def scores(name: str) -> str:
     cells = load(name)
     columns = list(dict.fromkeys(cell["m"] for cell in cells))
     found = {(cell["metric"], cell["row"], cell["m"]): cell for cell in cells}
-    rows = []
+    rows, names = [], list(dict.fromkeys(cell["row"] for cell in cells))
     for metric in dict.fromkeys(cell["metric"] for cell in cells):
-        for row in dict.fromkeys(cell["row"] for cell in cells):
+        for row in names:
             texts = []
             for m in columns:
                 cell = found[metric, row, m]
                 best = cell["value"] == max(other["value"] for key, other in found.items() if key[::2] == (metric, m))
                 value = f"{cell['value'] * 100:.1f}"
-                shown = f"**{value}**" if best else value
+                shown = f"**{value}**" if best and len(names) > 1 else value
                 between = f" [{cell['low'] * 100:.1f}, {cell['high'] * 100:.1f}]" if "low" in cell else ""
                 texts.append(shown + between)
             rows.append([metric, row, *texts])
@@ -94,26 +91,38 @@ def scores(name: str) -> str:
 
 
 def comparison(name: str) -> str:
-    """The paper's layout: a line for each row, P, R and F at every m, and what it took."""
+    """The table that `beamtree compare` writes, from the results that are kept."""
     cells = load(f"compare-{name}")
-    found = {(cell["row"], cell["metric"], cell.get("m")): cell for cell in cells}
-    cuts = list(dict.fromkeys(cell["m"] for cell in cells if "m" in cell))
-    metrics = {"precision": "P", "recall": "R", "f1": "F"}
-    lines = []
-    for row in dict.fromkeys(cell["row"] for cell in cells):
-        shown = []
-        for metric in metrics:
-            for m in cuts:
-                cell = found[row, metric, m]
-                value = f"**{cell['value'] * 100:.2f}**" if cell["best"] else f"{cell['value'] * 100:.2f}"
-                star = "" if cell["p"] is None or cell["p"] >= 0.05 else "\\*\\*" if cell["p"] < 0.01 else "\\*"
-                shown.append(f"{value} ± {(cell['high'] - cell['low']) * 50:.2f}{star}")
-        seconds, ms, size = (
-            found[row, cost, None]["value"] for cost in ("training_seconds", "ms_per_query", "num_bytes")
-        )
-        lines.append([row, *shown, f"{seconds:,.0f} s", f"{ms:.2f}", f"{size / 1e6:,.1f} MB"])
-    heads = [f"{short}@{m}" for short in metrics.values() for m in cuts]
-    return grid(["row", *heads, "training", "ms/query", "size"], lines)
+    notes = textwrap.fill(legend(cells).replace("*", MARKDOWN.star), 100)
+    return "\n\n".join([score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
+
+
+def elsewhere() -> str:
+    """Recall@200 of rows that other programs measured on the same users, beside our best known one."""
+    rows: dict[str, dict[str, list[float]]] = json.loads((ROOT / "results" / "elsewhere.json").read_text())["recall"]
+    found = {name: [each[log][-1] for log in LOGS] for name, each in rows.items()}
+    ours = {log: {(c["row"], c["metric"], c.get("m")): c["value"] for c in load(f"compare-{log}")} for log in LOGS}
+    found["otm, a row of `compare`"] = [ours[log]["otm", "recall", 200] * 100 for log in LOGS]
+    best = [max(column) for column in zip(*found.values(), strict=True)]
+    lines = [
+        [name, *(f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in zip(values, best, strict=True))]
+        for name, values in found.items()
+    ]
+    return grid(["recall@200, %", *LOGS], lines)
+
+
+def example(name: str) -> str:
+    """The part of an example that others would copy: all above what it does when it is run."""
+    text = (ROOT / "examples" / f"{name}.py").read_text().split('if __name__ == "__main__":')[0]
+    lines = text.split('"""', 2)[2].strip().splitlines()  # without what the file says about itself
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    code = "\n".join(line for line in lines if line not in imports)
+    for line in imports:  # what only the rest of the file needs
+        names = re.findall(r"\w+", line.split("import ")[1].split(" as ")[-1])
+        if not any(re.search(rf"\b{name}\b", code) for name in names):
+            lines.remove(line)
+    code = re.sub(r"\n\n\n+(?=import|from)", "\n\n", "\n".join(lines).strip())
+    return f"```python\n{code}\n```"
 
 
 def trees() -> str:
@@ -180,29 +189,52 @@ def growth(device: str) -> str:
     return grid(["items", "nodes", "query as published", "query", "step", "memory", "table"], rows)
 
 
+def builds() -> str:
+    """How long a cluster tree of many items takes, on a GPU and on a CPU."""
+    names = {"cpu": "two ARM cores"}
+    found = [r for device in ("gpu", "cpu") for r in records(f"bench_build_{device}")]
+    rows = [
+        [names.get(r["device"], r["device"]), f"{r['items']:,}", f"{r['dim']}", f"{r['ours_ms'] / 1000:.1f} s"]
+        for r in found
+    ]
+    return grid(["device", "items", "numbers per vector", "time"], rows)
+
+
 PARTS = {
-    **{
-        f"compare_{name.replace('-', '_')}": partial(comparison, name)
-        for name in ("movielens-1m", "amazon-books-unordered", "git-rust", "diginetica")
-    },
+    **{f"compare_{name.replace('-', '_')}": partial(comparison, name) for name in LOGS},
+    **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
+    "elsewhere": elsewhere,
     "trees": trees,
+    "bench_build": builds,
     "bench_step": steps,
     "bench_search": lambda: searches("gpu"),
     "bench_search_cpu": lambda: searches("cpu"),
     "bench_scale": lambda: growth("gpu"),
     "bench_scale_cpu": lambda: growth("cpu"),
-    "movielens_gpu": lambda: scores("movielens-gpu"),
-    "amazon": lambda: scores("amazon"),
-    "git_rust": lambda: scores("git-rust"),
-    "diginetica": lambda: scores("diginetica"),
     "market": lambda: scores("market"),
     "market_kept": lambda: kept("market"),
-    "movielens": lambda: scores("movielens"),
+    "movielens_cpu": lambda: scores("movielens-cpu"),
     "table1": lambda: toy("table1"),
     "tableA1": lambda: toy("tableA1"),
     "table2": lambda: synthetic("table2"),
     "tableA2": lambda: synthetic("tableA2"),
 }
+
+
+def draw() -> None:
+    """The pictures of the paper's tables; that of Figure 2 is drawn from the data sets, by the command."""
+    from beamtree import plots
+    from beamtree.paper.report import Cell
+
+    pictures = {"table1": plots.plot_toy, "tableA1": plots.plot_toy}
+    pictures |= {"table2": plots.plot_bars, "tableA2": plots.plot_sparsity}
+    others = {"table", "value", "std", "runs", "paper", "within"}  # the rest of a record names the cell
+    for table, plot in pictures.items():
+        cells = [
+            Cell(table, {k: v for k, v in c.items() if k not in others}, c["value"], c["std"], c["runs"], c["paper"], 0)
+            for c in load(table)
+        ]
+        plot(cells, ROOT / "docs" / f"{table}.png")
 
 
 def filled(text: str) -> str:
@@ -222,9 +254,7 @@ def main() -> None:
             if "--check" not in sys.argv:
                 page.write_text(new)
     if "--check" not in sys.argv:
-        for picture in (ROOT / "results" / f"{part}.png" for part in (*PARTS, "figure2")):
-            if picture.exists():  # pictures are not committed there
-                shutil.copy(picture, ROOT / "docs")
+        draw()
     if stale and "--check" in sys.argv:
         sys.exit(f"out of date: {', '.join(stale)}; run python docs/fill.py")
 

@@ -10,31 +10,34 @@ import torch
 
 import beamtree as bt
 from beamtree.baselines import popularity
-from beamtree.data.simulate import simulate
+from beamtree.evaluate import leaving_out, measure
+from beamtree.ingest.simulate import simulate
+from beamtree.train import Schedule, Validation
 
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     simulate(folder / "market.parquet", users=1500, items=500, events=30_000)  # or a log of your own
     bt.prepare(folder / "market.parquet", folder / "prepared")
-    data = bt.load(folder / "prepared")
+    data = bt.load_data(folder / "prepared")
 
     tree = bt.cluster_tree(data)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes).start_from(tree, data.factors), first_level=4)
     bt.fit(
         model,
-        data.train.drawn(),
+        data.train.stretches(),
         bt.otm_mixed(beam_size=30, extra=60),
-        warm_up=bt.tdm_uniform(60),
         epochs=4,
         batch_size=50,
-        val=data.val,
-        on_check=lambda step, recall: print(f"step {step}: recall {recall:.1%} on validation users"),
+        schedule=Schedule(warm_up=bt.tdm(60)),
+        val=Validation(
+            data.val, on_check=lambda step, recall: print(f"step {step}: recall {recall:.1%} on validation users")
+        ),
     )
 
     print(bt.evaluate(model, data.test, beam_size=100, m=(10, 50)))
-    plain = popularity(data.train, data.num_items)
+    plain = popularity(data.train.events, data.num_items)
     print("popularity alone:")
-    print(bt.measure(lambda x, exclude: plain.retrieve(x, 50)[0], data.test, m=(10, 50)))
+    print(measure(leaving_out(plain.retrieve, 50), data.test, m=(10, 50)))
 
     x, _ = data.test.batch(torch.arange(1))
     items, scores = bt.retrieve(model, x, beam_size=100, m=5)

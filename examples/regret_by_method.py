@@ -5,14 +5,15 @@ python examples/regret_by_method.py
 
 import beamtree as bt
 from beamtree.theory import regret
+from beamtree.train import Schedule
 
-ROWS = {"TDM": bt.tdm_uniform(nodes=40), "OTM": bt.otm(beam_size=20), "OTM-mixed": bt.otm_mixed(beam_size=20, extra=40)}
+ROWS = {"TDM": bt.tdm(nodes=40), "OTM": bt.otm(beam_size=20), "OTM-mixed": bt.otm_mixed(beam_size=20, extra=40)}
 
 data = bt.gaussian(num_items=200, dim=8, bias=-4.0, train=2000, test=500, seed=0)
 eta = data.eta(data.test.x)  # what a perfect model would know
 for name, method in ROWS.items():
     tree = bt.random_tree(200, seed=0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
-    bt.fit(model, data.train, method, epochs=12, batch_size=100, lr=1e-2)
+    bt.fit(model, data.train, method, epochs=12, batch_size=100, schedule=Schedule(lr=1e-2))
     items, _ = bt.retrieve(model, data.test.x, beam_size=20, m=20)
     print(f"{name:<10} regret@1 {regret(eta, items, 1).mean():.4f}  regret@20 {regret(eta, items, 20).mean():.4f}")

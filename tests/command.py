@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import resource
 import subprocess
 import sys
 from unittest import mock
@@ -26,3 +27,14 @@ def beamtree(*words, folder, check=True):
     if check:
         assert done.returncode == 0, done.stderr
     return done
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file may grow beyond `size` bytes: as near to a full disk as a test can come."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from beamtree import PAD, Tree, TreeModel
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -37,11 +37,11 @@ class Case:
         return self.tree.height
 
     def model(self, chained=False):
-        return TreeModel(self.tree, GivenScorer(self.logits), chained=chained)
+        return TreeModel(self.tree, FixedScorer(self.logits), chained=chained)
 
     def query(self, chained=False):
         model = self.model(chained)
-        return model.query(GivenScorer.every(len(self.logits)))
+        return model.query(FixedScorer.every(len(self.logits)))
 
 
 @st.composite

@@ -32,6 +32,11 @@ def items_below(slots, b, height, n):
     return [slots[leaf - first] for leaf in leaves_below(slots, b, height, n) if slots[leaf - first] is not None]
 
 
+def only(slots, allowed, excluded=()):
+    """The leaf slots with nothing on them but what may be found: a filter is a tree with the other leaves empty."""
+    return [item if item in allowed and item not in excluded else None for item in slots]
+
+
 def z(slots, b, height, n, relevant):
     """Eq. 1."""
     return any(item in relevant for item in items_below(slots, b, height, n))
@@ -49,20 +54,20 @@ def z_hat(slots, b, height, n, relevant, score):
     return any(z_hat(slots, b, height, c, relevant, score) for c in real if score(c) == best)
 
 
-def beam_search(slots, b, height, k, prob, admit_empty=False):
+def beam_search(slots, b, height, k, prob, admit_empty=False, first_level=1):
     """Eq. 3: (B̃_h, B_h) of each level; prob(n) compares nodes."""
-    beam, found = [0], []
-    for _ in range(height):
+    beam, found = list(nodes_of(b, first_level - 1)), []
+    for _ in range(first_level, height + 1):
         candidates = [c for n in beam for c in children(b, n) if admit_empty or items_below(slots, b, height, c)]
         beam = sorted(candidates, key=prob, reverse=True)[:k]
         found.append((candidates, beam))
     return found
 
 
-def path_prob(b, n, logit):
-    """p_g of a chained model: the product of sigmoids from level 1 down to n."""
+def path_prob(b, n, logit, first_level=1):
+    """p_g of a chained model: the product of sigmoids from the first level down to n."""
     p = 1.0
-    while n > 0:
+    while n >= nodes_of(b, first_level).start:
         p *= 1 / (1 + math.exp(-logit(n)))
         n = parent(b, n)
     return p
@@ -87,6 +92,14 @@ def regret(eta, retrieved, m):
     """Eq. 10 for one x."""
     best = sorted(eta, reverse=True)[:m]
     return (sum(best) - sum(eta[item] for item in retrieved[:m])) / m
+
+
+def reciprocal_rank(retrieved, relevant, m):
+    """One over the rank, counted from 1, of the first item that is relevant."""
+    for rank, item in enumerate(retrieved[:m], start=1):
+        if item in relevant:
+            return 1 / rank
+    return 0.0
 
 
 def precision_recall_f(retrieved, relevant, m):

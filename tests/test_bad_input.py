@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import PAD, theory
+from beamtree import PAD, methods, theory
+from beamtree.data import Instances
+from beamtree.train import Checkpoints, Schedule, Validation
 
 
 def a_model(num_items=10, dim=3):
@@ -51,7 +53,7 @@ def test_numbers_that_are_none(value):
     with fails("NaN or infinity in row 2"):
         bt.retrieve(model, x)
     with fails("NaN or infinity in row 2"):
-        bt.fit(model, bt.Instances(x, torch.zeros(4, 1, dtype=torch.int64)), bt.otm(3), epochs=1)
+        bt.fit(model, Instances(x, torch.zeros(4, 1, dtype=torch.int64)), bt.otm(3), epochs=1)
 
 
 def test_observations_of_the_wrong_shape():
@@ -68,31 +70,47 @@ def test_a_scorer_for_a_smaller_tree():
 def test_targets_that_are_missing_or_unknown():
     x = torch.randn(2, 3)
     with fails("y of instance 1 is empty"):
-        bt.Instances(x, torch.tensor([[3, PAD], [PAD, PAD]]))
+        Instances(x, torch.tensor([[3, PAD], [PAD, PAD]]))
     for y in (torch.tensor([3, 4]), torch.tensor([[3], [4]], dtype=torch.int32)):
         with fails("give int64"):
-            bt.Instances(x, y)
+            Instances(x, y)
     with fails("2 observations with 1 sets of targets"):
-        bt.Instances(x, torch.tensor([[3]]))
+        Instances(x, torch.tensor([[3]]))
     with fails("no instances"):
-        bt.Instances(x[:0], torch.zeros(0, 1, dtype=torch.int64))
+        Instances(x[:0], torch.zeros(0, 1, dtype=torch.int64))
     for item in (10, -2):
         with fails(f"item {item} is not in the tree, which holds items 0…9"):
-            bt.fit(a_model(), bt.Instances(x, torch.tensor([[3], [item]])), bt.otm(3), epochs=1)
+            bt.fit(a_model(), Instances(x, torch.tensor([[3], [item]])), bt.otm(3), epochs=1)
         with fails(f"item {item} is not in the tree"):
-            bt.evaluate(a_model(), bt.Instances(x, torch.tensor([[3], [item]])))
+            bt.evaluate(a_model(), Instances(x, torch.tensor([[3], [item]])))
     with fails("y of instance 0 is empty"):
         bt.metrics.precision_recall_f(torch.tensor([[1]]), torch.tensor([[PAD]]), 1)
 
 
-@pytest.mark.parametrize("name", ["epochs", "batch_size", "lr", "save_every"])
-def test_training_that_cannot_be(name):
-    data = bt.Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("epochs", lambda data, folder: {"epochs": 0}),
+        ("steps", lambda data, folder: {"epochs": None, "steps": 0}),
+        ("batch_size", lambda data, folder: {"batch_size": 0}),
+        ("lr", lambda data, folder: {"schedule": Schedule(lr=0)}),
+        ("every", lambda data, folder: {"checkpoints": Checkpoints(folder, every=0)}),
+        ("every", lambda data, folder: {"checkpoints": Checkpoints(folder, every=0), "val": data}),
+        ("every", lambda data, folder: {"val": Validation(data, beam_size=4, m=2, every=0)}),
+        ("patience", lambda data, folder: {"val": Validation(data, beam_size=4, m=2, patience=0)}),
+    ],
+)
+def test_training_that_cannot_be(name, words, tmp_path):
+    data = Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
     with fails(f"{name}=0: must be above 0"):
-        bt.fit(a_model(), data, bt.otm(3), **{"epochs": 1, name: 0})
+        bt.fit(a_model(), data, bt.otm(3), **{"epochs": 1, **words(data, tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("make", [bt.tdm, bt.tdm_uniform, bt.otm, bt.otm_no_beam, bt.otm_no_optest, bt.otm_stochastic])
+@pytest.mark.parametrize(
+    "make",
+    [bt.tdm, methods.tdm_positives, bt.otm, methods.otm_no_beam, methods.otm_no_optest, methods.otm_stochastic],
+)
 def test_methods_that_train_nothing(make):
     with fails("at least 1"):
         make(0)
@@ -101,7 +119,7 @@ def test_methods_that_train_nothing(make):
 def test_mixed_that_mixes_nothing():
     with fails("at least 1"):
         bt.otm_mixed(0, 5)
-    for make in (bt.otm_mixed, bt.otm_mixed_all):
+    for make in (bt.otm_mixed, methods.otm_mixed_all):
         with fails("at least 1"):
             make(5, 0)
 

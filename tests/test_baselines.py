@@ -8,20 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree.baselines import ItemCF, als, item_cf, item_cf_nearest, popularity
+from beamtree.baselines import BASELINES, build, popularity
+from beamtree.baselines.als import als
+from beamtree.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
 from beamtree.baselines.two_tower import Graph, TwoTower, exact, sampled_softmax, two_tower
-from beamtree.data.log import Log
+from beamtree.data import BeforeAfter, Events
 from beamtree.tree import PAD
 
 M = 30
 ROWS = [popularity, item_cf, item_cf_nearest, als]
 
 
-def random_log(seed, users=40):
+def random_events(seed, users=40):
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(1, 20, (users,), generator=generator)
-    events = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
-    return Log(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), events, "test")
+    items = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
+    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "test")
 
 
 def random_histories(seed, rows=6):
@@ -32,10 +34,10 @@ def random_histories(seed, rows=6):
     return x
 
 
-def plain_cosines(log):
+def plain_cosines(events):
     """cos(i, j) = |users of both| / √(|users of i| |users of j|), as a table of rows."""
-    bounds = log.offsets.tolist()
-    baskets = [set(log.events[a:b].tolist()) for a, b in pairwise(bounds)]
+    bounds = events.offsets.tolist()
+    baskets = [set(events.items[a:b].tolist()) for a, b in pairwise(bounds)]
     users = [{user for user, basket in enumerate(baskets) if item in basket} for item in range(M)]
     return [[len(a & b) / math.sqrt(len(a) * len(b)) if a and b else 0.0 for b in users] for a in users]
 
@@ -59,18 +61,18 @@ def assert_best(items, scores, expected, m):
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, M, M + 5]))
 def test_item_cf_sums_cosines_over_the_history(seed, m):
-    log, x = random_log(seed), random_histories(seed)
-    expected = plain_scores(plain_cosines(log), x)
-    assert_best(*item_cf(log, M).retrieve(x, m), expected, m)
-    assert_best(*item_cf_nearest(log, M, neighbours=10 * M).retrieve(x, m), expected, m)  # all are near
+    events, x = random_events(seed), random_histories(seed)
+    expected = plain_scores(plain_cosines(events), x)
+    assert_best(*item_cf(events, M).retrieve(x, m), expected, m)
+    assert_best(*item_cf_nearest(events, M, neighbours=10 * M).retrieve(x, m), expected, m)  # all are near
 
 
 @given(st.integers(0, 10**6))
 def test_nearest_keeps_the_nearest_neighbours_of_each_item(seed):
-    log = random_log(seed)
+    events = random_events(seed)
     x = torch.arange(M).unsqueeze(1)  # a history of one item shows that item's neighbours
-    items, scores = item_cf_nearest(log, M, neighbours=4).retrieve(x, M)
-    for found, values, cosines in zip(items.tolist(), scores.tolist(), plain_cosines(log), strict=True):
+    items, scores = item_cf_nearest(events, M, neighbours=4).retrieve(x, M)
+    for found, values, cosines in zip(items.tolist(), scores.tolist(), plain_cosines(events), strict=True):
         best = sorted((cosine for cosine in cosines if cosine > 0), reverse=True)[:4]
         assert found[len(best) :] == [PAD] * (M - len(best))
         assert [cosines[item] for item in found[: len(best)]] == pytest.approx(best, rel=1e-5)
@@ -78,8 +80,8 @@ def test_nearest_keeps_the_nearest_neighbours_of_each_item(seed):
 
 
 def test_cosine_you_can_do_in_your_head():
-    log = Log(torch.tensor([0, 2, 4, 5]), torch.tensor([0, 1, 0, 2, 0]), "test")  # {0, 1}, {0, 2}, {0}
-    items, scores = item_cf(log, 4).retrieve(torch.tensor([[1, PAD], [0, 0]]), 3)
+    events = Events(torch.tensor([0, 2, 4, 5]), torch.tensor([0, 1, 0, 2, 0]), "test")  # {0, 1}, {0, 2}, {0}
+    items, scores = item_cf(events, 4).retrieve(torch.tensor([[1, PAD], [0, 0]]), 3)
     assert items[0].tolist() == [1, 0, PAD]
     assert scores[0, :2].tolist() == pytest.approx([1, 1 / math.sqrt(3)])
     assert items[1, 0] == 0
@@ -88,7 +90,7 @@ def test_cosine_you_can_do_in_your_head():
 
 def test_equal_items_do_not_come_by_number():
     """Numbers go by popularity, in which test users have a part."""
-    model = item_cf(Log(torch.tensor([0, 50]), torch.arange(50), "one user"), 50)
+    model = item_cf(Events(torch.tensor([0, 50]), torch.arange(50), "one user"), 50)
     found = [model.retrieve(torch.tensor([[0]]), 10)[0][0].tolist() for _ in range(2)]
     assert found[0] == found[1]
     assert sorted(found[0]) != list(range(10))
@@ -96,33 +98,41 @@ def test_equal_items_do_not_come_by_number():
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, M, M + 5]))
 def test_popularity_counts_events(seed, m):
-    log, x = random_log(seed), random_histories(seed)
-    events = log.events.tolist()
-    order = sorted(range(M), key=lambda item: (-events.count(item), item))[:m]
-    items, scores = popularity(log, M).retrieve(x, m)
-    assert items.tolist() == [order + [PAD] * (m - len(order))] * len(x)
-    assert scores[0].tolist() == [events.count(item) for item in order] + [-math.inf] * (m - len(order))
+    events, x = random_events(seed), random_histories(seed)
+    items = events.items.tolist()
+    order = sorted(range(M), key=lambda item: (-items.count(item), item))[:m]
+    found, scores = popularity(events, M).retrieve(x, m)
+    assert found.tolist() == [order + [PAD] * (m - len(order))] * len(x)
+    assert scores[0].tolist() == [items.count(item) for item in order] + [-math.inf] * (m - len(order))
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_answers_in_the_same_way(row):
-    log, x = random_log(3), random_histories(3)
-    items, scores = row(log, M).retrieve(x, 10)
+    events, x = random_events(3), random_histories(3)
+    items, scores = row(events, M).retrieve(x, 10)
     assert items.shape == scores.shape == (len(x), 10)
     assert items.dtype == torch.int64
     assert scores.dtype == torch.float32
     assert ((items == PAD) == (scores == -torch.inf)).all()
     assert (scores[:, 1:] <= scores[:, :-1]).all()
-    none, _ = row(log, M).retrieve(x[:0], 10)
+    none, _ = row(events, M).retrieve(x[:0], 10)
     assert none.shape == (0, 10)
 
 
+def test_every_row_is_built_by_its_name():
+    events, x = random_events(3), random_histories(3)
+    for name, row in zip(("popularity", "item-cf", "item-cf-nearest", "als"), ROWS, strict=True):
+        for ours, theirs in zip(build(name, events, M).retrieve(x, 10), row(events, M).retrieve(x, 10), strict=True):
+            assert torch.equal(ours, theirs)
+    assert len(BASELINES) == len(ROWS)
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_only_the_logs_own_users_count(row):
-    whole = random_log(4)
+def test_only_the_users_of_the_events_count(row):
+    whole = random_events(4)
     bounds = whole.offsets[10:21]
-    part = Log(bounds, whole.events, "some users")
-    alone = Log(bounds - bounds[0], whole.events[int(bounds[0]) : int(bounds[-1])], "alone")
+    part = Events(bounds, whole.items, "some users")
+    alone = Events(bounds - bounds[0], whole.items[int(bounds[0]) : int(bounds[-1])], "alone")
     x = random_histories(4)
     for a, b in zip(row(part, M).retrieve(x, M), row(alone, M).retrieve(x, M), strict=True):
         assert torch.equal(a, b)
@@ -130,8 +140,8 @@ def test_only_the_logs_own_users_count(row):
 
 @pytest.mark.parametrize("row", [item_cf, item_cf_nearest])
 def test_a_batch_in_pieces_is_the_same_batch(row):
-    log, x = random_log(5), random_histories(5, rows=11)
-    model: ItemCF = row(log, M)
+    events, x = random_events(5), random_histories(5, rows=11)
+    model: ItemCF = row(events, M)
     whole = model.retrieve(x, 8)
     model._rows = 3
     for a, b in zip(whole, model.retrieve(x, 8), strict=True):
@@ -139,19 +149,19 @@ def test_a_batch_in_pieces_is_the_same_batch(row):
 
 
 def test_an_empty_history_has_no_neighbours():
-    items, _ = item_cf(random_log(6), M).retrieve(torch.full((2, 69), PAD), 5)
+    items, _ = item_cf(random_events(6), M).retrieve(torch.full((2, 69), PAD), 5)
     assert (items == PAD).all()
 
 
 def test_an_unknown_item_in_a_history_is_named():
     with pytest.raises(ValueError, match="item 30 in a history: the log has items 0…29"):
-        item_cf(random_log(7), M).retrieve(torch.tensor([[3, M]]), 5)
+        item_cf(random_events(7), M).retrieve(torch.tensor([[3, M]]), 5)
 
 
 def test_als_finds_what_users_of_the_same_taste_chose():
     generator = torch.Generator().manual_seed(0)
-    events = torch.cat([torch.randperm(10, generator=generator)[:6] + 10 * (user % 2) for user in range(60)])
-    model = als(Log(torch.arange(61) * 6, events.int(), "two tastes"), 20)
+    chosen = torch.cat([torch.randperm(10, generator=generator)[:6] + 10 * (user % 2) for user in range(60)])
+    model = als(Events(torch.arange(61) * 6, chosen.int(), "two tastes"), 20)
     items, scores = model.retrieve(torch.tensor([[1, 2, PAD], [11, 14, 15]]), 5)
     assert (items[0] < 10).all()
     assert (items[1] >= 10).all()
@@ -189,14 +199,14 @@ def test_sampled_softmax_with_all_items_drawn_is_near_the_whole_one(monkeypatch)
 
 
 def test_two_towers_learn_from_seed_to_the_same_weights():
-    log = random_log(5, users=60)
-    one, other = (two_tower(log, M, steps=40, batch_size=20, seed=1) for _ in range(2))
+    events = random_events(5, users=60)
+    one, other = (two_tower(events, M, steps=40, batch_size=20, seed=1) for _ in range(2))
     assert torch.equal(one.items, other.items)
-    losses = []
-    two_tower(log, M, steps=60, batch_size=20, val=log, on_step=lambda done, total, loss: losses.append(float(loss)))
+    losses, val = [], BeforeAfter(events)
+    two_tower(events, M, steps=60, batch_size=20, val=val, on_step=lambda done, total, loss: losses.append(float(loss)))
     assert sum(losses[-10:]) < sum(losses[:10])
 
 
 def test_users_too_short_for_a_window_are_told():
     with pytest.raises(ValueError, match="needs a user with eight events"):
-        two_tower(Log(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"), M)
+        two_tower(Events(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"), M)

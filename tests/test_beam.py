@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import beamtree as bt
 from beamtree import PAD, Tree
 from beamtree.beam import gumbel_expand, retrieve, walk
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
 
 
 def rank_of(case, row, chained):
@@ -54,7 +54,7 @@ def test_beams_keep_the_best_scores_whichever_way_ties_go(case, k, chained):
 def test_retrieve_returns_the_best_leaves_of_the_last_beam(case, data, chained):
     k = data.draw(st.integers(1, 12))
     m = data.draw(st.integers(1, k))
-    items, scores = retrieve(case.model(chained), GivenScorer.every(len(case.logits)), beam_size=k, m=m)
+    items, scores = retrieve(case.model(chained), FixedScorer.every(len(case.logits)), beam_size=k, m=m)
     assert items.shape == scores.shape == (len(case.logits), m)
     first = case.tree.level(case.height).start
     for row in range(len(case.logits)):
@@ -79,8 +79,8 @@ def test_a_full_beam_returns_every_item():
 def test_chained_models_return_items_that_are_never_relevant_too():
     logits = torch.full((1, 7), -torch.inf)
     logits[0, 4] = 3.0
-    model = bt.TreeModel(Tree(range(4)), GivenScorer(logits), chained=True)
-    items, _ = retrieve(model, GivenScorer.every(1), beam_size=4, m=4)
+    model = bt.TreeModel(Tree(range(4)), FixedScorer(logits), chained=True)
+    items, _ = retrieve(model, FixedScorer.every(1), beam_size=4, m=4)
     assert items[0, 0] == 1
     assert sorted(items[0].tolist()) == [0, 1, 2, 3]
 
@@ -88,7 +88,7 @@ def test_chained_models_return_items_that_are_never_relevant_too():
 def test_admitted_empty_slots_are_never_retrieved():
     tree = Tree([0, PAD, 1, 2], admit_empty=True)
     logits = torch.tensor([[0.0, 1, 0, 0, 5, 0, 0]])  # the empty slot scores highest
-    items, scores = retrieve(bt.TreeModel(tree, GivenScorer(logits)), GivenScorer.every(1), beam_size=4, m=4)
+    items, scores = retrieve(bt.TreeModel(tree, FixedScorer(logits)), FixedScorer.every(1), beam_size=4, m=4)
     assert sorted(items[0].tolist()) == [PAD, 0, 1, 2]
     assert items[0, -1] == PAD
     assert scores[0, -1] == -torch.inf
@@ -98,7 +98,7 @@ def test_admitted_empty_slots_are_never_retrieved():
 def test_log_prob_agrees_with_the_beam(case):
     for chained in (False, True):
         model = case.model(chained)
-        x = GivenScorer.every(len(case.logits))
+        x = FixedScorer.every(len(case.logits))
         for step in walk(model.query(x), 5):
             expected = model.log_prob(x, step.level, step.beam)
             torch.testing.assert_close(model.rank_to_log_prob(step.rank), expected)
@@ -109,7 +109,7 @@ def test_stochastic_beam_draws_leaves_in_proportion_to_their_probability():
     tree = bt.random_tree(6, arity=2, seed=2)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, tree.num_nodes, generator=generator)
-    model = bt.TreeModel(tree, GivenScorer(logits))
+    model = bt.TreeModel(tree, FixedScorer(logits))
     draws = 40_000
     x = torch.zeros(draws, 1, dtype=torch.int64)
     *_, last = walk(model.query(x), 1, gumbel_expand(generator))
@@ -132,14 +132,14 @@ def test_stochastic_beam_draws_without_replacement_and_no_empty_node(case, k):
         for row, candidates in zip(*rows, strict=True):
             nodes = [n for n in row if n != PAD]
             assert len(set(nodes)) == len(nodes) == min(k, len([n for n in candidates if n != PAD]))
-            assert all(case.tree.occupied(torch.tensor(n)) for n in nodes)
+            assert all(case.tree.mask.allows(torch.tensor(n)) for n in nodes)
         assert not step.rank.isnan().any()
 
 
 def test_a_parents_perturbed_score_is_its_best_childs():
     tree = bt.random_tree(8)
-    model = bt.TreeModel(tree, GivenScorer(torch.randn(4, tree.num_nodes, generator=torch.Generator().manual_seed(1))))
-    steps = list(walk(model.query(GivenScorer.every(4)), 8, gumbel_expand(torch.Generator().manual_seed(2))))
+    model = bt.TreeModel(tree, FixedScorer(torch.randn(4, tree.num_nodes, generator=torch.Generator().manual_seed(1))))
+    steps = list(walk(model.query(FixedScorer.every(4)), 8, gumbel_expand(torch.Generator().manual_seed(2))))
     for above, below in pairwise(steps):
         best = below.rank.unflatten(1, (-1, 2)).amax(-1)
         torch.testing.assert_close(best, above.rank)
@@ -148,7 +148,7 @@ def test_a_parents_perturbed_score_is_its_best_childs():
 @given(cases(), st.integers(1, 40), st.booleans())
 def test_a_search_that_passes_over_levels_it_keeps_whole_finds_the_same(case, k, chained):
     """In every tie as well."""
-    model, x = case.model(chained), GivenScorer.every(3)
+    model, x = case.model(chained), FixedScorer.every(3)
     *_, last = walk(model.query(x), k)
     rank, best = last.rank.topk(1)
     items, log_p = bt.retrieve(model, x, beam_size=k, m=1)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree import Log, Tree, cluster_tree, random_tree
+from beamtree import Tree, cluster_tree, random_tree
 from beamtree.builders.category import in_order
-from beamtree.builders.cluster import Chosen, covered, of_categories, split_tree
-from beamtree.data import factors
+from beamtree.builders.cluster import Chosen, of_categories, shared_nodes, split_tree
+from beamtree.data import BeforeAfter, Events, factors
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.
@@ -58,8 +58,8 @@ def test_cluster_finds_groups_that_are_there():
 def test_factors_put_items_of_the_same_users_together():
     generator = torch.Generator().manual_seed(0)
     users = [torch.randint(0, 20, (12,), generator=generator) + 20 * (u % 2) for u in range(200)]
-    log = Log(torch.arange(201) * 12, torch.cat(users).int(), "two tastes")
-    vectors = factors(log, 41, dim=8)  # item 40 has no event
+    events = Events(torch.arange(201) * 12, torch.cat(users).int(), "two tastes")
+    vectors = factors(events, 41, dim=8)  # item 40 has no event
     assert vectors.isfinite().all()
     assert float(vectors.norm(dim=1).mean()) == pytest.approx(1.0, rel=1e-4)
     vectors = torch.nn.functional.normalize(vectors)
@@ -100,34 +100,34 @@ def test_a_category_lies_between_the_one_above_and_its_items():
             below = [vectors[other] for other in range(5) if paths[other][depth] == path[depth]]
             at = unit(sum(below) + 2 * at)
         expected = unit(vectors[item] + 2 * at)
-        assert torch.allclose(of_categories(vectors, categories, hold=2.0)[item], expected, atol=1e-6)
+        assert torch.allclose(of_categories(vectors, categories, category_weight=2.0)[item], expected, atol=1e-6)
 
 
 class Tastes:
     """A hundred users, each of one taste; items 0 … 31 are chosen, 32 … 63 only by those of validation."""
 
-    num_items, near = 64, None
+    num_items, run_length = 64, None
 
     def __init__(self, *, new: bool):
         generator = torch.Generator().manual_seed(0)
-        self.train = self._log(100, 0, generator)
-        self.val = self._log(50, 32 if new else 0, generator)
-        self.factors = factors(self.train, 64, dim=8)
+        self.train = self._users(100, 0, generator)
+        self.val = self._users(50, 32 if new else 0, generator)
+        self.factors = factors(self.train.events, 64, dim=8)
 
-    def _log(self, users, later, generator):
+    def _users(self, users, later, generator):
         first, then = (torch.randint(0, 8, (users, 6), generator=generator) for _ in range(2))
         taste = (torch.arange(users) % 4).unsqueeze(1) * 8
-        events = torch.cat([first + taste, then + taste + later], 1)
-        return Log(torch.arange(users + 1) * 12, events.flatten().int(), f"tastes {users}")
+        items = torch.cat([first + taste, then + taste + later], 1)
+        return BeforeAfter(Events(torch.arange(users + 1) * 12, items.flatten().int(), f"tastes {users}"))
 
 
 def test_categories_say_where_items_belong_that_nobody_chose():
     data, taste = Tastes(new=True), torch.arange(64) % 32 // 8
     shelves = torch.stack([taste, torch.randperm(64, generator=torch.Generator().manual_seed(1))], dim=1)
     alone, told = cluster_tree(data), cluster_tree(data, categories=taste)
-    assert covered(told, data.val) > covered(alone, data.val) + 0.2
+    assert shared_nodes(told, data.val) > shared_nodes(alone, data.val) + 0.2
     assert all(len(set(taste[four].tolist())) == 1 for four in told.items().view(4, -1))
-    assert covered(cluster_tree(data, categories=shelves), data.val) > covered(alone, data.val) + 0.1
+    assert shared_nodes(cluster_tree(data, categories=shelves), data.val) > shared_nodes(alone, data.val) + 0.1
 
 
 def test_categories_that_say_nothing_are_not_followed():
@@ -135,20 +135,21 @@ def test_categories_that_say_nothing_are_not_followed():
     assert cluster_tree(data, categories=noise).fingerprint() == cluster_tree(data).fingerprint()
 
 
-def test_targets_under_the_nodes_of_the_history_are_covered():
-    log = Log(torch.tensor([0, 4]), torch.tensor([0, 0, 1, 7]), "one user")  # history 0, 0; targets 1, 7
+def test_targets_under_the_nodes_of_the_history_are_counted():
+    events = Events(torch.tensor([0, 4]), torch.tensor([0, 0, 1, 7]), "one user")  # history 0, 0; targets 1, 7
     tree = Tree(torch.arange(8))
-    assert covered(tree, log) == pytest.approx((0.5 + 0.5) / 2)  # 1 lies beside 0 on levels 1 and 2; 7 nowhere
+    # 1 lies beside 0 on levels 1 and 2; 7 nowhere
+    assert shared_nodes(tree, BeforeAfter(events)) == pytest.approx((0.5 + 0.5) / 2)
 
 
 def test_runs_of_events_count_where_they_tell_more():
     generator = torch.Generator().manual_seed(0)
     starts = torch.randint(0, 50, (60, 12), generator=generator) * 10  # each user: twelve runs of ten, anywhere
-    events = (starts.unsqueeze(-1) + torch.randint(0, 10, (60, 12, 10), generator=generator)).flatten()
-    log = Log(torch.arange(61) * 120, events.int(), "runs")
+    items = (starts.unsqueeze(-1) + torch.randint(0, 10, (60, 12, 10), generator=generator)).flatten()
+    events = Events(torch.arange(61) * 120, items.int(), "runs")
     alike = [
         float(torch.nn.functional.normalize(found).view(50, 10, -1).mean(1).norm(dim=1).mean())
-        for found in (factors(log, 500), factors(log, 500, near=10))
+        for found in (factors(events, 500), factors(events, 500, run_length=10))
     ]
     assert alike[1] > alike[0] + 0.1
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import oracle
 import pytest
 import torch
@@ -8,18 +10,19 @@ from hypothesis import strategies as st
 import beamtree as bt
 from beamtree import PAD, TreeModel, candidates, targets
 from beamtree.beam import walk
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
 from beamtree.targets import any_relevant
 
 # Every sampler: the contract tests run over this dict, so a new one needs one line here.
 SAMPLERS = {
     "children_of_positives": candidates.children_of_positives,
-    "uniform": candidates.uniform(7),
-    "uniform_leaves": candidates.uniform_leaves(7),
-    "with_negatives": candidates.with_negatives(7),
-    "beam_candidates": candidates.beam_candidates(4),
-    "stochastic_beam": candidates.stochastic_beam(4),
-    "union": candidates.union(candidates.beam_candidates(4), candidates.uniform(7)),
+    "uniform": partial(candidates.uniform, nodes=7),
+    "uniform_leaves": partial(candidates.uniform_leaves, nodes=7),
+    "with_negatives": partial(candidates.with_negatives, negatives=7),
+    "beam_candidates": partial(candidates.beam_candidates, beam_size=4),
+    "stochastic_beam": partial(candidates.stochastic_beam, beam_size=4),
+    "beam_and_leaves": partial(candidates.beam_and_leaves, beam_size=4, extra=7),
+    "beam_and_uniform": partial(candidates.beam_and_uniform, beam_size=4, extra=7),
 }
 
 
@@ -72,22 +75,22 @@ def test_plt_trains_the_children_of_positives(case):
 def test_plt_trains_all_of_a_first_level_that_lies_deeper(case):
     if case.height < 2:
         return
-    model = TreeModel(case.tree, GivenScorer(case.logits), first_level=2)
-    query = model.query(GivenScorer.every(len(case.logits)))
+    model = TreeModel(case.tree, FixedScorer(case.logits), first_level=2)
+    query = model.query(FixedScorer.every(len(case.logits)))
     positives = any_relevant(case.tree, case.y)
     found = dict(candidates.children_of_positives(query, positives, torch.Generator()))
     assert sorted(found) == list(range(2, case.height + 1))
-    assert found[2].tolist() == [case.tree.nodes(2).tolist()]
+    assert found[2].tolist() == [case.tree.mask.nodes(2).tolist()]
 
 
 @given(cases(), st.integers(1, 9))
 def test_tdm_trains_all_positives_and_up_to_count_negatives(case, count):
-    for level, rows in drawn(case, candidates.with_negatives(count)).items():
+    for level, rows in drawn(case, partial(candidates.with_negatives, negatives=count)).items():
         for row, relevant in zip(rows, case.relevant, strict=True):
             positive = {n for n in case.tree.level(level) if oracle.z(case.slots, case.b, case.height, n, relevant)}
             assert positive <= set(row)
             assert len(set(row) - positive) <= count
-            occupied = {n for n in case.tree.level(level) if case.tree.occupied(torch.tensor(n))}
+            occupied = {n for n in case.tree.level(level) if case.tree.mask.allows(torch.tensor(n))}
             if count >= len(occupied):
                 assert set(row) == occupied
             else:
@@ -96,7 +99,7 @@ def test_tdm_trains_all_positives_and_up_to_count_negatives(case, count):
 
 @given(cases(ties=False))
 def test_otm_trains_what_the_beam_queries(case):
-    found = drawn(case, candidates.beam_candidates(3))
+    found = drawn(case, partial(candidates.beam_candidates, beam_size=3))
     for step in walk(case.query(), 3):
         rows = step.candidates.expand(len(case.y), -1).tolist()
         assert found[step.level] == [[n for n in row if n != PAD] for row in rows]
@@ -107,7 +110,7 @@ def test_a_stochastic_beam_is_as_wide_as_a_plain_one():
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 3))
     query, generator = model.query(torch.randn(2, 3)), torch.Generator().manual_seed(0)
     plain, stochastic = (
-        [nodes.shape[1] for _, nodes in sampler(5)(query, [], generator)]
+        [nodes.shape[1] for _, nodes in sampler(query, [], generator, beam_size=5)]
         for sampler in (candidates.beam_candidates, candidates.stochastic_beam)
     )
     assert plain == stochastic
@@ -115,8 +118,13 @@ def test_a_stochastic_beam_is_as_wide_as_a_plain_one():
 
 @given(cases(ties=False))
 def test_union_holds_both_and_no_more(case):
-    one, other = candidates.beam_candidates(3), candidates.uniform(5)
-    together = drawn(case, candidates.union(one, other))
+    one, other = partial(candidates.beam_candidates, beam_size=3), partial(candidates.uniform, nodes=5)
+
+    def both(query, positives, generator):
+        return candidates.union(query.tree, one(query, positives, generator), other(query, positives, generator))
+
+    together = drawn(case, both)
+    assert together == drawn(case, partial(candidates.beam_and_uniform, beam_size=3, extra=5))
     # Beam search draws nothing, so the second sampler sees the same randomness alone.
     first, second = drawn(case, one), drawn(case, other)
     for level in together:
@@ -131,8 +139,8 @@ def test_stochastic_beam_reaches_every_node():
     query = model.query(torch.randn(1, 3, generator=torch.Generator().manual_seed(0)).expand(4000, -1))
     seen = {
         n
-        for _, nodes in candidates.stochastic_beam(2)(query, [], torch.Generator().manual_seed(0))
+        for _, nodes in candidates.stochastic_beam(query, [], torch.Generator().manual_seed(0), beam_size=2)
         for n in nodes.unique().tolist()
     }
-    occupied = {n for n in range(1, tree.num_nodes) if tree.occupied(torch.tensor(n))}
+    occupied = {n for n in range(1, tree.num_nodes) if tree.mask.allows(torch.tensor(n))}
     assert occupied <= seen

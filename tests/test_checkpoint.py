@@ -14,11 +14,14 @@ import safetensors.torch
 import torch
 
 import beamtree as bt
-from beamtree.train import checkpoint
-from beamtree.train.checkpoint import SETTINGS
+from beamtree import methods, storage
+from beamtree.data import Ids, Instances
+from beamtree.scorers import FixedScorer
+from beamtree.storage import SETTINGS
+from beamtree.train import Checkpoints, Schedule, constant, steps_done
 
 EPOCHS = 4
-PAPER = {"lr": 1e-2, "schedule": bt.constant}
+OTM_MIXED = bt.otm_mixed(4, 6)
 
 
 def setting(tree_seed=0):
@@ -27,11 +30,12 @@ def setting(tree_seed=0):
     return data, bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))
 
 
-def train(folder, model=None, data=None, **changes):
+def train(folder, model=None, data=None, *, method=OTM_MIXED, save_every=3, resume=True, lr=1e-2, **changes):
     if model is None:
         data, model = setting()
-    options = {"epochs": EPOCHS, "batch_size": 20, "seed": 7, "save_every": 3, "resume": True, **PAPER, **changes}
-    bt.fit(model, data.train, options.pop("method", bt.otm_mixed(4, 6)), folder=folder, **options)
+    options = {"epochs": EPOCHS, "batch_size": 20, "seed": 7, "schedule": Schedule(lr, constant), **changes}
+    checkpoints = Checkpoints(folder, every=save_every, seconds=None, resume=resume)
+    bt.fit(model, data.train, method, checkpoints=checkpoints, **options)
     return model
 
 
@@ -48,7 +52,7 @@ def test_a_saved_model_comes_back_whole(tmp_path):
     for chained, admit_empty in ((False, False), (True, True)):
         tree = bt.random_tree(37, arity=3, seed=5, admit_empty=admit_empty)
         model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4, scale=0.5), chained=chained)
-        bt.save(model, tmp_path / "model")
+        bt.save_model(model, tmp_path / "model")
         again = bt.load_model(tmp_path / "model")
         assert again.tree.fingerprint() == tree.fingerprint()
         assert (again.chained, again.tree.admit_empty) == (chained, admit_empty)
@@ -92,7 +96,7 @@ def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monke
     owner, name = {
         "save_file": (safetensors.torch, "save_file"),
         "os.replace": (os, "replace"),
-        "flush": (checkpoint, "flush"),
+        "flush": (storage, "flush"),
         "unlink": (Path, "unlink"),
     }[moment]
     real, calls = getattr(owner, name), 0
@@ -162,14 +166,14 @@ def deep_model(share):
 def test_a_loaded_deep_model_answers_and_learns_as_the_one_that_was_saved(tmp_path, share):
     model = deep_model(share)
     x, y = torch.randint(0, 60, (12, 69)), torch.randint(0, 60, (12, 3))
-    bt.save(model, tmp_path)
+    bt.save_model(model, tmp_path)
     again = bt.load_model(tmp_path)
     assert not any(weight.is_meta for weight in again.state_dict().values())
     for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(again, x, m=9), strict=True):
         assert torch.equal(ours, theirs)
-    bt.save(again, tmp_path)  # over the files that it reads from
+    bt.save_model(again, tmp_path)  # over the files that it reads from
     for one in (model, again):
-        bt.fit(one, bt.Instances(x, y), bt.otm(4), epochs=2, batch_size=4)
+        bt.fit(one, Instances(x, y), bt.otm(4), epochs=2, batch_size=4)
     for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(again, x, m=9), strict=True):
@@ -179,15 +183,15 @@ def test_a_loaded_deep_model_answers_and_learns_as_the_one_that_was_saved(tmp_pa
 
 def test_a_finished_model_comes_with_the_vectors_that_a_search_reads(tmp_path):
     model = deep_model(share=True)
-    bt.save(model, tmp_path)
+    bt.save_model(model, tmp_path)
     table = bt.load_model(tmp_path).scorer.table
     with torch.no_grad():
         assert torch.equal(table._kept[2], model.scorer.table.vectors(model.tree))
-    (made,) = tmp_path.glob("made*")
+    (search,) = tmp_path.glob("search*")
     settings = json.loads((tmp_path / SETTINGS).read_text())
-    del settings["files"]["made"]  # as older versions wrote it
+    del settings["files"]["search"]  # as a checkpoint of training has none
     (tmp_path / SETTINGS).write_text(json.dumps(settings))
-    made.unlink()
+    search.unlink()
     x = torch.randint(0, 60, (3, 69))
     for ours, theirs in zip(bt.retrieve(model, x, m=9), bt.retrieve(bt.load_model(tmp_path), x, m=9), strict=True):
         assert torch.equal(ours, theirs)
@@ -208,7 +212,11 @@ def test_a_folder_with_a_checkpoint_is_not_overwritten_by_accident(tmp_path):
         ({"lr": 0.5}, r"was trained with lr=0.01, not 0.5"),
         ({"seed": 8}, r"was trained with seed=7, not 8"),
         ({"method": bt.otm(4)}, r"was trained with method=otm-mixed, not otm"),
-        ({"method": bt.otm_mixed(4, 7)}, r"was trained with extra=6, not 7"),
+        ({"method": bt.otm_mixed(4, 7)}, r"candidates=beam_and_leaves\(beam_size=4, extra=6\), not .*extra=7\)"),
+        ({"method": replace(OTM_MIXED, labels=methods.every_positive)}, r"labels=best_child, not every_positive"),
+        ({"schedule": Schedule(1e-2)}, r"was trained with schedule=constant, not cosine"),
+        ({"schedule": Schedule(1e-2, constant, warm_up=bt.tdm(5))}, r"was trained with steps=any, not 40"),
+        ({"batch_size": 10}, r"was trained with batch_size=20, not 10"),
     ],
 )
 def test_a_run_resumes_only_as_it_began(tmp_path, changes, message):
@@ -246,7 +254,7 @@ def test_missing_parts_are_named(tmp_path):
     with pytest.raises(ValueError, match="holds no model"):
         bt.load_model(tmp_path)
     data, model = setting()
-    bt.save(model, tmp_path / "model")
+    bt.save_model(model, tmp_path / "model")
     with pytest.raises(ValueError, match="without its training"):
         train(tmp_path / "model", model, data)
     (weight,) = (tmp_path / "model").glob("weights*")
@@ -258,13 +266,17 @@ def test_missing_parts_are_named(tmp_path):
 def test_saving_leaves_other_peoples_files_alone(tmp_path):
     _, model = setting()
     (tmp_path / "another.safetensors").write_bytes(b"precious")
-    bt.save(model, tmp_path)
-    bt.save(model, tmp_path)
+    bt.save_model(model, tmp_path)
+    bt.save_model(model, tmp_path)
     assert (tmp_path / "another.safetensors").read_bytes() == b"precious"
     bt.load_model(tmp_path)
-    for text in ('{"format": 99, "files": {}}', "null", "[]", '{"format": 1}', "{"):
+    for text in ('{"format": 99, "files": {}}', "null", "[]", '{"format": 2}', '{"format": 1, "files": {}}', "{"):
         (tmp_path / SETTINGS).write_text(text)
-        for attempt in (lambda: bt.save(model, tmp_path), lambda: bt.load_model(tmp_path), lambda: train(tmp_path)):
+        for attempt in (
+            lambda: bt.save_model(model, tmp_path),
+            lambda: bt.load_model(tmp_path),
+            lambda: train(tmp_path),
+        ):
             with pytest.raises(ValueError, match=r"damaged|not one of format") as caught:
                 attempt()
             assert "\n" not in str(caught.value)
@@ -273,7 +285,7 @@ def test_saving_leaves_other_peoples_files_alone(tmp_path):
 
 def test_a_model_with_another_models_tree_is_refused(tmp_path):
     for name, seed in (("a", 0), ("b", 9)):
-        bt.save(setting(tree_seed=seed)[1], tmp_path / name)
+        bt.save_model(setting(tree_seed=seed)[1], tmp_path / name)
     (tmp_path / "b" / "tree-0.safetensors").write_bytes((tmp_path / "a" / "tree-0.safetensors").read_bytes())
     with pytest.raises(ValueError, match="the tree of another model"):
         bt.load_model(tmp_path / "b")
@@ -281,14 +293,14 @@ def test_a_model_with_another_models_tree_is_refused(tmp_path):
 
 def test_a_double_model_comes_back_double(tmp_path):
     _, model = setting()
-    bt.save(model.double(), tmp_path)
+    bt.save_model(model.double(), tmp_path)
     assert weights(bt.load_model(tmp_path)).dtype == torch.float64
 
 
 def test_other_data_or_empty_nodes_let_in_are_another_run(tmp_path):
     train(tmp_path / "run", epochs=1)
     data, model = setting()
-    other = bt.Instances(data.train.x.flip(0), data.train.y)
+    other = Instances(data.train.x.flip(0), data.train.y)
     with pytest.raises(ValueError, match="was trained with data="):
         train(tmp_path / "run", model, replace(data, train=other))
     tree = bt.Tree(model.tree.items(), admit_empty=True)
@@ -317,6 +329,52 @@ def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         train(tmp_path / "file", model, data, on_step=lambda *_: pytest.fail("trained"))
-    given = bt.TreeModel(model.tree, bt.scorers.GivenScorer(torch.zeros(1, model.tree.num_nodes)))
-    with pytest.raises(ValueError, match="not in SCORERS"):
-        bt.save(given, tmp_path / "given")
+
+
+class OwnScorer(bt.LinearScorer):
+    """One from outside the package."""
+
+
+def test_a_scorer_of_your_own_is_saved_and_comes_back_where_its_class_is_given(tmp_path):
+    tree = bt.random_tree(40)
+    model = bt.TreeModel(tree, OwnScorer(tree.num_nodes, 4))
+    bt.save_model(model, tmp_path)
+    again = bt.load_model(tmp_path, scorers=[OwnScorer])
+    assert type(again.scorer) is OwnScorer
+    assert torch.equal(weights(again), weights(model))
+    for others in ([], [FixedScorer]):  # no name in a file decides which code is run
+        with pytest.raises(ValueError, match=r"holds a OwnScorer, .* pass its class, scorers=\[OwnScorer\]"):
+            bt.load_model(tmp_path, scorers=others)
+
+
+def test_a_model_keeps_the_ids_of_its_items_and_how_often_each_was_chosen(tmp_path):
+    data, model = setting()
+    names = [f"item-{number}" for number in range(40)]
+    bt.fit(model, replace(data.train, ids=Ids(names)), bt.otm(4), steps=2, batch_size=20)
+    chosen = data.train.y.flatten().tolist()
+    for turn in range(2):  # and saved over the very files that it is read from
+        assert model.ids.names == names, turn
+        assert model.popularity.tolist() == [chosen.count(item) for item in range(40)]
+        bt.save_model(model, tmp_path)
+        model = bt.load_model(tmp_path)
+    (file,) = tmp_path.glob("items-*.txt")
+    assert file.read_text().splitlines() == names
+    bt.save_model(setting()[1], tmp_path)  # one without ids
+    assert bt.load_model(tmp_path).ids is None
+    assert not list(tmp_path.glob("items*"))
+
+
+def test_a_checkpoint_is_written_when_its_seconds_are_over(tmp_path):
+    data, model = setting()
+    saved = []
+    bt.fit(
+        model,
+        data.train,
+        bt.otm(4),
+        steps=6,
+        batch_size=20,
+        checkpoints=Checkpoints(tmp_path, every=1000, seconds=0.0),
+        on_step=lambda done, total, loss: saved.append(steps_done(tmp_path) if storage.holds_model(tmp_path) else 0),
+    )
+    assert saved[0] == 1  # the first is written at once, others as soon as they cost little
+    assert saved[-1] == 6

@@ -1,5 +1,8 @@
 """What the README and the docs say is so: their code runs, and what they name exists."""
 
+import contextlib
+import importlib.util
+import io
 import json
 import re
 import shlex
@@ -9,39 +12,93 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 from command import beamtree
 
+import beamtree as bt
+from beamtree.cli.front import app
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+ONLINE = "https://github.com/beamtree/beamtree/blob/main/"  # where a package index finds what the README links
+WIDEST = 100
 
 
 def blocks(path, language):
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.M | re.S)
 
 
-def test_the_readmes_commands_run_and_then_its_python(tmp_path):
-    run_commands(tmp_path)
-    code = "\n".join(blocks(ROOT / "README.md", "python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def commands_of(path):
+    """Every line of a page's shell blocks, as words."""
+    lines = [line for block in blocks(path, "sh") for line in block.splitlines()]
+    return list(filter(None, (shlex.split(line, comments=True) for line in lines)))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder that the pages share, and the commands that were run in it: none is run twice."""
+    return tmp_path_factory.mktemp("pages"), set()
+
+
+def run_page(page, place):
+    """Run the commands and the Python of a page in its order; gives what Python printed, and the names it left."""
+    folder, done = place
+    names, printed = {}, io.StringIO()
+    for language, code in re.findall(r"^```(sh|python)\n(.*?)^```", page.read_text(), flags=re.M | re.S):
+        if language == "python":
+            with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+                exec(compile(code, str(page), "exec"), names)
+            continue
+        for line in code.splitlines():
+            words = tuple(shlex.split(line, comments=True))
+            if words and words[0] not in ("make", "pip") and words not in done:
+                assert words[0] == "beamtree"
+                beamtree(*words[1:], folder=folder)
+                done.add(words)
+    return printed.getvalue(), names
+
+
+def test_the_readme_runs(place):
+    printed, _ = run_page(ROOT / "README.md", place)
     recall, lost = (
-        float(re.search(pattern, done.stdout)[1]) for pattern in (r"recall@20 ([\d.]+)%", r"regret@20 ([\d.]+)")
+        float(re.search(pattern, printed)[1]) for pattern in (r"recall@20 ([\d.]+)%", r"regret@20 ([\d.]+)")
     )
     assert recall > 30
     assert lost < 0.12
+    assert len(place[1]) >= 3
 
 
-def run_commands(folder):
-    lines = [line for page in (ROOT / "README.md",) for block in blocks(page, "sh") for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines]
-    ran = 0
-    for command in filter(None, commands):
-        if command[0] == "make":
-            continue  # the next test
-        assert command[0] == "beamtree"
-        beamtree(*command[1:], folder=folder)
-        ran += 1
-    assert ran >= 3
+def test_the_page_on_recommending_runs(place):
+    _, names = run_page(ROOT / "docs" / "recommend.md", place)
+    assert (place[0] / "answers.parquet").exists()
+    assert len(names["shop"].recommend(["i0000012"], m=5, allowed=names["in_stock"])) == 5
+
+
+def test_the_page_on_extending_runs(place):
+    _, names = run_page(ROOT / "docs" / "extend.md", place)
+    assert isinstance(names["shop"].model.scorer, names["MeanScorer"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_on_every_page_is_python(page):
+    for code in blocks(page, "python"):
+        compile(code, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_and_options_on_every_page_exist(page):
+    front = typer.main.get_command(app)
+    for words in commands_of(page):
+        if words[0] != "beamtree":
+            continue
+        command = front
+        for word in words[1:]:
+            if word in getattr(command, "commands", {}):
+                command = command.commands[word]
+        known = {option for each in command.params for option in each.opts} | {"--help", "--version"}
+        assert command is not front or words[1:] == ["--help"], words
+        assert {word for word in words if word.startswith("--")} <= known, words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -50,9 +107,46 @@ def test_make_targets_and_links_exist(page):
     for block in blocks(page, "sh"):
         for target in re.findall(r"^make ([a-z-]+)", block, flags=re.M):
             assert target in targets
-    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
-        assert "://" not in link
-        assert (page.parent / link).exists(), link
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, flags=re.M):
+        if page.name == "README.md" and link.startswith(ONLINE):
+            assert (ROOT / link.removeprefix(ONLINE).split("#")[0]).exists(), link
+        else:
+            assert "://" not in link, link
+            assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_lines_are_wrapped(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    free = ("|", "    ", "[")  # rows of tables, code, and definitions of links
+    for line in text.splitlines():
+        assert len(line) <= WIDEST or line.startswith(free), line
+
+
+def test_every_page_is_linked_from_the_index_and_from_the_menu():
+    names = {page.name for page in DOCS}
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
+    menu = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
+    assert sorted(linked) == sorted(names - {"index.md"})
+    assert sorted(menu) == sorted(names)
+
+
+def test_every_name_of_the_door_is_on_the_page_of_the_api():
+    headings = re.findall(r"heading: (\S+)", (ROOT / "docs" / "api.md").read_text())
+    assert len(headings) == len(set(headings))
+    assert sorted(name for name in headings if name.startswith("bt.")) == sorted(f"bt.{name}" for name in bt.__all__)
+    for name in headings:
+        if not name.startswith("bt."):
+            resolve(name.removeprefix("beamtree."))
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs")
+    words = ["-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "bt.Recommender" in (tmp_path / "site" / "api" / "index.html").read_text()
 
 
 def resolve(name):
@@ -94,6 +188,39 @@ def test_every_equation_of_the_paper_is_in_the_tour():
 def test_the_numbers_shown_are_those_of_the_results():
     done = subprocess.run([sys.executable, ROOT / "docs" / "fill.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def fill():
+    spec = importlib.util.spec_from_file_location("fill", ROOT / "docs" / "fill.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_result_that_is_kept_is_on_a_page(fill, monkeypatch):
+    read, whole = set(), Path.read_text
+
+    def spy(path, *args, **options):
+        read.add(path)
+        return whole(path, *args, **options)
+
+    shown = {part for page in PAGES for part in re.findall(r"<!-- (\w+) -->", whole(page))} - {"end"}
+    assert shown == set(fill.PARTS)
+    monkeypatch.setattr(Path, "read_text", spy)
+    for part in shown:
+        fill.PARTS[part]()
+    assert set((ROOT / "results").glob("*.json")) <= read
+
+
+def test_exact_numbers_in_the_findings_stand_in_a_table_above_them():
+    """Numbers with two digits after the point come from tables; others were rounded, or measured apart."""
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    tables = "\n".join(re.findall(r"^\|.*", text, flags=re.M))
+    shown = set(re.findall(r"(?<![\d.,])\d+\.\d\d(?!\d)", tables))
+    others = {"0.01", "0.18", "0.05", "2.58", "2.47"}  # of validation users, of a test, of Item-CF over other splits
+    findings = re.sub(r"^\|.*", "", text, flags=re.M)
+    assert set(re.findall(r"(?<![\d.,])\d+\.\d\d(?![\d.])", findings)) - others <= shown
 
 
 def test_no_cell_of_the_tables_is_missing_from_the_results():

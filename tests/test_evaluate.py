@@ -6,16 +6,18 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import PAD, Log
-from beamtree.evaluate import Evaluation, Score
-from beamtree.metrics import NAMES, all_metrics, bootstrap, hits, num_relevant
+from beamtree import PAD
+from beamtree.data import BeforeAfter, Events
+from beamtree.evaluate import Evaluation, Score, leaving_out, measure
+from beamtree.metrics import METRICS, bootstrap, hits, num_relevant
 
 
 def a_market(users=40, items=30, seed=0):
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(4, 15, (users,), generator=generator)
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return Log(offsets, torch.randint(0, items, (int(offsets[-1]),), generator=generator).int(), "market")
+    chosen = torch.randint(0, items, (int(offsets[-1]),), generator=generator).int()
+    return BeforeAfter(Events(offsets, chosen, "market"))
 
 
 def a_model(items=30):
@@ -25,13 +27,14 @@ def a_model(items=30):
 
 def test_ndcg_and_hit_rate_are_numbers_to_do_in_your_head():
     items, y = torch.tensor([[7, 1, 2], [7, 8, 9]]), torch.tensor([[1, 5], [1, 5]])
-    values = all_metrics(hits(items, y), num_relevant(y), 3)
-    named = dict(zip(NAMES, values[0].tolist(), strict=True))
-    assert named["ndcg"] == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
-    assert named["hit_rate"] == 1
-    assert values[1].tolist() == [0, 0, 0, 0, 0]
-    perfect = all_metrics(hits(torch.tensor([[5, 1]]), y[:1]), num_relevant(y[:1]), 2)
-    assert perfect[0].tolist() == pytest.approx([1, 1, 1, 1, 1])
+    values = {name: metric(hits(items, y), num_relevant(y), 3).tolist() for name, metric in METRICS.items()}
+    assert values["ndcg"][0] == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
+    assert values["hit_rate"][0] == 1
+    assert values["mrr"][0] == 1 / 2
+    assert {value[1] for value in values.values()} == {0}
+    for metric in METRICS.values():
+        perfect = metric(hits(torch.tensor([[5, 1]]), y[:1]), num_relevant(y[:1]), 2)
+        assert perfect.tolist() == pytest.approx([1])
 
 
 def test_bootstrap_intervals_are_as_wide_as_the_mean_is_uncertain():
@@ -45,9 +48,9 @@ def test_bootstrap_intervals_are_as_wide_as_the_mean_is_uncertain():
 
 
 def test_evaluate_is_the_mean_over_users_of_what_retrieve_finds():
-    log, model = a_market(), a_model()
-    found = bt.evaluate(model, log, beam_size=10, m=(5, 10), metrics=("recall", "ndcg"), batch_size=7)
-    x, y = log.batch(torch.arange(len(log)))
+    users, model = a_market(), a_model()
+    found = bt.evaluate(model, users, beam_size=10, m=(5, 10), metrics=("recall", "ndcg"), batch_size=7)
+    x, y = users.batch(torch.arange(len(users)))
     items, _ = bt.retrieve(model, x, beam_size=10, m=10)
     by_hand = [
         len(set(row[:5].tolist()) & set(ys.tolist()) - {PAD}) / len(set(ys.tolist()) - {PAD})
@@ -58,11 +61,13 @@ def test_evaluate_is_the_mean_over_users_of_what_retrieve_finds():
     assert all(score.low <= score.value <= score.high for score in found.scores)
     assert "@10" in str(found)
     assert "recall" in str(found)
+    assert "40 users; in brackets the 95 % interval" in str(found)
+    assert repr(found) == str(found)
 
 
 def test_what_was_seen_is_neither_retrieved_nor_expected():
-    log, model = a_market(), a_model()
-    rows = torch.arange(len(log))
+    users, model = a_market(), a_model()
+    rows = torch.arange(len(users))
     asked = []
 
     def find(x, exclude):
@@ -72,18 +77,18 @@ def test_what_was_seen_is_neither_retrieved_nor_expected():
             assert not set(row.tolist()) & set(left_out.tolist()) - {PAD}
         return items
 
-    found = bt.measure(find, log, m=(30,), exclude_seen=True, batch_size=len(log))
+    found = measure(find, users, m=(30,), exclude_seen=True, batch_size=len(users))
     new = [
         set(ys.tolist()) - set(seen.tolist()) - {PAD}
-        for ys, seen in zip(log.batch(rows)[1], log.past(rows), strict=True)
+        for ys, seen in zip(users.batch(rows)[1], users.seen(rows), strict=True)
     ]
     assert found.users == sum(1 for targets in new if targets)
     assert found["recall", 30] == pytest.approx(1.0)  # all that is not seen is retrieved
 
 
 def test_brute_force_is_a_beam_that_loses_nothing():
-    log, model = a_market(), a_model()
-    x, _ = log.batch(torch.arange(12))
+    users, model = a_market(), a_model()
+    x, _ = users.batch(torch.arange(12))
     for chained in (False, True):
         model.chained = chained
         items, scores = bt.brute_force(model, x, m=8, together=7)
@@ -93,13 +98,53 @@ def test_brute_force_is_a_beam_that_loses_nothing():
 
 
 def test_an_unknown_metric_is_named():
-    with pytest.raises(ValueError, match="metric 'mrr' is unknown: choose from precision"):
-        bt.evaluate(a_model(), a_market(), beam_size=10, m=(5,), metrics=("mrr",))
+    with pytest.raises(ValueError, match=r"metric 'map' is unknown: choose from precision, .*mrr"):
+        bt.evaluate(a_model(), a_market(), beam_size=10, m=(5,), metrics=("map",))
+    for nothing in ({"m": ()}, {"metrics": ()}):
+        with pytest.raises(ValueError, match="nothing to measure: give an m and a metric of precision"):
+            measure(lambda x, exclude: x, a_market(), **nothing)
+
+
+def test_a_function_of_your_own_is_a_metric():
+    users, model = a_market(), a_model()
+
+    def wanted_and_missed(hit, relevant, m):
+        """How many relevant items are not among the first m."""
+        return relevant - hit[:, :m].sum(1)
+
+    found = bt.evaluate(model, users, beam_size=10, m=(5, 10), metrics=("recall", wanted_and_missed))
+    assert list(found) == [(name, m) for name in ("recall", "wanted_and_missed") for m in (5, 10)]
+    x, y = users.batch(torch.arange(len(users)))
+    items, _ = bt.retrieve(model, x, beam_size=10, m=10)
+    for m in (5, 10):
+        missed = [len(set(ys.tolist()) - {PAD} - set(row[:m].tolist())) for row, ys in zip(items, y, strict=True)]
+        assert found["wanted_and_missed", m] == pytest.approx(sum(missed) / len(missed))
+    assert "wanted_and_missed" in str(found)
+
+
+def test_a_frame_holds_one_row_for_each_score():
+    found = bt.evaluate(a_model(), a_market(), beam_size=10, m=(5, 10), metrics=("recall", "mrr"))
+    rows = found.to_frame().to_dicts()
+    assert rows == [score.record() for score in found.scores]
+    assert [(row["metric"], row["m"]) for row in rows] == list(found)
+
+
+def test_a_plain_row_leaves_out_what_it_is_told_to_and_finds_as_many():
+    """Ten items, best first by number; 0, 1 and 2 are left out for one user, nothing for the other."""
+
+    def retrieve(x, m):
+        items = torch.nn.functional.pad(torch.arange(min(m, 10)), (0, max(0, m - 10)), value=PAD)
+        return items.expand(len(x), -1), -items.float().where(items != PAD, torch.inf).expand(len(x), -1)
+
+    x, exclude = torch.zeros(2, 1), torch.tensor([[2, 0, 1], [PAD, PAD, PAD]])
+    assert leaving_out(retrieve, 4)(x, exclude).tolist() == [[3, 4, 5, 6], [0, 1, 2, 3]]
+    assert leaving_out(retrieve, 9)(x, exclude).tolist() == [[3, 4, 5, 6, 7, 8, 9, PAD, PAD], [*range(9)]]
+    assert leaving_out(retrieve, 4)(x, exclude[:, :0]).tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_numbers_beside_each_other_do_not_run_together():
     scores = [Score(metric, m, 1.0, 1.0, 1.0) for metric in ("recall", "precision") for m in (10, 200)]
     heads, *lines = (line.split("  ") for line in str(Evaluation(scores, torch.zeros(3, 2, 2))).splitlines())
     assert [head.strip() for head in heads if head] == ["%", "@10", "@200"]
-    for line in lines:
+    for line in lines[:-1]:  # the last says what the brackets are
         assert [cell.strip() for cell in line if cell][-2:] == ["100.00 [100.00, 100.00]"] * 2

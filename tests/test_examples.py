@@ -12,6 +12,8 @@ PROMISES = {
     "regret_by_method.py": "OTM-mixed",
     "where_the_beam_went_wrong.py": "retrieved",
     "your_own_method.py": "beam-and-children",
+    "your_own_scorer.py": "recall",
+    "your_own_tree.py": "recall@50",
 }
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import Log
-from beamtree.data import factors
-from beamtree.train import Journal, loop
+from beamtree.data import BeforeAfter, Events, factors
+from beamtree.train import Checkpoints, Journal, Schedule, Validation, constant, cosine
 
 OPTIONS = {"epochs": 6, "batch_size": 16, "seed": 3}
 
@@ -16,8 +15,8 @@ OPTIONS = {"epochs": 6, "batch_size": 16, "seed": 3}
 def two_tastes(users=80, seed=0):
     """Users who like the even items, and users who like the odd ones."""
     generator = torch.Generator().manual_seed(seed)
-    events = [2 * torch.randint(0, 16, (10,), generator=generator) + u % 2 for u in range(users)]
-    return Log(torch.arange(users + 1) * 10, torch.cat(events).int(), f"tastes {seed}")
+    items = [2 * torch.randint(0, 16, (10,), generator=generator) + u % 2 for u in range(users)]
+    return BeforeAfter(Events(torch.arange(users + 1) * 10, torch.cat(items).int(), f"tastes {seed}"))
 
 
 def a_model():
@@ -25,10 +24,15 @@ def a_model():
     return bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes), first_level=2)
 
 
-def train(model, folder=None, **changes):
-    options = {**OPTIONS, "val": two_tastes(20, seed=9), "warm_up": bt.tdm_uniform(8), **changes}
-    bt.fit(model, two_tastes().drawn(), bt.otm_mixed(4, 4), folder=folder, **options)
-    return model
+def train(model, checkpoints=None, validation=None, **changes):
+    options = {
+        **OPTIONS,
+        "schedule": Schedule(warm_up=bt.tdm(8)),
+        "val": Validation(two_tastes(20, seed=9), **(validation or {})),
+        "checkpoints": checkpoints,
+        **changes,
+    }
+    return bt.fit(model, two_tastes().stretches(), bt.otm_mixed(4, 4), **options)
 
 
 def weights(model):
@@ -37,7 +41,7 @@ def weights(model):
 
 def test_a_scorer_that_starts_from_factors_knows_tastes_and_keeps_them():
     model, test = a_model(), two_tastes(20, seed=9)
-    vectors = factors(two_tastes(), 32)
+    vectors = factors(two_tastes().events, 32)
 
     def recall():
         return bt.evaluate(model, test, beam_size=16, m=(16,))["recall", 16]
@@ -52,7 +56,7 @@ def test_a_scorer_that_starts_from_factors_knows_tastes_and_keeps_them():
 def scripted(monkeypatch, values):
     """Have validation say these recalls, one after the other."""
     left = iter(values)
-    monkeypatch.setattr(loop, "recall_of", lambda model, val: next(left))
+    monkeypatch.setattr(Validation, "recall", lambda self, model: next(left))
 
 
 def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch):
@@ -64,17 +68,22 @@ def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch
         seen.append((step, recall))
 
     model = a_model()
-    train(model, patience=3, epochs=20, check_every=2, on_check=on_check)
+    progress = train(model, epochs=20, validation={"patience": 3, "every": 2, "on_check": on_check})
     assert seen == [(0, 0.05), (2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.1)]  # a tie is no progress
     assert torch.equal(weights(model), kept[2])
+    assert (progress.start, progress.best, progress.best_step, progress.step) == (0.05, 0.3, 4, 10)
+    assert progress.checks_since_best == 3
+    assert not progress.kept_the_start
 
 
 def test_a_start_that_training_only_spoils_is_kept(monkeypatch):
     scripted(monkeypatch, [0.5, 0.1, 0.2])
     model = a_model()
     before = weights(model)
-    train(model, patience=2, epochs=20, check_every=2)
+    progress = train(model, epochs=20, validation={"patience": 2, "every": 2})
     assert torch.equal(weights(model), before)
+    assert progress.kept_the_start
+    assert progress.start == progress.best == 0.5
 
 
 @pytest.mark.parametrize("stop", [3, 4, 7, 10])
@@ -89,41 +98,47 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
     recalls = {0: 0.05, 2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.28, 12: 0.3}
     at = {}
 
-    def recall(model, val):
+    def recall(self, model):
         at["step"] += 2
         return recalls[at["step"] - 2]
 
-    monkeypatch.setattr(loop, "recall_of", recall)
-    options = {"check_every": 2, "save_every": 3, "patience": 4}
+    monkeypatch.setattr(Validation, "recall", recall)
+
+    def run(name, resume=False, on_step=None):
+        model = a_model()
+        checkpoints = Checkpoints(tmp_path / name, every=3, seconds=None, resume=resume)
+        train(model, checkpoints, {"every": 2, "patience": 4}, on_step=on_step)
+        return model
+
     at["step"] = 0
-    whole = train(a_model(), tmp_path / "whole", **options)
+    whole = run("whole")
     at["step"] = 0
     with pytest.raises(Stopped):
-        train(a_model(), tmp_path / "run", on_step=on_step, **options)
+        run("run", on_step=on_step)
     at["step"] = (stop // 3) * 3 // 2 * 2 + 2  # after the last check that the last checkpoint knows of
-    resumed = train(a_model(), tmp_path / "run", resume=True, **options)
+    resumed = run("run", resume=True)
     assert torch.equal(weights(resumed), weights(whole))
-    best = [bt.load_model(tmp_path / run / "best") for run in ("whole", "run")]
+    best = [bt.load_model(tmp_path / name / "best") for name in ("whole", "run")]
     assert torch.equal(weights(best[0]), weights(best[1]))
-    again = train(a_model(), tmp_path / "run", resume=True, **options)  # nothing is left to do
+    again = run("run", resume=True)  # nothing is left to do
     assert torch.equal(weights(again), weights(whole))
 
 
 def test_the_first_steps_are_those_of_the_warm_up_alone():
     """With all steps in the warm-up, the method does not matter."""
-    log = two_tastes().drawn()
+    data = two_tastes().stretches()
     models = [a_model(), a_model()]
-    bt.fit(models[0], log, bt.otm(4), **OPTIONS, warm_up=bt.tdm_uniform(8), warm_share=1.0)
-    bt.fit(models[1], log, bt.tdm_uniform(8), **OPTIONS)
+    bt.fit(models[0], data, bt.otm(4), **OPTIONS, schedule=Schedule(warm_up=bt.tdm(8), warm_share=1.0))
+    bt.fit(models[1], data, bt.tdm(8), **OPTIONS)
     assert torch.equal(weights(models[0]), weights(models[1]))
 
 
 def test_schedules_start_and_end_where_they_say():
-    assert {bt.constant(share) for share in (0.0, 0.5, 1.0)} == {1.0}
-    assert bt.cosine(0.0) == pytest.approx(0.01, abs=1e-3)
-    assert bt.cosine(0.01) == pytest.approx(1.0, abs=1e-2)
-    assert bt.cosine(1.0) == pytest.approx(0.02)
-    assert all(bt.cosine(a / 100) > bt.cosine((a + 1) / 100) for a in range(2, 99))
+    assert {constant(share) for share in (0.0, 0.5, 1.0)} == {1.0}
+    assert cosine(0.0) == pytest.approx(0.01, abs=1e-3)
+    assert cosine(0.01) == pytest.approx(1.0, abs=1e-2)
+    assert cosine(1.0) == pytest.approx(0.02)
+    assert all(cosine(a / 100) > cosine((a + 1) / 100) for a in range(2, 99))
 
 
 def test_a_journal_drops_what_a_resumed_run_will_write_again(tmp_path):

@@ -8,16 +8,18 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from command import beamtree
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import beamtree
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
-from beamtree.data.prepared import write_folder, write_ids
+from beamtree.data import Ids, Instances
+from beamtree.data.ids import write_ids
+from beamtree.data.prepared import write_folder
 from beamtree.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
-from beamtree.scorers import DeepScorer, GivenScorer, LinearScorer
+from beamtree.scorers import DeepScorer, FixedScorer, LinearScorer
 
 USERS = 7
 
@@ -75,7 +77,7 @@ def mean(values):
 
 
 def check_against_the_oracle(model, x, y, k, cuts):
-    ours = inspect(model, bt.Instances(x, y), beam_size=k, m=cuts, batch_size=3)
+    ours = inspect(model, Instances(x, y), beam_size=k, m=cuts, batch_size=3)
     query = model.query(x)
     whole = [torch.zeros(len(x), 1), *(query.whole_level(h) for h in range(1, model.tree.height + 1))]
     logits = torch.cat(whole, dim=1).tolist()
@@ -97,9 +99,9 @@ def check_against_the_oracle(model, x, y, k, cuts):
 def test_every_number_is_its_definition(case, data, chained):
     k = data.draw(st.integers(2, 12))
     first_level = data.draw(st.integers(1, case.height))
-    model = TreeModel(case.tree, GivenScorer(case.logits), chained=chained, first_level=first_level)
+    model = TreeModel(case.tree, FixedScorer(case.logits), chained=chained, first_level=first_level)
     y = torch.cat([case.y, case.y[:, :1]], dim=1)  # a repeat counts once
-    check_against_the_oracle(model, GivenScorer.every(len(y)), y, k, (1, k // 2 + 1))
+    check_against_the_oracle(model, FixedScorer.every(len(y)), y, k, (1, k // 2 + 1))
 
 
 def histories(num_items, generator):
@@ -110,7 +112,7 @@ def histories(num_items, generator):
 
 SCORED = {
     "linear": lambda tree, g: (LinearScorer(tree.num_nodes, 4), torch.randn(USERS, 4, generator=g).double()),
-    "given": lambda tree, g: (GivenScorer(torch.randn(USERS, tree.num_nodes, generator=g)), GivenScorer.every(USERS)),
+    "given": lambda tree, g: (FixedScorer(torch.randn(USERS, tree.num_nodes, generator=g)), FixedScorer.every(USERS)),
     "deep": lambda tree, g: (DeepScorer(tree.num_nodes, scale=1.0), histories(tree.num_items, g)),
 }
 
@@ -140,7 +142,7 @@ def test_every_scorer_is_read_the_same_way(scorer, arity, chained, first_level, 
 
 @given(cases(), st.integers(1, 12), st.booleans())
 def test_every_relevant_item_is_found_or_lost_at_one_place(case, k, chained):
-    found = inspect(case.model(chained), bt.Instances(GivenScorer.every(3), case.y), beam_size=k, m=(k,))
+    found = inspect(case.model(chained), Instances(FixedScorer.every(3), case.y), beam_size=k, m=(k,))
     survival = [1.0, *(each.survival for each in found.levels)]
     assert all(above >= below for above, below in pairwise(survival))
     assert survival[-1] == pytest.approx(1 - sum(each.lost for each in found.levels))
@@ -157,7 +159,7 @@ def test_every_relevant_item_is_found_or_lost_at_one_place(case, k, chained):
 @pytest.mark.parametrize("scorer", SCORED)
 def test_a_beam_over_all_leaves_is_brute_force(scorer, chained, generator):
     model, x, y = a_model(scorer, 3, generator, chained)
-    found = inspect(model, bt.Instances(x, y), beam_size=81, m=(1, 10, 81))  # 50 items: the last m is short of some
+    found = inspect(model, Instances(x, y), beam_size=81, m=(1, 10, 81))  # 50 items: the last m is short of some
     assert all(each.survival == 1 and each.lost == each.avoidable == 0 for each in found.levels)
     for cut in found.cuts:
         assert cut.overlap == 1
@@ -170,9 +172,9 @@ def test_a_beam_over_all_leaves_is_brute_force(scorer, chained, generator):
 def test_a_number_you_can_do_in_your_head():
     """Four leaves; a beam of one goes left and takes item 0, while the best leaf is item 2, on the right."""
     logits = torch.tensor([[0.0, 2.0, 1.0, 0.0, -1.0, 3.0, -2.0]])
-    model = TreeModel(Tree(range(4)), GivenScorer(logits))
+    model = TreeModel(Tree(range(4)), FixedScorer(logits))
     y = torch.tensor([[0, 1, 2, 2, PAD]])
-    found = inspect(model, bt.Instances(GivenScorer.every(1), y), beam_size=1, m=(1,))
+    found = inspect(model, Instances(FixedScorer.every(1), y), beam_size=1, m=(1,))
     top, leaves = found.levels
     assert (top.nodes, top.candidates, leaves.nodes, leaves.candidates) == (2, 2, 4, 2)
     assert [top.survival, top.lost, top.avoidable] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
@@ -185,8 +187,8 @@ def test_a_number_you_can_do_in_your_head():
 def test_the_size_of_batches_changes_nothing_and_progress_is_told(generator):
     model, x, y = a_model("deep", 2, generator)
     told = []
-    one = inspect(model, bt.Instances(x, y), beam_size=8, m=(4, 2), batch_size=3, on_users=told.append)
-    other = inspect(model, bt.Instances(x, y), beam_size=8, m=(2, 4))
+    one = inspect(model, Instances(x, y), beam_size=8, m=(4, 2), batch_size=3, on_users=told.append)
+    other = inspect(model, Instances(x, y), beam_size=8, m=(2, 4))
     assert told == [3, 3, 1]
     for ours, theirs in zip(one.records(), other.records(), strict=True):
         assert ours.pop("value") == pytest.approx(theirs.pop("value"), abs=1e-9)
@@ -195,10 +197,10 @@ def test_the_size_of_batches_changes_nothing_and_progress_is_told(generator):
 
 def test_only_the_first_users_are_looked_at(generator):
     model, x, y = a_model("linear", 2, generator)
-    some = inspect(model, bt.Instances(x, y), beam_size=8, m=(4,), users=3)
+    some = inspect(model, Instances(x, y), beam_size=8, m=(4,), users=3)
     assert some.users == 3
-    assert some == inspect(model, bt.Instances(x[:3], y[:3]), beam_size=8, m=(4,))
-    many = bt.Instances(x.repeat(200, 1), y.repeat(200, 1))
+    assert some == inspect(model, Instances(x[:3], y[:3]), beam_size=8, m=(4,))
+    many = Instances(x.repeat(200, 1), y.repeat(200, 1))
     assert inspect(model, many, beam_size=8, m=(4,), batch_size=500).users == 1000
 
 
@@ -214,16 +216,16 @@ def test_only_the_first_users_are_looked_at(generator):
 def test_what_cannot_be_inspected_is_said(words, message, generator):
     model, x, y = a_model("linear", 2, generator)
     with pytest.raises(ValueError, match=message):
-        inspect(model, bt.Instances(x, y), beam_size=8, **{"m": (4,), **words})
+        inspect(model, Instances(x, y), beam_size=8, **{"m": (4,), **words})
 
 
 # In words
 
 
-def an_inspection(beam, brute_force, error=0.0):
+def an_inspection(beam, brute_force, error=0.0, **followed):
     levels = (LevelLoss(4, 16, 16, 0.9, 0.1, 0.0), LevelLoss(5, 32, 20, 0.6, 0.3, 0.2), LevelLoss(6, 64, 20, 0.5, 0, 0))
     searches = (Quality(0.1, recall, 0.1, 0.1) for recall in (beam, brute_force))
-    return Inspection(1000, 10, levels, (CutLoss(10, *searches, 0.5, 0.1, error),))
+    return Inspection(1000, 10, levels, (CutLoss(10, *searches, 0.5, 0.1, error),), **followed)
 
 
 def test_advice_depends_on_what_the_beam_loses():
@@ -244,9 +246,49 @@ def test_advice_depends_on_what_the_beam_loses():
     assert "Nothing relevant is found" in an_inspection(0.0, 0.0).advice
 
 
+def test_no_advice_is_given_that_is_followed_already():
+    told = {name: an_inspection(*recalls) for name, recalls in SEARCHES.items()}
+    assert "train with OTM, or widen the beam" in told["loses much"].advice
+    assert all("share rows" in told[name].advice or "sharing rows" in told[name].advice for name in ("noisy", "little"))
+    on_beams = an_inspection(*SEARCHES["loses much"], trained_on_beams=True)
+    assert on_beams.advice.endswith(", most at level 5 of 6: widen the beam.")
+    for name in ("noisy", "little"):
+        shared = an_inspection(*SEARCHES[name], shared_rows=True)
+        assert shared.verdict == told[name].verdict
+        assert "rows with ancestors" not in shared.advice
+        assert "regularise" in shared.advice or "longer training or more data" in shared.advice
+
+
+SEARCHES = {"loses much": (0.20, 0.30), "noisy": (0.3, 0.2), "little": (0.3, 0.303)}  # recall of the beam, of all
+
+
+@pytest.mark.parametrize("recalls", [(0.0, 0.0), *SEARCHES.values()])
+def test_every_verdict_shows_the_difference_with_its_interval(recalls):
+    beam, best = recalls
+    told = an_inspection(beam, best, error=0.01).advice
+    assert f"{abs(best - beam) * 100:.2f} ± 1.96 points apart" in told
+
+
+def test_a_difference_inside_its_interval_is_no_verdict():
+    assert an_inspection(0.20, 0.2197, error=0.01).verdict == 1  # 1.97 ± 1.96 points
+    assert an_inspection(0.20, 0.2195, error=0.01).verdict == 0
+    assert an_inspection(0.2195, 0.20, error=0.01).verdict == 0
+    assert an_inspection(0.2197, 0.20, error=0.01).verdict == -1
+
+
+def test_the_scorer_says_whether_rows_are_shared(generator):
+    for share in (True, False):
+        model, x, y = a_model("deep", 2, generator)
+        model.scorer = DeepScorer(model.tree.num_nodes, scale=1.0, share=share).double()
+        assert inspect(model, Instances(x, y), beam_size=8, m=(4,), users=2).shared_rows is share
+    model, x, y = a_model("linear", 2, generator)
+    found = inspect(model, Instances(x, y), beam_size=8, m=(4,), users=2, trained_on_beams=True)
+    assert (found.trained_on_beams, found.shared_rows) == (True, False)
+
+
 def test_a_report_prints_as_tables_and_its_records_are_flat(generator):
     model, x, y = a_model("given", 3, generator)
-    found = inspect(model, bt.Instances(x, y), beam_size=6, m=(2, 5))
+    found = inspect(model, Instances(x, y), beam_size=6, m=(2, 5))
     lines = str(found).splitlines()
     assert len(lines) == 3 + model.tree.height + 2 + 1
     assert lines[-1] == found.advice
@@ -278,8 +320,10 @@ def a_run(tmp_path_factory):
 
     write_folder(folder / "data", fill)
     tree = bt.random_tree(60, seed=1)
-    bt.save(TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=3), folder / "run")
-    (folder / "run" / "items.txt").write_bytes((folder / "data" / "items.txt").read_bytes())
+    model = TreeModel(
+        tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=3, ids=Ids(folder / "data" / "items.txt")
+    )
+    bt.save_model(model, folder / "run")
     (folder / "run" / "run.json").write_text(json.dumps({"data": str(folder / "data")}))
     (folder / "folder.png").mkdir()
     return folder
@@ -292,7 +336,7 @@ def test_the_command_prints_saves_and_draws(a_run):
     assert "lost here" in done.stdout
     assert "Next: beamtree inspect run --beam-size" in done.stdout or "Next: beamtree evaluate run" in done.stdout
     assert (a_run / "run" / "inspect.png").stat().st_size > 10_000
-    expected = inspect(bt.load_model(a_run / "run"), bt.load(a_run / "data").test, beam_size=10, m=(5, 10))
+    expected = inspect(bt.load_model(a_run / "run"), bt.load_data(a_run / "data").test, beam_size=10, m=(5, 10))
     assert expected.advice in done.stdout
     records = json.loads((a_run / "out" / "cells.json").read_text())
     assert records == expected.records()
@@ -311,7 +355,7 @@ def test_the_command_takes_other_users_and_another_picture(a_run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--beam-size", "10"], "at most beam_size items can be retrieved"),
+        (["run", "--beam-size", "10"], "--m 200 with --beam-size 10: at most so many items can be retrieved"),
         (["run", "--m", "many"], "give whole numbers separated by commas"),
         (["run", "--split", "val"], "data has no val users: choose another --split, or prepare with --val-users"),
         (["run", "--split", "all"], "choose test, val or train"),

@@ -7,8 +7,8 @@ import torch
 
 import beamtree as bt
 from beamtree.builders import category_tree
-from beamtree.data import Ids, Log
-from beamtree.data.items import read_categories, read_tree, read_vectors, write_tree
+from beamtree.data import Events, Ids
+from beamtree.ingest.items import read_categories, read_tree, read_vectors, write_tree
 from beamtree.tree import PAD
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -46,7 +46,7 @@ def test_categories_are_ordered_as_paths(tmp_path, ids):
 
 def test_a_category_tree_keeps_categories_together_and_the_popular_first():
     events = torch.tensor([3, 3, 3, 1, 1, 0, 2, 4, 5])
-    tree = category_tree(torch.tensor([1, 0, 1, 0, 2, 2]), Log(torch.tensor([0, 9]), events, "log"))
+    tree = category_tree(torch.tensor([1, 0, 1, 0, 2, 2]), Events(torch.tensor([0, 9]), events, "log"))
     assert [item for item in tree.items().tolist() if item != PAD] == [3, 1, 0, 2, 4, 5]
 
 
@@ -57,12 +57,12 @@ def test_items_without_a_category_are_named(tmp_path, ids):
 
 
 def test_one_category_that_holds_everything_is_refused():
-    log = Log(torch.tensor([0, 2]), torch.tensor([0, 1]), "log")
+    log = Events(torch.tensor([0, 2]), torch.tensor([0, 1]), "log")
     refused(lambda: category_tree(torch.zeros(6, dtype=torch.int64), log), "one category holds all 6 items")
 
 
 def test_fewer_categories_than_items_are_told():
-    log = Log(torch.tensor([0, 2]), torch.tensor([0, 9]), "log")
+    log = Events(torch.tensor([0, 2]), torch.tensor([0, 9]), "log")
     refused(lambda: category_tree(torch.arange(6), log), "6 categories, and item 9 in the log")
 
 

@@ -163,10 +163,10 @@ def test_touched_rows_move_as_adam_would_move_them(generator):
 
 
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("name", ["otm", "tdm", "plt"])
+@pytest.mark.parametrize("name", ["otm", "tdm-positives", "plt"])
 def test_a_methods_loss_and_gradients_do_not_depend_on_who_computes_them(monkeypatch, generator, name, share):
     tree = bt.Tree(torch.randperm(50, generator=torch.Generator().manual_seed(0)))
-    method = {"otm": bt.otm(4), "tdm": bt.tdm(5), "plt": bt.plt()}[name]
+    method = {"otm": bt.otm(4), "tdm-positives": bt.methods.tdm_positives(5), "plt": bt.plt()}[name]
     x = torch.randint(-1, 50, (3, 12), generator=generator, device=DEVICE)
     y = torch.randint(-1, 50, (3, 6), generator=generator, device=DEVICE)
     found = []

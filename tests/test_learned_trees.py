@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import beamtree as bt
 from beamtree.builders import learn_tree
 from beamtree.builders.matching import match, rank_in
-from beamtree.data import Instances
-from beamtree.scorers import GivenScorer
+from beamtree.data import BeforeAfter, Events, Instances
+from beamtree.scorers import FixedScorer
+from beamtree.train import Validation
 from beamtree.train.joint import fit_jointly
-from beamtree.train.loop import recall_of
 from beamtree.tree import PAD, Tree
 
 
@@ -67,8 +67,8 @@ def test_learning_splits_every_group_as_well_as_can_be(seed, num_items):
     tree = bt.random_tree(num_items, seed=seed)
     logits = torch.randn(6, tree.num_nodes, generator=generator) * 2
     y = torch.randint(num_items, (6, 3), generator=generator)
-    data = Instances(GivenScorer.every(6), y)
-    learned = learn_tree(bt.TreeModel(tree, GivenScorer(logits)), data, gap=1, stay=0.0)
+    data = Instances(FixedScorer.every(6), y)
+    learned = learn_tree(bt.TreeModel(tree, FixedScorer(logits)), data, gap=1, stay=0.0)
     assert sorted(learned.items().tolist()) == sorted(tree.items().tolist())
     assert ((learned.items() == PAD) == (tree.items() == PAD)).all()  # the same slots are taken
     log_p = torch.nn.functional.logsigmoid(logits)
@@ -98,8 +98,8 @@ def test_the_way_down_to_the_first_level_finds_about_the_best_there_is(seed, gap
     tree = bt.random_tree(6, seed=seed)
     logits = torch.randn(5, tree.num_nodes, generator=generator) * 3
     y = torch.randint(6, (5, 2), generator=generator)
-    model = bt.TreeModel(tree, GivenScorer(logits), first_level=first)
-    learned = learn_tree(model, Instances(GivenScorer.every(5), y), gap=gap, stay=0.0)
+    model = bt.TreeModel(tree, FixedScorer(logits), first_level=first)
+    learned = learn_tree(model, Instances(FixedScorer.every(5), y), gap=gap, stay=0.0)
     span = tree.level(first)
     weights = torch.zeros(6, len(span))
     for row, targets in enumerate(y.tolist()):
@@ -116,8 +116,8 @@ def test_with_little_room_items_go_down_in_smaller_steps_to_nearly_as_good_a_tre
     generator = torch.Generator().manual_seed(0)
     tree = bt.random_tree(64, seed=0)
     logits = torch.randn(200, tree.num_nodes, generator=generator)
-    data = Instances(GivenScorer.every(200), torch.randint(64, (200, 3), generator=generator))
-    model = bt.TreeModel(tree, GivenScorer(logits), first_level=4)
+    data = Instances(FixedScorer.every(200), torch.randint(64, (200, 3), generator=generator))
+    model = bt.TreeModel(tree, FixedScorer(logits), first_level=4)
 
     def total(tree):
         nodes = tree.ancestor(tree.leaf_of_item(data.y), 4)
@@ -132,8 +132,8 @@ def test_with_little_room_items_go_down_in_smaller_steps_to_nearly_as_good_a_tre
 def test_an_item_without_instances_stays_and_so_does_everything_that_gains_too_little():
     tree = bt.random_tree(40, seed=1)
     logits = torch.randn(5, tree.num_nodes, generator=torch.Generator().manual_seed(0))
-    data = Instances(GivenScorer.every(5), torch.arange(5).unsqueeze(1))
-    model = bt.TreeModel(tree, GivenScorer(logits))
+    data = Instances(FixedScorer.every(5), torch.arange(5).unsqueeze(1))
+    model = bt.TreeModel(tree, FixedScorer(logits))
     assert learn_tree(model, data, stay=1e6).fingerprint() == tree.fingerprint()
     assert learn_tree(model, data, stay=0.1).fingerprint() != tree.fingerprint()
 
@@ -143,11 +143,11 @@ def test_an_item_without_instances_stays_and_so_does_everything_that_gains_too_l
 def test_on_the_same_tree_nothing_that_was_learned_changes(share, seed, arity):
     tree = bt.random_tree(30, arity, seed=seed)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, share=share, scale=1.0))
-    same = model.planted(tree)
+    same = model.on_tree(tree)
     x = torch.randint(30, (3, 10), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for level in range(1, tree.height + 1):
-            nodes = tree.nodes(level).unsqueeze(0)
+            nodes = tree.mask.nodes(level).unsqueeze(0)
             torch.testing.assert_close(same.query(x).logits(level, nodes), model.query(x).logits(level, nodes))
 
 
@@ -155,7 +155,7 @@ def test_on_the_same_tree_nothing_that_was_learned_changes(share, seed, arity):
 def test_on_another_tree_leaves_keep_their_vectors_and_nodes_get_the_mean(share):
     old, new = bt.random_tree(20, seed=1), bt.random_tree(20, 3, seed=2)  # of another arity, too
     model = bt.TreeModel(old, bt.DeepScorer(old.num_nodes, share=share, scale=1.0))
-    other = model.planted(new)
+    other = model.on_tree(new)
     torch.testing.assert_close(other.item_vectors(), model.item_vectors())
     vectors = other.scorer.table.read(new, share=share).values.detach()
     before = model.scorer.table.read(old, share=share).values.detach()
@@ -170,14 +170,14 @@ def test_on_another_tree_leaves_keep_their_vectors_and_nodes_get_the_mean(share)
 def test_on_a_tree_of_another_arity_the_search_begins_with_about_as_many_nodes():
     two, four = bt.random_tree(3000), bt.random_tree(3000, 4)
     model = bt.TreeModel(two, bt.DeepScorer(two.num_nodes), first_level=8)
-    assert model.planted(four).first_level == 4
-    assert model.planted(four).planted(two).first_level == 8
+    assert model.on_tree(four).first_level == 4
+    assert model.on_tree(four).on_tree(two).first_level == 8
 
 
 def test_a_tree_over_other_items_is_refused():
     tree = bt.random_tree(20)
     with pytest.raises(ValueError, match="holds 21 items and the old one 20"):
-        bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)).planted(bt.random_tree(21))
+        bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)).on_tree(bt.random_tree(21))
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_new_tree_that_lowers_recall_is_rejected_with_a_line(joint):
             with torch.no_grad():
                 model.scorer.layers[-1].weight.mul_(-1)
         else:
-            bt.fit(model, data, bt.tdm_uniform(8), epochs=6, batch_size=10)
+            bt.fit(model, data, bt.tdm(8), epochs=6, batch_size=10)
 
     found = fit_jointly(model, data, data, train, rounds=2, stay=0.1, say=lines.append)
     assert found is model
@@ -211,11 +211,12 @@ def test_a_new_tree_that_does_not_is_kept(joint):
     model, data, lines = joint
 
     def train(model, turn, folder):
-        bt.fit(model, data, bt.tdm_uniform(8), epochs=30 if turn else 1, batch_size=10)
+        bt.fit(model, data, bt.tdm(8), epochs=30 if turn else 1, batch_size=10)
 
     found = fit_jointly(model, data, data, train, rounds=1, stay=0.0, say=lines.append)
     assert lines[-1].endswith("kept")
-    assert recall_of(found, data) >= recall_of(model, data)
+    recall = Validation(data).recall
+    assert recall(found) >= recall(model)
     assert found.tree.fingerprint() != model.tree.fingerprint()
 
 
@@ -228,7 +229,7 @@ def test_where_no_item_would_move_nothing_is_trained_again(joint):
 
 def test_tree_learning_needs_somebody_to_judge_it(joint):
     model, data, _ = joint
-    nobody = bt.Log(torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "nobody")
+    nobody = BeforeAfter(Events(torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "nobody"))
     with pytest.raises(ValueError, match="judged by validation users, and there are none"):
         fit_jointly(model, data, nobody, lambda *_: None)
 
@@ -251,6 +252,6 @@ def test_a_round_that_was_begun_is_gone_on_with(joint, tmp_path):
 def test_trees_with_one_item_and_of_any_shape_can_be_learned():
     for items, arity in ((1, 2), (2, 3), (17, 4)):
         tree = Tree(torch.arange(items), arity)
-        scorer = GivenScorer(torch.randn(4, tree.num_nodes))
-        data = Instances(GivenScorer.every(4), torch.randint(items, (4, 2)))
+        scorer = FixedScorer(torch.randn(4, tree.num_nodes))
+        data = Instances(FixedScorer.every(4), torch.randint(items, (4, 2)))
         assert learn_tree(bt.TreeModel(tree, scorer), data, gap=3).num_items == items

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import oracle
 import pytest
 import torch
@@ -7,20 +9,20 @@ from hypothesis import given
 import beamtree as bt
 from beamtree import PAD, methods, targets
 from beamtree.loss import bce
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
 from beamtree.targets import any_relevant
 
 # Every row with whether its labels are ẑ.
 ROWS = {
     "plt": (bt.plt(), False),
     "tdm": (bt.tdm(5), False),
-    "tdm-uniform": (bt.tdm_uniform(5), False),
+    "tdm-positives": (methods.tdm_positives(5), False),
     "otm": (bt.otm(3), True),
-    "otm-no-beam": (bt.otm_no_beam(5), True),
-    "otm-no-optest": (bt.otm_no_optest(3), False),
+    "otm-no-beam": (methods.otm_no_beam(5), True),
+    "otm-no-optest": (methods.otm_no_optest(3), False),
     "otm-mixed": (bt.otm_mixed(3, 5), True),
-    "otm-mixed-all": (bt.otm_mixed_all(3, 5), True),
-    "otm-stochastic": (bt.otm_stochastic(3), True),
+    "otm-mixed-all": (methods.otm_mixed_all(3, 5), True),
+    "otm-stochastic": (methods.otm_stochastic(3), True),
 }
 
 
@@ -32,7 +34,7 @@ def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "WHOLE_LEVEL", whole_level)
         model = case.model(method.chained)
-        x = GivenScorer.every(len(case.y))
+        x = FixedScorer.every(len(case.y))
         loss = method.loss(model, x, case.y, torch.Generator().manual_seed(1))
         drawn = list(
             method.candidates(model.query(x), any_relevant(case.tree, case.y), torch.Generator().manual_seed(1))
@@ -52,6 +54,48 @@ def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level
     assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
+def test_every_row_of_the_table_is_under_test():
+    assert {*ROWS, "hsm"} == set(methods.METHODS)  # hsm is PLT with single targets: see below
+
+
+def test_a_row_is_found_by_its_name_and_takes_the_numbers_it_needs():
+    for name, (method, _) in ROWS.items():
+        assert methods.sized(name, beam_size=3, nodes=5).describe() == method.describe()
+        assert method.name == name
+    with pytest.raises(ValueError, match="method 'svm' is unknown: choose from plt, hsm, tdm, "):
+        methods.sized("svm", 3, 5)
+
+
+def test_methods_are_the_same_if_all_their_parts_are():
+    for name, (method, _) in ROWS.items():
+        again = methods.sized(name, beam_size=3, nodes=5)
+        assert again == method  # a step on a GPU is recorded once for each method
+        assert hash(again) == hash(method)
+    assert bt.otm(3) != bt.otm(4)
+    assert bt.otm_mixed(3, 5) != bt.otm_mixed(3, 6)
+    assert bt.otm(3) != replace(bt.otm(3), labels=methods.every_positive)  # of one name
+
+
+def test_a_method_describes_itself_by_its_functions_and_their_numbers():
+    assert bt.otm_mixed(3, 5).describe() == {
+        "method": "otm-mixed",
+        "candidates": "beam_and_leaves(beam_size=3, extra=5)",
+        "labels": "best_child",
+        "chained": False,
+        "single_target": False,
+        "walks": True,
+    }
+    described = [str(method.describe()) for method, _ in ROWS.values()]
+    described += [str(method.describe()) for method in (bt.hsm(), bt.otm(4), bt.otm_mixed(3, 6), bt.otm_mixed(4, 5))]
+    assert len(set(described)) == len(described)
+
+
+def test_the_methods_that_walk_are_those_that_train_on_a_beam():
+    assert {name for name, (method, _) in ROWS.items() if method.walks} == {
+        "otm", "otm-no-optest", "otm-mixed", "otm-mixed-all", "otm-stochastic"
+    }  # fmt: skip
+
+
 def test_only_plt_and_hsm_chain_their_probabilities():
     assert bt.plt().chained
     assert bt.hsm().chained
@@ -61,7 +105,7 @@ def test_only_plt_and_hsm_chain_their_probabilities():
 @given(cases(max_items=20))
 def test_hsm_is_plt_on_one_target_at_a_time(case):
     model = case.model(chained=True)
-    x = GivenScorer.every(len(case.y))
+    x = FixedScorer.every(len(case.y))
     generator = torch.Generator()
     whole = bt.hsm().loss(model, x, case.y, generator)
     parts = [
@@ -81,7 +125,7 @@ def test_mixed_adds_random_nodes_where_asked():
         drawn = method.candidates(query, [], torch.Generator().manual_seed(0))
         return [int((nodes != PAD).sum(1).max()) for _, nodes in drawn]
 
-    beam, leaf, every = (widths(m) for m in (bt.otm(4), bt.otm_mixed(4, 20), bt.otm_mixed_all(4, 20)))
+    beam, leaf, every = (widths(m) for m in (bt.otm(4), bt.otm_mixed(4, 20), methods.otm_mixed_all(4, 20)))
     assert leaf[:-1] == beam[:-1]
     assert leaf[-1] > beam[-1]
     assert all(more > less for more, less in zip(every[3:], beam[3:], strict=True))

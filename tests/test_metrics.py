@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.metrics import precision_recall_f
+from beamtree.metrics import hits, mrr, num_relevant, precision_recall_f
 
 
 @given(st.data())
@@ -18,6 +18,20 @@ def test_metrics_are_equations_5_to_7(data):
     y = torch.tensor([[*relevant, PAD]])
     ours = precision_recall_f(torch.tensor([retrieved]), y, m)[0].tolist()
     assert ours == pytest.approx(oracle.precision_recall_f(retrieved, relevant, m), rel=1e-6)
+
+
+@given(st.data())
+def test_mrr_is_one_over_the_rank_of_the_first_relevant_item(data):
+    """Rows of their own length: PAD where a search found fewer, and m beyond what was retrieved."""
+    rows = data.draw(st.lists(st.permutations(range(8)), min_size=1, max_size=5))
+    found = [row[: data.draw(st.integers(0, 8))] for row in rows]
+    relevant = [data.draw(st.sets(st.integers(0, 9), min_size=1)) for _ in rows]
+    m, width = data.draw(st.integers(1, 12)), data.draw(st.integers(8, 10))
+    items = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in found])
+    y = torch.tensor([[*wanted, *[PAD] * (10 - len(wanted))] for wanted in relevant])
+    ours = mrr(hits(items, y), num_relevant(y), m).tolist()
+    expected = [oracle.reciprocal_rank(row, wanted, m) for row, wanted in zip(found, relevant, strict=True)]
+    assert ours == pytest.approx(expected, rel=1e-6)
 
 
 def test_numbers_to_do_in_your_head():

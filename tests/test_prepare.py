@@ -15,15 +15,17 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from command import beamtree
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cli import beamtree
 
 import beamtree as bt
-from beamtree.data import arrange, interactions, opening, prepared
-from beamtree.data.columns import FORMATS, find_columns, is_header
-from beamtree.data.interactions import prepare
-from beamtree.data.prepared import SPLITS, load
+from beamtree.data import load_data, prepared
+from beamtree.data.prepared import SPLITS
+from beamtree.ingest import arrays, readers
+from beamtree.ingest import prepare as module
+from beamtree.ingest.columns import FORMATS, find_columns, is_header
+from beamtree.ingest.prepare import prepare
 
 
 def rows_of(users=5, events=4, items=6, seed=0):
@@ -42,7 +44,7 @@ def text_of(rows, header=("user", "item", "timestamp"), separator=","):
 
 def contents(folder):
     """What a prepared folder says: split → user → [(item, time)]; time None where there is none."""
-    data = load(folder)
+    data = load_data(folder)
     offsets = np.load(folder / "offsets.npy")
     events = [data.items[number] for number in np.load(folder / "events.npy")]
     has_times = (folder / "times.npy").exists()
@@ -111,8 +113,8 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
     expected, report = oracle(rows, min_events)
     items = Counter(item for events in expected.values() for item, _ in events)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interactions, "AT_ONCE", at_once)
-        patch.setattr(arrange, "AT_ONCE", at_once)
+        patch.setattr(module, "AT_ONCE", at_once)
+        patch.setattr(arrays, "AT_ONCE", at_once)
         if len(expected) < 2 or len(items) < 2:
             with pytest.raises(ValueError, match="two items are needed"):
                 prepare(log, folder / "out", min_events=min_events)
@@ -122,18 +124,18 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
     assert histories(folder / "out") == expected
     found = {name: count for name, count in description["report"].items() if name != "ignored_columns"}
     assert found == {name: report[name] for name in found}
-    data = load(folder / "out")
+    data = load_data(folder / "out")
     assert data.items.names == sorted(items, key=lambda item: (-items[item], item))
     for users in contents(folder / "out").values():
         assert list(users) == sorted(users)
-    assert data.train.popularity(data.num_items).sum() == sum(
+    assert data.train.events.popularity(data.num_items).sum() == sum(
         len(e) for e in contents(folder / "out")["train"].values()
     )
 
 
 def test_a_repeat_is_found_among_events_at_the_same_time():
     user, item, time = (np.array(column) for column in ([1, 1, 0, 1, 1], [7, 5, 7, 7, 7], [2, 2, 2, 2, 3]))
-    found = arrange.in_order(user, item, time)
+    found = arrays.in_order(user, item, time)
     assert [column.tolist() for column in found] == [[0, 1, 1, 1], [7, 7, 5, 7], [2, 2, 2, 3]]
 
 
@@ -226,7 +228,7 @@ def test_ids_stay_the_text_they_are(tmp_path):
     rows = [(user, item, place) for user in names for place, item in enumerate(names)]
     (tmp_path / "log.csv").write_text(text_of(rows))
     prepare(tmp_path / "log.csv", tmp_path / "out")
-    data = load(tmp_path / "out")
+    data = load_data(tmp_path / "out")
     assert set(data.items.names) == set(data.users.names) == set(names)
     assert data.items.find(["007", " 7 ", "8"]) == [data.items.names.index("007"), data.items.names.index("7"), None]
 
@@ -245,7 +247,7 @@ def test_ids_of_any_type_become_text(tmp_path, column, expected):
     frame = pl.concat([frame.with_columns(item=pl.lit(item)) for item in ("i", "j")])
     frame.write_parquet(tmp_path / "log.parquet")
     prepare(tmp_path / "log.parquet", tmp_path / "out", min_events=2)
-    assert set(load(tmp_path / "out").users.names) == set(expected)
+    assert set(load_data(tmp_path / "out").users.names) == set(expected)
 
 
 def test_a_float_that_is_not_a_number_is_a_missing_id(tmp_path):
@@ -324,7 +326,7 @@ def test_a_log_without_times_is_in_order(tmp_path):
 )
 def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, column, first, then):
     """A number and its digits are one id and one time, and every row is kept or counted."""
-    monkeypatch.setattr(opening, "LOOK", 30)
+    monkeypatch.setattr(readers, "LOOK", 30)
     rows = [{"user": row % 8, "item": row * 7 % 20, "timestamp": row} for row in range(100)]
     lines = [{**row, column: (then if place >= 50 else first)(row[column])} for place, row in enumerate(rows)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -338,11 +340,11 @@ def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, co
 
 
 def test_json_lines_may_change_after_more_lines_than_are_looked_at(tmp_path):
-    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(opening.LOOK + 2_000)]
+    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(readers.LOOK + 2_000)]
     lines += [{"user": str(row % 40), "item": str(row % 60), "time": str(row)} for row in range(20_000, 21_000)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     beamtree("prepare", "log.jsonl", "--out", "out", folder=tmp_path)
-    data = load(tmp_path / "out")
+    data = load_data(tmp_path / "out")
     found = data.description
     assert (found["num_users"], found["num_items"], found["num_events"]) == (40, 60, len(lines))
 
@@ -353,12 +355,12 @@ def test_json_lines_keep_the_text_of_text(tmp_path):
     lines = [{"user": user, "item": item, "time": 5} for user in "ab" for item in names]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert prepare(tmp_path / "log.jsonl", tmp_path / "out", min_events=2)["report"]["duplicates"] == 2
-    assert set(load(tmp_path / "out").items.names) == {"1", "1.0", "01", str(2**70), "2.5", "true", "x"}
+    assert set(load_data(tmp_path / "out").items.names) == {"1", "1.0", "01", str(2**70), "2.5", "true", "x"}
 
 
 @pytest.mark.parametrize("late", [1600000000.5, "1600000000.5", "soon"])
 def test_a_time_in_another_way_at_the_end_is_read_or_counted(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(opening, "LOOK", 30)
+    monkeypatch.setattr(readers, "LOOK", 30)
     lines = [{"user": row % 4, "item": row % 5, "time": row} for row in range(100)] + [
         {"user": 9, "item": item, "time": late} for item in (1, 2)
     ]
@@ -402,7 +404,7 @@ def test_the_half_split_is_read_back(tmp_path):
     rows = [(user, f"i{place}", place) for user in "abc" for place in range(7)]
     (tmp_path / "log.csv").write_text(text_of(rows))
     prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
-    data = load(tmp_path / "out")
+    data = load_data(tmp_path / "out")
     x, y = data.test.batch(torch.arange(1))
     assert [data.items[number] for number in x[0, :3]] == ["i2", "i1", "i0"]  # newest first
     assert (x[0, 3:] == -1).all()
@@ -451,7 +453,7 @@ def test_the_order_of_rows_survives_reading_in_pieces(tmp_path):
 
 
 def test_the_summary_can_be_done_in_the_head():
-    found = arrange.summary(np.array([0, 2, 2, 3, 13]), np.array([10, 0, *[1] * 9, 1]))
+    found = arrays.summary(np.array([0, 2, 2, 3, 13]), np.array([10, 0, *[1] * 9, 1]))
     events = found["events_per_user"]
     assert (events["min"], events["median"], events["mean"], events["max"]) == (2, 2.5, 5, 13)
     assert events["histogram"] == [{"from": 2, "to": 4, "users": 3}, {"from": 10, "to": 19, "users": 1}]
@@ -474,10 +476,10 @@ def test_the_summary_can_be_done_in_the_head():
         ("user,item,time\nu,i,1\nu,j,2\n", {}, "two users with at least 2 events"),
         ("user,item,time\nu,i,1\nu,i,2\nv,i,1\nv,i,2\n", {}, "but 2 and 1 are left of 4 rows"),
         ("user,item,time\nu,i,soon\n", {}, r"no time in column 'time' can be read \(it begins with 'soon'\)"),
-        ("item,time\ni,1\n", {}, r"which column is the user\? Say so with --user: the columns are item, time"),
+        ("item,time\ni,1\n", {}, r"which column is the user\? Say so with `user`: the columns are item, time"),
         ("alice,bread\nbob,milk\n", {}, r"the columns are alice, bread \(or 1, 2, … if that is no header\)"),
-        ("a,1\n", {"user": "3"}, "no column '3' for --user: the log has no header; its columns are 1 … 2"),
-        ("user,item\nu,i\n", {"time": "when"}, "no column 'when' for --time: the columns are user, item"),
+        ("a,1\n", {"user": "3"}, "no column '3' for `user`: the log has no header; its columns are 1 … 2"),
+        ("user,item\nu,i\n", {"time": "when"}, "no column 'when' for `time`: the columns are user, item"),
         ("user,item\nu,i\n", {"user": "item", "item": "item"}, "must be different columns"),
         ('user,item\n"a\nb",i\na,i\n', {}, r"the id 'a\\nb' of a user has a line break inside"),
         ("user,item\nu,i\nu,i,9\n", {}, "cannot be read: found more fields"),
@@ -559,7 +561,7 @@ def prepared_before(tmp_path):
     yield
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "out"]
-    load(tmp_path / "out")
+    load_data(tmp_path / "out")
 
 
 @pytest.mark.parametrize("step", ["sort", "write_arrays", "write_ids", "summary"])
@@ -567,7 +569,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path, monkeypatch, prep
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(interactions, step, fail)
+    monkeypatch.setattr(module, step, fail)
     done = beamtree("prepare", "log.csv", "--out", "out", folder=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "beamtree: [Errno 28] No space left on device"
@@ -594,7 +596,7 @@ def test_an_interrupt_changes_nothing_and_no_draft_loads(tmp_path, prepared_befo
     def stop_at_the_end(stage):
         for draft in tmp_path.glob("*.new-*"):
             with pytest.raises(ValueError, match="holds no prepared data"):
-                load(draft)
+                load_data(draft)
         if stage.startswith("writing"):
             raise KeyboardInterrupt
 
@@ -690,7 +692,7 @@ def test_a_link_stays_a_link(tmp_path):
         prepare(tmp_path / "log.csv", tmp_path / "link", min_events=2)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log.csv", "out"]
         assert (tmp_path / "link").is_symlink()
-        assert load(tmp_path / "out").num_items == load(tmp_path / "link").num_items
+        assert load_data(tmp_path / "out").num_items == load_data(tmp_path / "link").num_items
 
 
 def test_what_a_killed_process_of_the_same_number_left_is_no_hindrance(tmp_path):
@@ -723,7 +725,7 @@ def test_the_command_tells_saves_and_draws(tmp_path):
     ):
         assert line in done.stdout
     description = json.loads((tmp_path / "told" / "it.json").read_text())
-    assert description == load(tmp_path / "data" / "mine").description
+    assert description == load_data(tmp_path / "data" / "mine").description
     assert description["users"] == {"train": 18, "val": 1, "test": 2}
     assert (tmp_path / "data" / "mine" / "summary.png").stat().st_size > 10_000
     beamtree(*words, folder=tmp_path)  # its own folder may be replaced
@@ -756,5 +758,5 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path, words, message):
 def test_the_front_door_prepares(tmp_path):
     write_csv(tmp_path, rows_of())
     description = bt.prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
-    assert bt.load(tmp_path / "out").description == description
+    assert bt.load_data(tmp_path / "out").description == description
     assert not hasattr(bt, "prepair")

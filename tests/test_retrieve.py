@@ -3,18 +3,17 @@
 import csv
 import json
 import math
-import shutil
 
 import polars as pl
 import pytest
 import torch
-from test_cli import beamtree
-from test_prepare import largest_file
+from command import beamtree, largest_file
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.data import Ids, opening
-from beamtree.serve import Tally, answer, files, split_ids
+from beamtree.answers import Tally, answer, files, read_history, split_ids
+from beamtree.data import Ids
+from beamtree.ingest import readers
 
 ITEMS = [f"{number:03}" for number in range(57)] + ["[bold]", "Ä b", "c"]  # 007 is an id, and so is one with a space
 HISTORIES = {
@@ -27,15 +26,22 @@ HISTORIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run folder with a model that was never trained."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    tree = bt.random_tree(len(ITEMS), arity=3, seed=1)
-    bt.save(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0)), folder)
-    (folder / "items.txt").write_text("".join(f"{name}\n" for name in ITEMS), encoding="utf-8")
+EVENTS = [number * 17 % 60 // 2 for number in range(60)]  # of each item in training; some have as many
+
+
+def make_run(folder, ids):
+    """A run folder with a model that was never trained, but knows what is popular."""
+    tree = bt.random_tree(len(ids), arity=3, seed=1)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), ids=Ids(ids))
+    model.popularity = torch.tensor(EVENTS)
+    bt.save_model(model, folder)
     (folder / "run.json").write_text(json.dumps({"data": "nowhere"}))
     return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
 
 
 def expected(run, histories, *, m=10, beam_size=400, exclude_seen=False):
@@ -44,6 +50,10 @@ def expected(run, histories, *, m=10, beam_size=400, exclude_seen=False):
     answers = {}
     for user, history in histories.items():
         known = [ITEMS.index(name) for name in history if name in ITEMS]
+        if not known:  # what is popular, and the share of all events that it has
+            order = sorted(range(len(ITEMS)), key=lambda item: (-EVENTS[item], item))[:m]
+            answers[user] = [(ITEMS[item], EVENTS[item] / sum(EVENTS)) for item in order]
+            continue
         x = torch.full((1, 69), PAD)
         for place, number in enumerate(known[::-1][:69]):
             x[0, place] = number
@@ -176,15 +186,13 @@ def test_ids_with_spaces_fit_in_a_list(tmp_path, run):
 
 
 @pytest.fixture(scope="module")
-def numbered(run, tmp_path_factory):
+def numbered(tmp_path_factory):
     """The same run over items whose ids are numbers."""
-    folder = shutil.copytree(run, tmp_path_factory.mktemp("runs") / "numbered")
-    (folder / "items.txt").write_text("".join(f"{number}\n" for number in range(len(ITEMS))))
-    return folder
+    return make_run(tmp_path_factory.mktemp("runs") / "numbered", [str(number) for number in range(len(ITEMS))])
 
 
 def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered):
-    monkeypatch.setattr(opening, "LOOK", 30)
+    monkeypatch.setattr(readers, "LOOK", 30)
     lines = [{"user": user, "history": [user % 60]} for user in range(100)]
     late = [{"user": "a", "history": ["7", 12.0, 13]}, {"user": 5.0, "history": []}, {"user": 1, "history": None}]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *late]))
@@ -259,9 +267,10 @@ def test_one_history_is_answered_by_a_table_and_json(tmp_path, run):
 
 def test_the_newest_item_stands_last(run):
     """69 items count, and which of them is the newest makes a difference."""
-    model, ids = bt.load_model(run), Ids(run / "items.txt")
+    model, ids = bt.load_model(run), Ids(ITEMS)
     old = ["c"] * 5 + ITEMS[:57] + ["c"] * 12
-    first, second, turned = answer(model, ids, [old, ["012", *old[-69:]], old[::-1]])
+    histories = [read_history(ids, names) for names in (old, ["012", *old[-69:]], old[::-1])]
+    first, second, turned = answer(model, ids, histories)
     assert (first.items, first.scores) == (second.items, second.scores)
     assert first.scores != turned.scores
 
@@ -271,6 +280,13 @@ def test_text_is_split_at_spaces_commas_and_bars():
     assert split_ids(" , ") == []
 
 
+def test_text_may_be_a_list_as_json():
+    assert split_ids(' ["a, b", " c d|e ", 7, 12.0, null, ""]\n') == ["a, b", "c d|e", "7", "12"]
+    assert split_ids("[]") == []
+    for none in ("[a]", "[a b]", '["a"', "[" * 100_000):  # ids as good as any
+        assert split_ids(none) == none.split()
+
+
 # What is not known, and what was seen
 
 
@@ -278,19 +294,21 @@ def test_unknown_items_are_passed_over_with_a_note(tmp_path, run):
     write_rows(tmp_path / "in.jsonl", HISTORIES)
     done = retrieve(run, tmp_path, "in.jsonl")
     assert "3 events passed over: of items that the model does not know (what, nobody)" in done.stderr
-    assert "2 users without a known item" in done.stderr
+    assert "2 users without a known item: answered with what is popular" in done.stderr
     found = read_answers(tmp_path / "out.parquet")
     same({"": found["u4"]}, {"": found["u1"]})
     same({"": found["u5"]}, {"": found["u6"]})
     done = beamtree("retrieve", str(run), "--history", "7,what", folder=tmp_path)
     assert "2 events passed over" in done.stderr
     assert "(7, what)" in done.stderr
-    assert "1 user without a known item: answered as for an empty history" in done.stderr
+    assert "1 user without a known item: answered with what is popular" in done.stderr
+    assert "share of events" in done.stdout  # and no probability
 
 
 def test_a_note_names_the_first_few_items(run):
     tally = Tally()
-    tally.add(answer(bt.load_model(run), Ids(run / "items.txt"), [[f"x{number}" for number in range(1234)]]))
+    ids = Ids(ITEMS)
+    tally.add(answer(bt.load_model(run), ids, [read_history(ids, [f"x{number}" for number in range(1234)])]))
     assert next(tally.notes()).startswith("1,234 events passed over")
     assert "(x0, x1, x2, x3, x4, …)" in next(tally.notes())
 
@@ -404,11 +422,11 @@ def fails(done, message):
         (["--input", "empty.csv", "--output", "out.csv"], "empty.csv is empty"),
         (["--input", "no.parquet", "--output", "out.csv"], "no.parquet cannot be read"),
         (["--input", "struct.jsonl", "--output", "out.csv"], "column 'history' holds Struct"),
-        (["--history", "007", "--m", "11", "--beam-size", "10"], "at most beam_size items"),
+        (["--history", "007", "--m", "11", "--beam-size", "10"], "--m 11 with --beam-size 10: at most so many items"),
         (["--history", "007", "--m", "0"], "--m"),
         (["--history", "007", "--device", "tpu"], "is not here"),
         (["--history", "007", "--json", "folder.csv"], "folder.csv cannot be written: it is a folder"),
-        (["--history", " ".join(ITEMS), "--exclude-seen", "--m", "1", "--beam-size", "1"], "nothing was found"),
+        (["--history", json.dumps(ITEMS), "--exclude-seen", "--m", "1", "--beam-size", "1"], "nothing was found"),
     ],
 )
 def test_a_users_error_is_one_line_and_writes_nothing(tmp_path, run, words, message):
@@ -434,5 +452,6 @@ def test_a_users_error_is_one_line_and_writes_nothing(tmp_path, run, words, mess
 def test_a_run_that_is_none_and_ids_of_another_are_refused(tmp_path, run):
     fails(beamtree("retrieve", "nowhere", "--history", "007", folder=tmp_path, check=False), "nowhere is no run")
     (tmp_path / "items.txt").write_text("007\n")
+    ids = Ids(tmp_path / "items.txt")
     with pytest.raises(ValueError, match="1 ids for a tree of 60 items"):
-        answer(bt.load_model(run), Ids(tmp_path / "items.txt"), [["007"]])
+        answer(bt.load_model(run), ids, [read_history(ids, ["007"])])

@@ -5,15 +5,17 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.scorers import SCORERS, DeepScorer, GivenScorer, LinearScorer, deep, linear
+from beamtree.kernels import products
+from beamtree.model import quantized
+from beamtree.scorers import SCORERS, DeepScorer, FixedScorer, LinearScorer, linear
 
 
 def a_linear(tree):
     return LinearScorer(tree.num_nodes, 5), torch.randn(7, 5)
 
 
-def a_given(tree):
-    return GivenScorer(torch.randn(7, tree.num_nodes)), GivenScorer.every(7)
+def a_fixed(tree):
+    return FixedScorer(torch.randn(7, tree.num_nodes)), FixedScorer.every(7)
 
 
 def a_deep(tree):
@@ -34,7 +36,7 @@ def histories(num_items):
 
 SCORERS_UNDER_TEST = {
     "linear": a_linear,
-    "given": a_given,
+    "fixed": a_fixed,
     "deep": a_deep,
     "deep, no sharing": a_deep_without_sharing,
 }
@@ -49,7 +51,20 @@ def scored(request):
 
 
 def test_every_registered_scorer_is_under_test():
-    assert set(SCORERS) <= set(SCORERS_UNDER_TEST)
+    tree = bt.random_tree(50)
+    assert set(SCORERS) <= {type(make(tree)[0]) for make in SCORERS_UNDER_TEST.values()}
+
+
+def test_a_scorer_that_is_registered_is_made_from_its_settings(scored):
+    """As `load_model` makes it: without a seed, and with the weights of the one that was saved."""
+    tree, scorer, x = scored
+    if type(scorer) not in SCORERS:
+        return
+    other = type(scorer)(**scorer.settings(), seed=None)
+    assert other.settings() == scorer.settings()
+    other.load_state_dict(scorer.state_dict())
+    found, expected = (each.whole_level(each.context(tree, x), tree, 2) for each in (other, scorer))
+    assert torch.equal(found, expected)
 
 
 def test_a_node_scores_the_same_in_any_company(scored):
@@ -121,7 +136,7 @@ def test_deep_scores_are_those_of_the_literal_tiled_computation(share):
     assert scorer.of_user.in_features + scorer.of_node.in_features == 264
     context = scorer.context(tree, x)
     for level in (1, 2, tree.height):
-        nodes = tree.nodes(level)[:5]
+        nodes = tree.mask.nodes(level)[:5]
         ours = scorer(context, level, nodes.unsqueeze(0))
         literal = torch.stack([torch.stack([literal_deep(tree, scorer, row, int(n)) for n in nodes]) for row in x])
         torch.testing.assert_close(ours, literal)
@@ -145,7 +160,7 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
         context = scorer.context(tree, x)
         pooled = scorer._pool(tree, context.vectors, x).view(7, tree.height + 1, 10, 24).mean(2)  # u
         for level in (1, tree.height):
-            nodes = tree.nodes(level)[:6]
+            nodes = tree.mask.nodes(level)[:6]
             u, n = pooled[:, level].unsqueeze(1), table[nodes].unsqueeze(0)
             expected = ((u + n).abs() - (u - n).abs()).sum(-1) - 2
             torch.testing.assert_close(scorer(context, level, nodes.unsqueeze(0)), expected, rtol=1e-3, atol=1e-3)
@@ -157,19 +172,19 @@ def test_a_deep_scorer_that_learns_nothing_says_the_same(share, monkeypatch):
     torch.manual_seed(0)
     tree = bt.random_tree(50, arity=3, seed=1)
     scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
-    monkeypatch.setattr(deep, "KEPT", tree.level(2).stop)
+    monkeypatch.setattr(products, "KEPT", tree.level(2).stop)
     for _ in range(2):
         for users in (x, x[:1]):
             context = scorer.context(tree, users)
             with torch.no_grad():
                 still = scorer.context(tree, users)
             for level in range(1, tree.height + 1):
-                nodes = torch.cat([tree.nodes(level)[:5], torch.tensor([PAD])]).expand(len(users), -1)
+                nodes = torch.cat([tree.mask.nodes(level)[:5], torch.tensor([PAD])]).expand(len(users), -1)
                 for some in (nodes, nodes[:1]):
                     with torch.no_grad():
                         found = scorer(still, level, some)
                     torch.testing.assert_close(found, scorer(context, level, some))
-        scorer(context, 1, tree.nodes(1).unsqueeze(0)).sum().backward()
+        scorer(context, 1, tree.mask.nodes(1).unsqueeze(0)).sum().backward()
         torch.optim.SGD(scorer.parameters(), lr=1e-2).step()  # and again with other weights
 
 
@@ -177,15 +192,15 @@ def test_int8_says_nearly_the_same_and_learns_as_before():
     torch.manual_seed(0)
     tree = bt.random_tree(50, arity=3, seed=1)
     model, x = bt.TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0)), histories(50)
-    small = bt.quantized(model)
-    level, nodes = tree.height, tree.nodes(tree.height).unsqueeze(0)
+    small = quantized(model)
+    level, nodes = tree.height, tree.mask.nodes(tree.height).unsqueeze(0)
     exact = model.query(x).logits(level, nodes)
     with torch.no_grad():
         rounded = small.query(x).logits(level, nodes)
     assert 0 < (rounded - exact).abs().max() < 0.1 * exact.std()
     assert torch.equal(small.query(x).logits(level, nodes), exact)  # where something is learned
     with pytest.raises(ValueError, match="LinearScorer would not be faster"):
-        bt.quantized(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 5)))
+        quantized(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 5)))
 
 
 def test_a_deep_scorer_refuses_what_is_no_history():

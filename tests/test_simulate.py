@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from test_cli import beamtree
+from command import beamtree
 
-from beamtree.baselines import item_cf, popularity
-from beamtree.data import simulate as module
-from beamtree.data.log import Log
-from beamtree.data.simulate import items_file, simulate
+from beamtree.baselines import build
+from beamtree.data import BeforeAfter, Events
+from beamtree.ingest import simulate as module
+from beamtree.ingest.simulate import items_file, simulate
 from beamtree.metrics import precision_recall_f
 
 USERS, ITEMS, EVENTS = 20_000, 10_000, 400_000
@@ -32,7 +32,7 @@ def log_of(events, items, users):
     numbers = part["item"].str.slice(1).cast(pl.Int64).to_numpy().copy()
     assert numbers.max() < items
     offsets = np.append(0, counts.cumsum()).astype(np.int64)
-    return Log(torch.from_numpy(offsets), torch.from_numpy(numbers), "test")
+    return BeforeAfter(Events(torch.from_numpy(offsets), torch.from_numpy(numbers), "test"))
 
 
 def test_columns_ids_and_times(market):
@@ -103,9 +103,8 @@ def test_item_cf_beats_popularity(market):
     users = counts.filter(pl.col("count") >= 10)["user"].sort()
     train, test = log_of(events, ITEMS, users[:-500]), log_of(events, ITEMS, users[-500:])
     x, y = test.batch(torch.arange(500))
-    recall = [
-        precision_recall_f(row(train, ITEMS).retrieve(x, 50)[0], y, 50)[:, 1].mean() for row in (item_cf, popularity)
-    ]
+    rows = [build(name, train.events, ITEMS) for name in ("item-cf", "popularity")]
+    recall = [precision_recall_f(row.retrieve(x, 50)[0], y, 50)[:, 1].mean() for row in rows]
     assert recall[0] > 2 * recall[1]
 
 

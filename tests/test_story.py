@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from command import beamtree
-from test_prepare import largest_file
+from command import beamtree, largest_file
 
 import beamtree as bt
-from beamtree.baselines import item_cf_nearest
+from beamtree.baselines.item_cf import item_cf_nearest
+from beamtree.evaluate import measure
 
 TRAIN = [
     "train",
@@ -47,11 +47,20 @@ def copy(story, tmp_path):
 
 def test_a_run_holds_all_that_is_needed_to_use_it(story):
     run = story / "run"
-    assert bt.load_model(run).tree.num_items == len((run / "items.txt").read_text().splitlines())
+    model = bt.load_model(run)
+    assert model.tree.num_items == len(model.ids)
+    assert model.ids.names == bt.load_data(story / "prepared").items.names
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert {"loss", "recall", "step", "seconds"} == {key for record in records for key in record}
     about = json.loads((run / "run.json").read_text())
-    assert (about["method"], about["epochs"], about["options"]) == ("otm-mixed", 3, {"beam_size": 8, "extra": 16})
+    assert (about["method"], about["epochs"], about["beam_size"]) == ("otm-mixed", 3, 8)
+    assert about["candidates"] == "beam_and_leaves(beam_size=8, extra=16)"
+    assert (about["tree"], about["recipe"], about["labels"]) == ("cluster", "beamtree", "best_child")
+    recalls = {record["step"]: record["recall"] for record in records if "recall" in record}
+    training = about["training"]
+    assert training["recall_at_start"] == recalls[0]
+    assert training["best_recall"] == recalls[training["best_step"]] == max(recalls.values())
+    assert training["steps_done"] == max(recalls)
     assert list((run / "tensorboard").iterdir())
 
 
@@ -64,7 +73,7 @@ def test_evaluate_prints_a_table_and_writes_cells(story):
         (row, metric, m) for row in ("run", *rows) for metric in ("precision", "recall", "f1") for m in (10, 50)
     }
     assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
-    ours = bt.evaluate(bt.load_model(story / "run"), bt.load(story / "prepared").test, beam_size=50, m=(10, 50))
+    ours = bt.evaluate(bt.load_model(story / "run"), bt.load_data(story / "prepared").test, beam_size=50, m=(10, 50))
     found = {(cell["metric"], cell["m"]): cell["value"] for cell in cells if cell["row"] == "run"}
     assert found == pytest.approx(dict(ours))
 
@@ -77,9 +86,9 @@ def test_nearest_neighbours_are_a_row_of_their_own(story):
     for cell in json.loads((story / "n.json").read_text()):
         found.setdefault(cell["row"], []).append(cell["value"])
     assert found["item-cf"] != found["item-cf-nearest"]
-    data = bt.load(story / "prepared")
-    nearest = item_cf_nearest(data.train, data.num_items)
-    expected = bt.measure(lambda x, _: nearest.retrieve(x, 50)[0], data.test, m=(10, 50), metrics=("recall",))
+    data = bt.load_data(story / "prepared")
+    nearest = item_cf_nearest(data.train.events, data.num_items)
+    expected = measure(lambda x, _: nearest.retrieve(x, 50)[0], data.test, m=(10, 50), metrics=("recall",))
     assert found["item-cf-nearest"] == pytest.approx(list(expected.values()))
 
 
@@ -148,7 +157,7 @@ def test_every_method_and_recipe_can_be_named(story):
     ("words", "message"),
     [
         (["train", "nowhere", "--out", "x"], "nowhere holds no prepared data"),
-        (["train", "prepared", "--out", "x", "--method", "foo"], "method 'foo' is unknown: choose from otm"),
+        (["train", "prepared", "--out", "x", "--method", "foo"], "method 'foo' is unknown: choose from plt, hsm, tdm"),
         (["train", "prepared", "--out", "x", "--recipe", "foo"], "recipe 'foo' is unknown"),
         (["train", "prepared", "--out", "x", "--device", "tpu"], "is not here"),
         (["train", "prepared", "--out", "market.parquet"], "market.parquet is no folder"),
@@ -159,9 +168,9 @@ def test_every_method_and_recipe_can_be_named(story):
         (["train", "prepared", "--out", "x", "--seed", "99999999999999999999"], "--seed"),
         (["demo", "--out", "market.parquet"], "market.parquet is there already"),
         (["evaluate", "nowhere"], "nowhere is no run"),
-        (["evaluate", "run", "--m", "500"], "at most beam_size items can be retrieved"),
+        (["evaluate", "run", "--m", "500"], "--m 500 with --beam-size 400: at most so many items can be retrieved"),
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
-        (["evaluate", "run", "--metrics", "mrr"], "metric 'mrr' is unknown"),
+        (["evaluate", "run", "--metrics", "map"], "metric 'map' is unknown: choose from precision"),
         (["evaluate", "run", "--metrics", ","], "nothing to measure: give an m and a metric of precision"),
         (["evaluate", "run", "--against", "nobody"], "row 'nobody' is unknown"),
         (["evaluate", "run", "--split", "all"], "choose test, val or train"),
@@ -214,7 +223,7 @@ def test_a_market_of_few_items_goes_all_the_way(tmp_path, items):
     beamtree("evaluate", "run", "--m", "1,5", "--against", "item-cf,item-cf-nearest,popularity", folder=tmp_path)
     beamtree("inspect", "run", "--m", "1", folder=tmp_path)
     done = beamtree("retrieve", "run", "--history", "who, knows", folder=tmp_path)
-    assert "1 user without a known item: answered as for an empty history" in done.stderr
+    assert "1 user without a known item: answered with what is popular" in done.stderr
 
 
 def test_an_unfinished_run_says_so(copy):
@@ -229,9 +238,10 @@ def test_an_unfinished_run_says_so(copy):
         ("run/run.json", "{", "run/run.json is damaged: train anew"),
         ("run/run.json", "[]", "run/run.json is damaged: train anew"),
         ("run/run.json", '{"data": 5}', "run/run.json is damaged: train anew"),
+        ("run/run.json", "{}", "run does not say on which data it was trained: say where they are with --data"),
         ("run/run.json", '{"data": "/nowhere"}', "/nowhere, on which run was trained, is not there: say where"),
-        ("run/items.txt", None, "run/items.txt is missing"),
-        ("run/items.txt", "", "holds other items than run was trained on"),
+        ("run/items-0.txt", None, "run/items-0.txt is missing"),
+        ("run/items-0.txt", "", "run/items-0.txt is damaged: 0 of"),
         ("prepared/description.json", '{"format": 1}', "description.json is damaged: prepare the data again"),
         ("prepared/description.json", '{"format": 9}', "is not one of format 1"),
         ("prepared/description.json", "{", "description.json is damaged"),
@@ -254,10 +264,28 @@ def test_damaged_folders_are_told_in_one_line(copy, file, text, message):
 
 
 def test_ids_that_are_no_text_are_told_in_one_line(copy):
-    (copy / "run" / "items.txt").write_bytes(b"\xff\xfe\n")
+    ids = copy / "run" / "items-0.txt"
+    ids.write_bytes(b"\xff" * (ids.stat().st_size - 1) + b"\n")
     done = beamtree("retrieve", "run", "--history", "a", folder=copy, check=False)
     assert done.returncode == 2
-    assert done.stderr == "beamtree: run/items.txt is damaged: it is no UTF-8\n"
+    assert done.stderr == "beamtree: run/items-0.txt is damaged: it is no UTF-8\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda names: names[::-1], "holds other items than run was trained on"),
+        (lambda names: [" ".join(names[:2]), *names[2:]], "149 ids for a tree of 150 items: they are not of one run"),
+    ],
+)
+def test_ids_of_other_items_are_told_in_one_line(copy, change, message):
+    ids = copy / "run" / "items-0.txt"
+    names = change(ids.read_text().splitlines())
+    ids.write_text("".join(f"{name}\n" for name in names))
+    done = beamtree("evaluate", "run", "--data", "prepared", folder=copy, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
 
 
 def test_data_with_other_items_are_refused(story):

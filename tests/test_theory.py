@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, theory
 from beamtree.beam import retrieve, walk
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
 from beamtree.targets import any_relevant, best_child
 
 
 def holding(tree, prob, chained=False):
     """A model whose p_g is given node by node [B, num_nodes]."""
-    return TreeModel(tree, GivenScorer(torch.logit(prob.double())), chained=chained)
+    return TreeModel(tree, FixedScorer(torch.logit(prob.double())), chained=chained)
 
 
 @st.composite
@@ -114,10 +114,10 @@ def test_figure_1_a_pseudo_targets():
 def test_figure_1_b_beam_search_visits_what_plt_never_trains():
     tree = Tree(range(8))
     model = holding(tree, theory.optimal_prob(tree, FIGURE_ETA))
-    steps = list(walk(model.query(GivenScorer.every(1)), 2))
+    steps = list(walk(model.query(FixedScorer.every(1)), 2))
     assert [sorted(step.beam[0].tolist()) for step in steps] == [[1, 2], [3, 4], [7, 9]]
     assert sorted(steps[-1].candidates[0].tolist()) == [7, 8, 9, 10]
-    trained = bt.plt().candidates(model.query(GivenScorer.every(1)), any_relevant(tree, FIGURE_Y), torch.Generator())
+    trained = bt.plt().candidates(model.query(FixedScorer.every(1)), any_relevant(tree, FIGURE_Y), torch.Generator())
     leaves = dict(trained)[3].flatten().tolist()
     assert 7 not in leaves
     assert 8 not in leaves
@@ -135,7 +135,7 @@ def test_figure_1_c_optimal_pseudo_targets():
 def test_figure_1_estimated_targets_equal_the_optimal_ones_under_the_optimal_model():
     tree = Tree(range(8))
     model = holding(tree, theory.optimal_prob(tree, FIGURE_ETA))
-    levels = best_child(model.query(GivenScorer.every(1)), any_relevant(tree, FIGURE_Y))
+    levels = best_child(model.query(FixedScorer.every(1)), any_relevant(tree, FIGURE_Y))
     z_hat = [int(level.at(torch.tensor([[n]]))) for n, level in nodes_with_levels(tree, levels)]
     assert z_hat[1:] == theory.optimal_targets(tree, FIGURE_ETA, FIGURE_Y)[0].int().tolist()[1:]
 
@@ -153,7 +153,7 @@ def test_proposition_1_optimal_scorer_has_zero_regret(case, data):
     eta = data.draw(etas(case))
     model = holding(case.tree, theory.optimal_prob(case.tree, eta))
     k = data.draw(st.integers(1, case.tree.num_items + 2))
-    items, _ = retrieve(model, GivenScorer.every(2), beam_size=k, m=k)
+    items, _ = retrieve(model, FixedScorer.every(2), beam_size=k, m=k)
     assert theory.bayes_optimal(eta, items).all()
     for m in range(1, min(k, case.tree.num_items) + 1):
         assert theory.regret(eta, items, m).tolist() == [0, 0]
@@ -167,18 +167,18 @@ def test_proposition_2_the_minimiser_of_tdm_and_plt_can_lose_items():
     odds = theory.relevance_odds(tree, eta)
     prob = 1 - torch.exp(-odds)  # p(z_n = 1): the minimiser of TDM's loss
     direct = holding(tree, prob)
-    lost = theory.regret(eta, retrieve(direct, GivenScorer.every(len(eta)), beam_size=1, m=1)[0], 1)
+    lost = theory.regret(eta, retrieve(direct, FixedScorer.every(len(eta)), beam_size=1, m=1)[0], 1)
     assert (lost > 0.1).any()
     example = eta[lost.argmax()]
     # PLT's minimiser is the conditional probability; down the path it multiplies to the same p(z), so it fails too.
     above = prob[:, tree.parent(torch.arange(tree.num_nodes)).clamp(min=0)]
     above[:, 0] = 1
     chained = holding(tree, prob / above, chained=True)
-    items, _ = retrieve(chained, GivenScorer.every(len(eta)), beam_size=1, m=1)
+    items, _ = retrieve(chained, FixedScorer.every(len(eta)), beam_size=1, m=1)
     assert theory.regret(eta, items, 1)[lost.argmax()] == lost.max(), example
     # p* has no such example on the whole grid.
     optimal = holding(tree, theory.optimal_prob(tree, eta))
-    assert theory.regret(eta, retrieve(optimal, GivenScorer.every(len(eta)), beam_size=1, m=1)[0], 1).max() == 0
+    assert theory.regret(eta, retrieve(optimal, FixedScorer.every(len(eta)), beam_size=1, m=1)[0], 1).max() == 0
 
 
 @pytest.mark.parametrize("arity", [2, 3])
@@ -200,19 +200,19 @@ def test_proposition_3_a_fixed_point_of_algorithm_1_is_bayes_optimal(arity, seed
         prob = expected_targets(tree, prob, y, weight)
     again = expected_targets(tree, prob, y, weight)
     torch.testing.assert_close(prob, again)  # a fixed point
-    occupied = tree.occupied(torch.arange(tree.num_nodes))
+    occupied = tree.mask.allows(torch.arange(tree.num_nodes))
     occupied[0] = False  # the root is not trained
     torch.testing.assert_close(prob[occupied], theory.optimal_prob(tree, eta)[occupied])
     model = holding(tree, prob.unsqueeze(0))
     for k in range(1, num_items + 1):
-        items, _ = retrieve(model, GivenScorer.every(1), beam_size=k, m=k)
+        items, _ = retrieve(model, FixedScorer.every(1), beam_size=k, m=k)
         assert theory.bayes_optimal(eta.unsqueeze(0), items, tolerance=1e-9).all()
 
 
 def expected_targets(tree, prob, y, weight):
     """E[ẑ_n] of every node under p_g = prob: what each step's loss has as its minimiser."""
     model = holding(tree, prob.expand(len(y), -1))
-    levels = best_child(model.query(GivenScorer.every(len(y))), any_relevant(tree, y))
+    levels = best_child(model.query(FixedScorer.every(len(y))), any_relevant(tree, y))
     means = [prob[:1]]
     for level in range(1, tree.height + 1):
         nodes = torch.tensor([list(tree.level(level))])

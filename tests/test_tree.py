@@ -35,7 +35,7 @@ def test_leaves_and_occupancy_agree_with_the_items_below(case):
     for n in range(tree.num_nodes):
         assert list(tree.leaves(n)) == oracle.leaves_below(case.slots, case.b, case.height, n)
         items = oracle.items_below(case.slots, case.b, case.height, n)
-        assert bool(tree.occupied(torch.tensor(n))) == bool(items)
+        assert bool(tree.mask.allows(torch.tensor(n))) == bool(items)
 
 
 @given(cases())
@@ -57,7 +57,7 @@ def test_pad_stays_pad():
         tree.level_of(pad),
     ):
         assert (out == PAD).all()
-    assert not tree.occupied(pad)
+    assert not tree.mask.allows(pad)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_drawn_nodes_are_distinct_occupied_and_on_their_level(case, count, admit
     tree = Tree(case.tree.items(), case.b, admit_empty=admit_empty)
     for level in range(1, tree.height + 1):
         nodes = tree.sample(level, 4, count, torch.Generator().manual_seed(count))
-        admitted = [n for n in tree.level(level) if admit_empty or case.tree.occupied(torch.tensor(n))]
+        admitted = [n for n in tree.level(level) if admit_empty or case.tree.mask.allows(torch.tensor(n))]
         assert nodes.shape[1] == min(count, len(admitted))
         for row in nodes.tolist():
             assert len(set(row)) == len(row)
@@ -116,5 +116,5 @@ def test_children_of_a_known_level_are_the_children(count):
     """Full, with an empty leaf on either side, with an empty subtree."""
     tree = Tree([0, 1, 2, 3, 4, 5, 6, 7][:count])
     for level in range(tree.height):
-        nodes = tree.nodes(level)
+        nodes = tree.mask.nodes(level)
         assert torch.equal(tree.children(nodes, level), tree.children(nodes))

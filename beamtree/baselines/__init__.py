@@ -1,14 +1,14 @@
-"""Plain rows to beat: what needs no tree."""
+"""Plain rows to beat: what needs no tree. What a row needs beside torch is imported only for it."""
 
 from collections.abc import Callable
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
 from torch import Tensor
 
-from beamtree.baselines.als import ALS, als
-from beamtree.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
 from beamtree.baselines.popularity import Popularity, popularity
-from beamtree.data import Log
+from beamtree.data import Events
+from beamtree.extras import needs
 
 
 class Baseline(Protocol):
@@ -24,12 +24,21 @@ class Baseline(Protocol):
         ...
 
 
-# Name -> the row, made from a log and the number of items.
-BASELINES: dict[str, Callable[[Log, int], Baseline]] = {
-    "item-cf": item_cf,
-    "item-cf-nearest": item_cf_nearest,
-    "popularity": popularity,
-    "als": als,
+# Name -> the module and the function that makes the row from events and the number of items.
+BASELINES = {
+    "item-cf": ("item_cf", "item_cf"),
+    "item-cf-nearest": ("item_cf", "item_cf_nearest"),
+    "popularity": ("popularity", "popularity"),
+    "als": ("als", "als"),
 }
 
-__all__ = ["ALS", "BASELINES", "Baseline", "ItemCF", "Popularity", "als", "item_cf", "item_cf_nearest", "popularity"]
+
+def build(name: str, events: Events, num_items: int) -> Baseline:
+    """A plain row, made from what training users chose."""
+    module, function = BASELINES[name]
+    with needs("compare", f"row {name}"):
+        make = cast(Callable[[Events, int], Baseline], getattr(import_module(f"beamtree.baselines.{module}"), function))
+        return make(events, num_items)
+
+
+__all__ = ["BASELINES", "Baseline", "Popularity", "build", "popularity"]

@@ -7,7 +7,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from beamtree.baselines.item_cf import histories, user_items
-from beamtree.data.log import Log
+from beamtree.data import Events
 from beamtree.tree import PAD
 
 FACTORS, ROUNDS, REGULARISATION, ALPHA = 64, 15, 0.05, 10.0
@@ -48,6 +48,6 @@ class ALS:
         return items, torch.nn.functional.pad(torch.from_numpy(scores), spare, value=-torch.inf)
 
 
-def als(log: Log, num_items: int) -> ALS:
+def als(events: Events, num_items: int) -> ALS:
     """Factorise which training users chose which items."""
-    return ALS(user_items(log, num_items))
+    return ALS(user_items(events, num_items))

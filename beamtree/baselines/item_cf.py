@@ -5,7 +5,7 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.data.log import Log
+from beamtree.data import Events
 from beamtree.tree import PAD
 
 ROOM = 20_000_000  # scores of a few users, for items or for other users, that are held at once: 80 MB if dense
@@ -49,25 +49,25 @@ class ItemCF:
         return torch.from_numpy(scores.toarray())
 
 
-def item_cf(log: Log, num_items: int) -> ItemCF:
+def item_cf(events: Events, num_items: int) -> ItemCF:
     """Cosines of all pairs of items. They are never written down: a batch goes to users and back in two products."""
-    cosine = _cosine(log, num_items)
+    cosine = _cosine(events, num_items)
     return ItemCF(cosine.T.tocsr(), cosine)
 
 
-def item_cf_nearest(log: Log, num_items: int, neighbours: int = 100) -> ItemCF:
+def item_cf_nearest(events: Events, num_items: int, neighbours: int = 100) -> ItemCF:
     """Only each item's nearest neighbours, as the implicit library finds them: quick where users have many events."""
     from implicit.nearest_neighbours import ItemItemRecommender  # type: ignore[import-untyped]
 
     model = ItemItemRecommender(K=min(neighbours, num_items))
     # Its CosineRecommender does the same, but warns that it is given the matrix it made itself.
-    model.fit(_cosine(log, num_items).astype(np.float64), show_progress=False)
+    model.fit(_cosine(events, num_items).astype(np.float64), show_progress=False)
     return ItemCF(model.similarity.astype(np.float32))
 
 
-def _cosine(log: Log, num_items: int) -> csr_matrix:
+def _cosine(events: Events, num_items: int) -> csr_matrix:
     """Which users have which items [U, M], each item's column of length 1: products of columns are cosines."""
-    matrix = user_items(log, num_items)
+    matrix = user_items(events, num_items)
     users = np.bincount(matrix.indices, minlength=num_items)  # [M]
     matrix.data /= np.sqrt(users, dtype=np.float32)[matrix.indices]
     return matrix
@@ -82,10 +82,10 @@ def histories(x: Tensor, num_items: int) -> csr_matrix:
     return _binary(row, x[row, column], (len(x), num_items))
 
 
-def user_items(log: Log, num_items: int) -> csr_matrix:
+def user_items(events: Events, num_items: int) -> csr_matrix:
     """Which users have which items [U, M]."""
-    user = torch.repeat_interleave(log.offsets.diff().cpu())
-    return _binary(user, log.item_numbers().cpu(), (len(log), num_items))
+    user = torch.repeat_interleave(events.counts().cpu())
+    return _binary(user, events.item_numbers().cpu(), (len(events), num_items))
 
 
 def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from beamtree.data.log import Log
+from beamtree.data import Events
 from beamtree.tree import PAD
 
 
@@ -26,6 +26,6 @@ class Popularity:
         return items.expand(len(x), m), scores.expand(len(x), m)
 
 
-def popularity(log: Log, num_items: int) -> Popularity:
+def popularity(events: Events, num_items: int) -> Popularity:
     """Count the events of the training users."""
-    return Popularity(log.popularity(num_items))
+    return Popularity(events.popularity(num_items))

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import faiss  # here, so that one who does not have it is told before the training, not after
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding
 
-from beamtree.data import Log, epoch_order, mix
-from beamtree.data.log import WINDOWS, window_of_behaviour
+from beamtree.data import BeforeAfter, Events, Windows
+from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.metrics import precision_recall_f
+from beamtree.seeds import epoch_order, mix
 from beamtree.tree import PAD
 
 DIM = 24
@@ -74,8 +76,6 @@ class TwoTower(nn.Module):
 
 def exact(vectors: Tensor) -> Any:
     """All products."""
-    import faiss
-
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors.numpy())
     return index
@@ -88,8 +88,6 @@ class Graph:
     """
 
     def __init__(self, vectors: Tensor) -> None:
-        import faiss
-
         squares = vectors.square().sum(1)
         self._longest = float(squares.max())
         spare = (self._longest - squares).clamp(min=0).sqrt().unsqueeze(1)
@@ -106,7 +104,7 @@ class Graph:
 
 
 def two_tower(
-    log: Log,
+    events: Events,
     num_items: int,
     *,
     steps: int = STEPS,
@@ -114,7 +112,7 @@ def two_tower(
     lr: float = LR,
     seed: int = 0,
     device: str = "cpu",
-    val: Log | None = None,
+    val: BeforeAfter | None = None,
     on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> TwoTower:
     """Train on windows that slide over every user's events, each with one target, by sampled softmax.
@@ -123,7 +121,7 @@ def two_tower(
     weights are kept that find most for its users, of CHECKS times along the way.
     """
     model = TwoTower(num_items, seed).to(device)
-    windows = log.windows().to(device)
+    windows = Windows(events).to(device)
     if not len(windows):
         raise ValueError("there is nothing to train on: a sliding window needs a user with eight events at least")
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -155,11 +153,11 @@ def two_tower(
 
 
 @torch.no_grad()
-def recall(model: TwoTower, log: Log) -> float:
-    """R@200 on at most USERS users of a log, all products."""
+def recall(model: TwoTower, users: BeforeAfter) -> float:
+    """R@200 on at most USERS users, all products."""
     found = []
-    for rows in torch.arange(min(USERS, len(log))).split(64):
-        x, y = (part.to(model.items.device) for part in log.batch(rows))
+    for rows in torch.arange(min(USERS, len(users))).split(64):
+        x, y = (part.to(model.items.device) for part in users.batch(rows))
         items = (model.user(x) @ model.vectors().T).topk(min(200, len(model.items))).indices
         found.append(precision_recall_f(items, y, 200)[:, 1])
     return float(torch.cat(found).mean())

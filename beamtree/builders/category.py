@@ -3,28 +3,28 @@
 import torch
 from torch import Tensor
 
-from beamtree.data import Log
+from beamtree.data import Events
 from beamtree.tree import PAD, Tree, height_for
 
 
-def category_tree(categories: Tensor, log: Log, *, arity: int = 2) -> Tree:
-    """Items by the rank of their category's path, then by their events in the log, spread over all leaves.
+def category_tree(categories: Tensor, events: Events, *, arity: int = 2) -> Tree:
+    """Items by the rank of their category's path, then by their events in a log, spread over all leaves.
 
-    `categories` are [M], or [M, depth] as `beamtree.data.items.read_categories` reads them from a file.
+    `categories` are [M], or [M, depth] as `beamtree.ingest.items.read_categories` reads them from a file.
     """
-    return in_order(category_order(categories, log), arity)
+    return in_order(category_order(categories, events), arity)
 
 
-def category_order(categories: Tensor, log: Log) -> Tensor:
+def category_order(categories: Tensor, events: Events) -> Tensor:
     """Items [M] by category, the popular ones of a category first."""
     if categories.dim() not in (1, 2) or not categories.numel():
         raise ValueError(f"categories are {list(categories.shape)}: give one for each item")
-    if int(log.item_numbers().max()) >= len(categories):
-        raise ValueError(f"{len(categories):,} categories, and item {int(log.item_numbers().max())} in the log")
+    if int(events.item_numbers().max()) >= len(categories):
+        raise ValueError(f"{len(categories):,} categories, and item {int(events.item_numbers().max())} in the log")
     whole = categories.view(len(categories), -1)[:, -1].cpu()
     if len(whole) > 1 and bool((whole == whole[0]).all()):
         raise ValueError(f"one category holds all {len(whole):,} items: it says nothing about where they belong")
-    by_popularity = log.popularity(len(whole)).cpu().argsort(descending=True, stable=True)
+    by_popularity = events.popularity(len(whole)).cpu().argsort(descending=True, stable=True)
     return by_popularity[whole[by_popularity].argsort(stable=True)]
 
 

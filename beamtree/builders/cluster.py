@@ -7,7 +7,7 @@ from torch import Tensor
 
 from beamtree.builders.category import category_order
 from beamtree.builders.matching import rank_in
-from beamtree.data import Log, Prepared
+from beamtree.data import BeforeAfter, Prepared
 from beamtree.data.factors import pairs
 from beamtree.metrics import hits
 from beamtree.tree import PAD, Tree, height_for
@@ -15,7 +15,7 @@ from beamtree.tree import PAD, Tree, height_for
 TURNS = 10  # of power iteration per split
 MEANS = 5  # of balanced k-means after it
 SHARED = 2  # of moving items to where what they are chosen with is
-HOLD = 1e6  # how often items are to be chosen before their category leaves the one above it for good
+CATEGORY_WEIGHT = 1e6  # how often items are to be chosen before their category leaves the one above it for good
 USERS = 500  # are asked which of two trees is better
 
 
@@ -36,9 +36,15 @@ def cluster_tree(
 ) -> Tree:
     """Items that are alike lie under the same nodes: the directions of their vectors are clustered, not the lengths.
 
-    `vectors` [M, dim] are any (those of a model: `model.item_vectors()`). Without them, items are alike that the same
-    users chose: by co-occurrence factors or by the events themselves or, with `categories` (as `read_categories` gives
-    them), by the categories and the factors, whichever is best for the validation users.
+    Without vectors, items are alike that the same users chose: by co-occurrence factors or by the events themselves or,
+    with categories, by the categories and the factors, whichever is best for the validation users.
+
+    Args:
+        data: a prepared log.
+        vectors: any vectors of the items [M, dim], such as those of a model, `model.item_vectors()`.
+        categories: ranks of the items' categories, as `beamtree.ingest.items.read_categories` gives them.
+        arity: children per node.
+        seed: same seed, same tree.
     """
     if vectors is not None:
         if vectors.dim() != 2 or len(vectors) != data.num_items:
@@ -48,18 +54,18 @@ def cluster_tree(
     unit = torch.nn.functional.normalize(data.factors)
     found = [split_tree(unit, arity=arity, seed=seed)]
     if len(data.val) or categories is not None:
-        chosen = Chosen(*pairs(data.train, data.num_items, data.near))
+        chosen = Chosen(*pairs(data.train.events, data.num_items, data.run_length))
     if len(data.val):
         found.append(split_tree(unit, chosen, arity=arity, seed=seed))
     if categories is not None:
         times = torch.bincount(chosen.item, minlength=data.num_items).unsqueeze(1)
-        order = category_order(categories, data.train)
+        order = category_order(categories, data.train.events)
         alike = of_categories(unit * times, categories)[order]  # what is equal stays in order
         found.append(_renamed(split_tree(alike, arity=arity, seed=seed), order))
-    return max(found, key=lambda tree: covered(tree, data.val)) if len(data.val) else found[-1]
+    return max(found, key=lambda tree: shared_nodes(tree, data.val)) if len(data.val) else found[-1]
 
 
-def of_categories(vectors: Tensor, categories: Tensor, hold: float = HOLD) -> Tensor:
+def of_categories(vectors: Tensor, categories: Tensor, category_weight: float = CATEGORY_WEIGHT) -> Tensor:
     """Where each item lies by the categories on its path and, for what it was chosen, by its own vector [M, dim].
 
     Vectors are as long as items were chosen often. A category lies where the one above it does, moved toward the sum of
@@ -71,8 +77,8 @@ def of_categories(vectors: Tensor, categories: Tensor, hold: float = HOLD) -> Te
     for category in categories.view(len(vectors), -1).T:
         sums = _sums(vectors, category, int(category.max()) + 1)
         above = torch.zeros_like(sums).index_copy_(0, category, at)  # the same for all of a category
-        at = unit(sums + hold * above)[category]
-    return unit(vectors + hold * at)
+        at = unit(sums + category_weight * above)[category]
+    return unit(vectors + category_weight * at)
 
 
 def _renamed(tree: Tree, items: Tensor) -> Tree:
@@ -86,9 +92,9 @@ def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
     return split_tree(torch.nn.functional.normalize(_finite(vectors.float())), arity=arity, seed=seed)
 
 
-def covered(tree: Tree, log: Log) -> float:
+def shared_nodes(tree: Tree, users: BeforeAfter) -> float:
     """The share of targets below a node that the history has items below too, mean over users and levels."""
-    x, y = log.batch(torch.arange(min(USERS, len(log))))
+    x, y = users.batch(torch.arange(min(USERS, len(users))))
     before, after = tree.leaf_of_item(x), tree.leaf_of_item(y)
     shares = []
     for level in range(1, tree.height):

@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import BeamSize, Cuts, Device, Json, choose, cuts, words
-from beamtree.cli.screen import out, print_table, progress
-from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile, builder
-from beamtree.compare import ROWS, Plan, Result, compare, table
-from beamtree.compare.plan import METRICS
-from beamtree.compare.results import is_finished, markdown, records, seconds, shown
+from beamtree.cli.options import BeamSize, Cuts, Device, ExcludeSeen, Json, Metrics, cuts, words
+from beamtree.cli.screen import draw, out, print_table, progress
+from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
+from beamtree.compare import ROWS, Plan, Result, compare
+from beamtree.compare.results import Grid, Marks, cost_grid, is_finished, legend, markdown, records, score_grid
 from beamtree.compare.rows import check_rows, steps_of
-from beamtree.data import load
-from beamtree.data.files import check_writable, write_json
+from beamtree.data import load_data
+from beamtree.evaluate import named_metrics
+from beamtree.files import check_writable, write_json
+from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
-from beamtree.train.recipes import RECIPES, USUAL
+from beamtree.train.recipes import RECIPES, chosen, usual_sizes
 
 USUAL_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optest,otm-mixed,otm-joint"
 
@@ -37,6 +38,8 @@ def compare_rows(
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
     test_beam: BeamSize = 400,
     m: Cuts = "10,50,100,200",
+    metrics: Metrics = "precision,recall,f1",
+    exclude_seen: ExcludeSeen = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training: 10,000 on a GPU, 3,000 on a CPU.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     recipe: Annotated[str, typer.Option(help="beamtree, or paper: as published.")] = "beamtree",
@@ -50,31 +53,27 @@ def compare_rows(
     done again: repeat the command to go on after a stop, or to add rows.
     """
     check_device(device)
-    sizes = cuts(m, test_beam, "--test-beam")
-    choose(RECIPES, "recipe", recipe)
-    chosen = tuple(ROWS) if rows.strip() == "all" else tuple(dict.fromkeys(words(rows)))
-    check_rows(chosen)
-    build = builder(tree, items, vectors)
+    sizes, some = cuts(m, test_beam, "--test-beam"), _rows(rows)
+    named_metrics(words(metrics))
+    chosen(RECIPES, "recipe", recipe)
+    build = tree_builder(tree, items, vectors)
     for path in (folder / "table.json", *([json] if json else [])):
         check_writable(path)
-    prepared = load(data)
-    usual_beam, usual_batch, usual_steps = USUAL["cpu" if device == "cpu" else "cuda"]
+    prepared = load_data(data)
+    usual = usual_sizes(device)
     out.print(f"A {tree} tree over {prepared.num_items:,} items", highlight=False)
     plan = Plan(
-        prepared,
-        build(prepared, arity, seed),
-        folder,
-        recipe=recipe,
-        beam_size=beam_size or usual_beam,
-        batch_size=batch_size or usual_batch,
-        steps=steps or usual_steps,
-        device=device,
-        seed=seed,
-        own_trees=own_trees,
-        m=sizes,
-        test_beam=test_beam,
-    )
-    run(plan, chosen, json)
+        prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
+        beam_size=beam_size or usual.beam_size, batch_size=batch_size or usual.batch_size, steps=steps or usual.steps,
+        own_trees=own_trees, m=sizes, metrics=words(metrics), test_beam=test_beam, exclude_seen=exclude_seen,
+    )  # fmt: skip
+    run(plan, some, json)
+
+
+def _rows(text: str) -> tuple[str, ...]:
+    rows = tuple(ROWS) if text.strip() == "all" else tuple(dict.fromkeys(words(text)))
+    check_rows(rows)
+    return rows
 
 
 def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
@@ -82,49 +81,39 @@ def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
     rows = [row for row in ROWS if row in rows or is_finished(plan.folder, row)]  # a table grows row by row
     with progress(max(1, steps_of(plan, rows)), "steps") as (advance, say):
         results = compare(replace(plan, advance=advance, say=say), rows)
-    write(plan.folder, results)
+    pictures = write(plan.folder, results)
     if json is not None:
         write_json(json, records(results))
-    show(results)
-    for file in ("table.md", "table.json", "table.png"):
-        out.print(f"Saved {plan.folder / file}", highlight=False, soft_wrap=True)
+    show(results, plan.exclude_seen)
+    for file in (plan.folder / "table.md", plan.folder / "table.json", *pictures):
+        out.print(f"Saved {file}", highlight=False, soft_wrap=True)
     return results
 
 
-def write(folder: Path, results: Sequence[Result]) -> None:
-    """The table as JSON, as Markdown and as a picture."""
-    from beamtree.paper.plots import plot_comparison  # matplotlib takes a second to import
-
+def write(folder: Path, results: Sequence[Result]) -> list[Path]:
+    """The table as JSON, as Markdown and as a picture; gives the pictures."""
     write_json(folder / "table.json", records(results))
     (folder / "table.md").write_text(markdown(results), encoding="utf-8")
-    plot_comparison(results, folder / "table.png")
+    return draw(lambda plots: plots.plot_comparison(results, folder / "table.png"), folder / "table.png")
 
 
-def show(results: Sequence[Result]) -> None:
-    """Three blocks for people, in percent, and what each row costs."""
-    users, cut = len(results[0].values), results[0].m
-    caption = "± half of the 95 % interval; * p < 0.05, ** p < 0.01 against otm, users in pairs"
-    grid = Table(title=f"{users:,} users, %", caption=caption)
-    for name in ("metric", "row"):
-        grid.add_column(name, no_wrap=True)
-    for size in cut:
-        grid.add_column(f"@{size}", justify="right", no_wrap=True)
-    entries = {(entry.row, entry.metric, entry.m): entry for entry in table(results)}
-    for metric in METRICS:
-        for index, result in enumerate(results):
-            cells = [entries[result.row, metric, size] for size in cut]
-            texts = [f"[bold]{shown(cell, '')}[/bold]" if cell.best else shown(cell, "") for cell in cells]
-            last = index == len(results) - 1
-            grid.add_row(metric if index == 0 else "", result.row, *texts, end_section=last)
-    print_table(grid)
-    costs = Table(title="What it takes")
-    costs.add_column("row", no_wrap=True)
-    for name in ("training", "ms per query", "size"):
-        costs.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        took, each = seconds(result.training_seconds), f"{result.ms_per_query:.2f}"
-        costs.add_row(result.row, took, each, f"{result.num_bytes / 1e6:,.1f} MB")
-    print_table(costs)
+def show(results: Sequence[Result], exclude_seen: bool) -> None:
+    """Blocks for people, in percent, and what each row costs."""
+    found = records(results)
+    users = len(results[0].values)
+    seen = "seen items left out" if exclude_seen else "seen items left in"
+    _show(score_grid(found, Marks("[bold]", "[/bold]", "*")), f"{users:,} users, {seen}", legend(found), names=2)
+    _show(cost_grid(found), "What it takes", None, names=1)
     for result in results:
         for note in result.notes:
             out.print(f"{result.row}: {note}", highlight=False, soft_wrap=True)
+
+
+def _show(grid: Grid, title: str, caption: str | None, names: int) -> None:
+    shown = Table(title=title, caption=caption)
+    for place, head in enumerate(grid.heads):
+        shown.add_column(head, justify="left" if place < names else "right", no_wrap=True)
+    for place, line in enumerate(grid.lines):
+        after = grid.lines[place + 1] if place + 1 < len(grid.lines) else None
+        shown.add_row(*line, end_section=after is not None and names > 1 and bool(after[0]))
+    print_table(shown)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import choose
-from beamtree.cli.screen import err, out
-from beamtree.data.columns import FORMATS
-from beamtree.data.files import check_writable, write_json
+from beamtree.cli.screen import draw, err, out
+from beamtree.files import check_writable, write_json
+from beamtree.ingest.columns import FORMATS
+from beamtree.train.recipes import chosen
 
 BAR = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # of the popularity curve; the picture and the JSON have more
@@ -19,7 +19,14 @@ DROPPED = {  # the report's names, and what they say to people
     "missing_item": "rows without an item",
     "unreadable_time": "rows whose time cannot be read",
     "duplicates": "rows that repeat user, item and time of another",
+    "events_of_items_with_few_events": "rows of items with fewer than {min_item_events} events",
     "events_of_users_with_few_events": "rows of users with fewer than {min_events} events",
+    "events_of_users_without_training_events": "rows of users who have none before {date}",
+}
+PROTOCOLS = {  # of --split, and what they ask
+    "halves": "users are drawn apart, and the second half of each one's events is to be predicted",
+    "leave-one-out": "every user's last event is to be predicted; for validation, the last but one",
+    "time": "what users do from {date} on is to be predicted",
 }
 
 Sources = Annotated[
@@ -34,12 +41,23 @@ User = Annotated[str | None, typer.Option(help="The column of users: a name, or 
 Item = Annotated[str | None, typer.Option(help="The column of items.")]
 Time = Annotated[str | None, typer.Option(help="The column of times: numbers or dates such as 2020-12-31 23:59.")]
 MinEvents = Annotated[int, typer.Option(min=2, help="Users with fewer events are dropped.")]
-ValUsers = Annotated[
-    int | None, typer.Option(min=0, help="Users for validation; 5 % of all, at most 1,000, if not given.")
+MinItemEvents = Annotated[
+    int, typer.Option(min=1, help="Items with fewer events are dropped, then users and items until all have enough.")
 ]
-TestUsers = Annotated[
-    int | None, typer.Option(min=0, help="Users for testing; 5 % of all, at most 1,000, if not given.")
+Split = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="[bold]halves[/bold]: users are drawn apart for training, validation and testing; the first half of each "
+        "one's events is history, the second is to be predicted. [bold]leave-one-out[/bold]: every user's last event "
+        "is for testing, the last but one for validation, those before for training. [bold]time:2020-12-31[/bold]: "
+        "all events before a date (a number where times are numbers) are for training; what some users did later is "
+        "for validation and testing.",
+    ),
 ]
+USUAL = "5 %, at most 1,000, if not given; with leave-one-out, all."
+ValUsers = Annotated[int | None, typer.Option(min=0, help=f"Users for validation; {USUAL}")]
+TestUsers = Annotated[int | None, typer.Option(min=0, help=f"Users for testing; {USUAL}")]
 Seed = Annotated[int, typer.Option(min=0, help="Draws the users for validation and testing: same seed, same files.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the description to this file.")]
 
@@ -52,6 +70,8 @@ def prepare(
     item: Item = None,
     time: Time = None,
     min_events: MinEvents = 10,
+    min_item_events: MinItemEvents = 1,
+    split: Split = "halves",
     val_users: ValUsers = None,
     test_users: TestUsers = None,
     seed: Seed = 0,
@@ -64,49 +84,51 @@ def prepare(
     Ids stay as they are, less white space around them. Without a column of times, the rows are taken to be in order.
 
     Rows without a user, an item or a readable time are dropped, and so are repeats; every count is shown.
-
-    Users are drawn at random for training, validation and testing.
     """
-    from beamtree.data import interactions  # polars takes a moment to import
+    from beamtree.ingest.prepare import prepare as prepare_log  # polars takes a moment to import
 
-    names = choose(FORMATS, "--format", format) if format is not None else None
     if json is not None:
         check_writable(json)
-    description = interactions.prepare(
+    description = prepare_log(
         sources,
         folder,
-        names=names,
+        names=chosen(FORMATS, "--format", format) if format is not None else None,
         user=user,
         item=item,
         time=time,
         min_events=min_events,
+        min_item_events=min_item_events,
+        split=split,
         val_users=val_users,
         test_users=test_users,
         seed=seed,
         on_stage=lambda stage: err.print(f"{stage} …", highlight=False, soft_wrap=True),
     )
     picture = folder / "summary.png"
-    draw_summary(description["summary"], picture)
+    drawn = draw(lambda plots: plots.plot_summary(description["summary"], picture), picture)
     if json is not None:
         write_json(json, description)
     print_summary(description)
-    for line in (f"Saved {folder}", f"  and {picture}", f"Next: beamtree train {folder} --out runs/{folder.name}"):
-        out.print(line, highlight=False, soft_wrap=True)
+    lines = [f"Saved {folder}", *(f"  and {path}" for path in drawn)]
+    for line in (*lines, f"Next: beamtree train {folder} --out runs/{folder.name}"):
+        _say(line)
 
 
 def print_summary(description: Mapping[str, Any]) -> None:
     """What is in a prepared folder, and what was left out of it and why."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
+    protocol, _, date = settings.get("split", "halves").partition(":")
     ignored = f"; not used: {', '.join(report['ignored_columns'])}" if report["ignored_columns"] else ""
     time = f"time {settings['time']}" if settings["time"] is not None else "no time: the rows are taken to be in order"
     _say(f"Columns: user {settings['user']}, item {settings['item']}, {time}{ignored}")
+    _say(f"Split: {protocol}: {PROTOCOLS[protocol].format(date=date)}")
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("rows in the log", f"{report['rows']:,}")
     for name, text in DROPPED.items():
         if report.get(name):
-            table.add_row(f"less {text.format(min_events=settings['min_events'])}", f"{report[name]:,}")
+            table.add_row(f"less {text.format(**settings, date=date)}", f"{report[name]:,}")
     table.add_row("[bold]events[/bold]", f"[bold]{description['num_events']:,}[/bold]", end_section=True)
     table.add_row("[bold]users[/bold]", f"[bold]{description['num_users']:,}[/bold]")
     for split, name in (("train", "training"), ("val", "validation"), ("test", "testing")):
@@ -137,21 +159,3 @@ def _print_shape(summary: Mapping[str, Any]) -> None:
 
 def _say(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def draw_summary(summary: Mapping[str, Any], path: Path) -> None:
-    """Events per user as a histogram, and the popularity curve."""
-    from beamtree.paper.plots import save, two_panels  # matplotlib takes a second to import
-
-    figure, (left, right) = two_panels(10, 4.2)
-    bars = summary["events_per_user"]["histogram"]
-    left.bar([f"{bar['from']:,}" for bar in bars], [bar["users"] for bar in bars], color="#4477aa")
-    left.tick_params(axis="x", rotation=50)
-    left.set(title="Events per user", xlabel="events, from", ylabel="users")
-    curve = summary["popularity"]
-    right.plot([point["top"] for point in curve], [point["share"] for point in curve], "o-", color="#ee6677")
-    right.set(title="Popularity", xlabel="share of items, the most popular first", ylabel="share of events")
-    right.set(xscale="log", ylim=(0, 1.02))
-    for axis in (left, right):
-        axis.grid(axis="y", alpha=0.3)
-    save(figure, path)

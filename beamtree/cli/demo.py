@@ -1,6 +1,7 @@
 """`beamtree demo`: the whole story on a made-up market, in a few minutes."""
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from beamtree.cli.data import prepare
 from beamtree.cli.evaluate import evaluate_run
 from beamtree.cli.inspect import inspect_run
+from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.screen import out
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
@@ -32,13 +34,18 @@ def demo(
     prepare([market], prepared)
     _say("3. A tree over the items, and OTM-mixed: trained on the nodes that the beam visits, and some random leaves")
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
-    _say("4. How well it finds what test users chose next, beside two plain methods")
-    evaluate_run(run, beam_size=200, against="item-cf,popularity", json=folder / "scores.json")
+    _say("4. How well it finds what test users chose next, beside plain methods")
+    rows = "item-cf,popularity" if find_spec("scipy") else "popularity"  # what is installed
+    evaluate_run(run, beam_size=200, against=rows, json=folder / "scores.json")
     _say("5. What the beam loses on its way down, against scoring every item")
     inspect_run(run, beam_size=200, users=100, plot=folder / "inspect.png")
+    user = (prepared / "users.txt").read_text(encoding="utf-8").split("\n")[-2]
+    _say(f"6. Ten recommendations for {user}, one of the test users")
+    retrieve_items(run, users=user, beam_size=200, exclude_seen=True)
     _say(f"That was all, in {time.monotonic() - began:.0f} seconds. Pictures:")
     for picture in (prepared / "summary.png", folder / "inspect.png"):
-        out.print(f"  {picture}", highlight=False)
+        if picture.exists():  # not without matplotlib
+            out.print(f"  {picture}", highlight=False)
     item = (prepared / "items.txt").read_text(encoding="utf-8").split("\n", 1)[0]
     out.print("Next:")
     for command in (

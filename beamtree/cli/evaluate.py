@@ -1,34 +1,31 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
-from beamtree.baselines import BASELINES
+from beamtree.baselines import BASELINES, build
 from beamtree.cli.options import (
     BeamSize,
     Cuts,
     DataFolder,
     Device,
+    ExcludeSeen,
     Json,
+    Metrics,
     RunFolder,
     Split,
-    choose,
     cuts,
     split_of,
     words,
 )
 from beamtree.cli.screen import print_table, progress
-from beamtree.data.files import check_writable, write_json
-from beamtree.evaluate import Evaluation, Find, evaluate, measure
-from beamtree.metrics import hits
+from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
+from beamtree.files import check_writable, write_json
+from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data, open_model
-from beamtree.tree import PAD
-
-Retrieve = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def evaluate_run(
@@ -37,63 +34,46 @@ def evaluate_run(
     split: Split = "test",
     beam_size: BeamSize = 400,
     m: Cuts = "10,50,100,200",
-    metrics: Annotated[str, typer.Option(help="Of precision, recall, f1, ndcg, hit_rate.")] = "precision,recall,f1",
-    exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out what a user has seen.")] = False,
+    metrics: Metrics = "precision,recall,f1",
+    exclude_seen: ExcludeSeen = False,
     against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(BASELINES)}.")] = "",
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
     sizes, names = cuts(m, beam_size), words(metrics)
-    rows = {row: choose(BASELINES, "row", row) for row in words(against)}
+    named_metrics(names)
+    rows = words(against)
+    for row in rows:
+        chosen(BASELINES, "row", row)
     if json is not None:
         check_writable(json)
     model = open_model(run, device)
-    prepared = open_data(run, data)
+    prepared = open_data(run, model, data)
     users = split_of(prepared, split)
     name = run.resolve().name
+    found: dict[str, Evaluation] = {}
     with progress(len(users) * (1 + len(rows)), "users") as (advance, _):
-        found = {
-            f"{name} (run)" if name in rows else name: evaluate(
-                model,
-                users,
-                beam_size=beam_size,
-                m=sizes,
-                metrics=names,
-                exclude_seen=exclude_seen,
-                on_users=advance,
-            )
-        }
-        for row, build in rows.items():
-            baseline = build(prepared.train, prepared.num_items)
-            find = baseline_find(baseline.retrieve, max(sizes))
+        found[f"{name} (run)" if name in rows else name] = evaluate(
+            model, users, beam_size=beam_size, m=sizes, metrics=names, exclude_seen=exclude_seen, on_users=advance
+        )
+        for row in rows:
+            baseline = build(row, prepared.train.events, prepared.num_items)
+            find = leaving_out(baseline.retrieve, max(sizes))
             found[row] = measure(
                 find, users, m=sizes, metrics=names, exclude_seen=exclude_seen, batch_size=1000, on_users=advance
             )
     if json is not None:
         records = [{"row": row, **score.record()} for row, result in found.items() for score in result.scores]
         write_json(json, records)
-    show(found, sizes, names)
+    show(found, sizes, names, exclude_seen)
 
 
-def baseline_find(retrieve: Retrieve, m: int) -> Find:
-    """A plain row that leaves out what it is told to: it is asked for as many more."""
-
-    def find(x: torch.Tensor, exclude: torch.Tensor) -> torch.Tensor:
-        items, scores = retrieve(x, m + exclude.shape[1])
-        if not exclude.shape[1]:
-            return items
-        scores = scores.masked_fill(hits(items, exclude), -torch.inf)
-        best = scores.topk(m)
-        return items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-
-    return find
-
-
-def show(found: dict[str, Evaluation], sizes: tuple[int, ...], metrics: tuple[str, ...]) -> None:
+def show(found: dict[str, Evaluation], sizes: Sequence[int], metrics: Sequence[str], exclude_seen: bool) -> None:
     """A table for people, in percent; the best row of each column in bold."""
     users = next(iter(found.values())).users
-    table = Table(title=f"{users:,} users, %", caption="below: the 95 % interval over users")
+    seen = "seen items left out" if exclude_seen else "seen items left in"
+    table = Table(title=f"{users:,} users, %, {seen}", caption="below: the 95 % interval of the mean over users")
     table.add_column("metric", no_wrap=True)
     table.add_column("row", no_wrap=True)
     for cut in sizes:

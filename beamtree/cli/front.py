@@ -1,12 +1,13 @@
 """The front of the command: help, version, and what becomes of errors."""
 
+import re
 import sys
 from concurrent.futures import BrokenExecutor
 from typing import Annotated
 
 import typer
 
-from beamtree._version import VERSION
+from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
@@ -61,8 +62,22 @@ def main() -> None:
 
 def _fail(message: str) -> int:
     if message:  # there is none where help was printed instead
-        print("beamtree: " + " ".join(message.split()), file=sys.stderr)
+        print("beamtree: " + as_flags(" ".join(message.split())), file=sys.stderr)
     return 2
+
+
+OTHER_NAMES = {"names": "format"}  # arguments whose flags are called otherwise
+PLAIN = "m|seed|patience|epochs|steps|lr|split"  # arguments of one word that errors name with their value
+
+
+def as_flags(message: str) -> str:
+    """A message of the library in the words of the command: `val_users` and min_events=1 become flags."""
+    message = re.sub(r"`([a-z]+(?:_[a-z]+)*)`", lambda word: _flag(word[1]), message)
+    return re.sub(rf"(?<!\w\()\b([a-z]+(?:_[a-z]+)+|{PLAIN})=(?=\S)", lambda word: _flag(word[1]) + " ", message)
+
+
+def _flag(name: str) -> str:
+    return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
 
 
 @app.callback(invoke_without_command=True)
@@ -70,5 +85,5 @@ def front(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        out.print(f"beamtree {VERSION}")
+        out.print(f"beamtree {__version__}")
         raise typer.Exit

@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
-from beamtree.cli.screen import out, print_table, progress
-from beamtree.data.files import check_writable, write_json
+from beamtree.cli.screen import draw, out, print_table, progress
+from beamtree.files import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
 from beamtree.train.runs import open_data, open_model, read_run
 
@@ -31,22 +31,24 @@ def inspect_run(
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
     sizes = cuts(m, beam_size)
-    read_run(run)
+    on_beams = bool(read_run(run).get("walks"))
     picture = plot or run / "inspect.png"
     if picture.suffix.lower() not in PICTURES:
         raise ValueError(f"{picture}: pictures are written to {', '.join(PICTURES)}; end the name in one of these")
     for path in (picture, *([json] if json else [])):
         check_writable(path)
     model = open_model(run, device)
-    log = split_of(open_data(run, data), split)
-    with progress(num_users(log, users), "users") as (advance, _):
-        found = inspect(model, log, beam_size=beam_size, m=sizes, users=users, on_users=advance)
+    people = split_of(open_data(run, model, data), split)
+    with progress(num_users(people, users), "users") as (advance, _):
+        found = inspect(
+            model, people, beam_size=beam_size, m=sizes, users=users, trained_on_beams=on_beams, on_users=advance
+        )
     if json is not None:
         write_json(json, found.records())
-    draw(found, picture)
+    saved = draw(lambda plots: plots.plot_inspection(found, picture), picture)
     show(found)
     out.print(f"[bold]{found.advice}[/bold]", highlight=False, soft_wrap=True)
-    for line in (f"Saved {picture}", f"Next: {next_command(found, run)}"):
+    for line in (*(f"Saved {path}" for path in saved), f"Next: {next_command(found, run)}"):
         out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -91,32 +93,3 @@ def show(found: Inspection) -> None:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.2f}"
-
-
-def draw(found: Inspection, path: Path) -> None:
-    """How many relevant items are left after each level, and where the others went."""
-    from beamtree.paper.plots import save, two_panels  # matplotlib takes a second to import
-
-    figure, (left, right) = two_panels(11, 4.4)
-    levels = [each.level for each in found.levels]
-    left.plot(levels, [each.survival * 100 for each in found.levels], "o-", color="#4477aa", label="in the beam")
-    last = found.cuts[-1]
-    for recall, dashes, name in ((last.beam.recall, "--", "beam"), (last.brute_force.recall, ":", "brute force")):
-        left.axhline(recall * 100, ls=dashes, color="#777777", label=f"recall at {last.m}, {name}")
-    left.set(title=f"Relevant items left, k = {found.beam_size}", xlabel="level", ylabel="%", ylim=(0, 103))
-    left.set_xticks(levels)
-    left.legend(fontsize="small")
-    labels = [*(f"level {level}" for level in levels), *(f"rank > {cut.m}" for cut in found.cuts)]
-    places = range(len(levels))
-    right.bar(places, [each.lost * 100 for each in found.levels], color="#4477aa", label="not in the beam")
-    avoidable = [each.avoidable * 100 for each in found.levels]
-    right.bar(places, avoidable, color="#ee6677", label=f"of these, brute force finds at {last.m}")
-    below = [cut.ranked_below * 100 for cut in found.cuts]
-    right.bar(range(len(levels), len(labels)), below, color="#ccbb44", label="in the last beam, but ranked below m")
-    right.set(title="Where relevant items are lost", ylabel="% of relevant items")
-    right.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
-    right.margins(y=0.35)  # room for the legend
-    right.legend(fontsize="small")
-    for axis in (left, right):
-        axis.grid(axis="y", alpha=0.3)
-    save(figure, path)

@@ -1,19 +1,22 @@
 """Options that several commands take, and what becomes of their text."""
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from beamtree.data import Log, Prepared
-
-T = TypeVar("T")
+from beamtree.data import BeforeAfter, Prepared
+from beamtree.metrics import METRICS
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `beamtree train` wrote.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")]
 Split = Annotated[str, typer.Option(help="test, val or train.")]
 BeamSize = Annotated[int, typer.Option(min=1, help="k.")]
 Cuts = Annotated[str, typer.Option(help="How many items are retrieved: numbers separated by commas.")]
+Metrics = Annotated[str, typer.Option(help=f"Of {', '.join(METRICS)}; separated by commas.")]
+ExcludeSeen = Annotated[
+    bool, typer.Option("--exclude-seen", help="What a user has seen is neither retrieved nor expected.")
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
 
@@ -32,18 +35,11 @@ def cuts(text: str, beam_size: int, option: str = "--beam-size") -> tuple[int, .
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
     if max(found) > beam_size:
-        raise ValueError(f"--m {max(found)} with {option} {beam_size}: at most beam_size items can be retrieved")
+        raise ValueError(f"--m {max(found)} with {option} {beam_size}: at most so many items can be retrieved")
     return found
 
 
-def choose(table: dict[str, T], what: str, name: str) -> T:
-    """What a name stands for."""
-    if name not in table:
-        raise ValueError(f"{what} {name!r} is unknown: choose from {', '.join(table)}")
-    return table[name]
-
-
-def split_of(data: Prepared, name: str) -> Log:
+def split_of(data: Prepared, name: str) -> BeforeAfter:
     """One of the three groups of users."""
     splits = {"test": data.test, "val": data.val, "train": data.train}
     if name not in splits:

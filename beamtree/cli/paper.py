@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.options import Device, Json, words
-from beamtree.cli.screen import out, print_table, progress
-from beamtree.data.files import check_writable, write_json
+from beamtree.cli.screen import draw, out, print_table, progress
+from beamtree.files import check_writable, write_json
 from beamtree.paper import table1, table2, tableA1, tableA2
 from beamtree.paper.report import Cell, results_name, save_results
 from beamtree.paper.synthetic import Job, Plan
@@ -93,15 +93,13 @@ def _toy(
     seed: int,
     json: Path | None,
 ) -> None:
-    from beamtree.paper.plots import plot_toy  # matplotlib takes a second to import
-
     settings: dict[str, object] = {"runs": runs, "seed": seed}
     file = _make_room(name, {"runs": 100, "seed": 0}, settings, json)
     with progress(runs, "runs") as (advance, _):
         cells = table(runs, seed, lambda done, total: advance(1))
-    _keep(file, cells, settings, json, plot_toy)
+    pictures = _keep(file, cells, settings, json, "plot_toy")
     print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
-    _close(file, cells)
+    _close(file, cells, pictures)
 
 
 def _synthetic(
@@ -112,8 +110,6 @@ def _synthetic(
     table: Callable[[Plan, Callable[[int], None], Callable[[Job, dict[int, float]], None]], list[Cell]],
     json: Path | None,
 ) -> None:
-    from beamtree.paper.plots import plot_bars, plot_sparsity
-
     settings = _settings(plan)
     file = _make_room(name, _settings(usual), settings, json)
     with progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
@@ -123,9 +119,9 @@ def _synthetic(
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
         cells = table(plan, advance, ended)
-    _keep(file, cells, settings, json, plot_sparsity if len(plan.biases) > 1 else plot_bars)
+    pictures = _keep(file, cells, settings, json, "plot_sparsity" if len(plan.biases) > 1 else "plot_bars")
     print_cells(title, cells, line=("bias", "row"), column="m", digits=4, best=best_of(cells))
-    _close(file, cells)
+    _close(file, cells, pictures)
 
 
 def _settings(plan: Plan) -> dict[str, object]:
@@ -153,22 +149,24 @@ def _keep(
     cells: list[Cell],
     settings: dict[str, object],
     json: Path | None,
-    plot: Callable[[Sequence[Cell], Path], None],
-) -> None:
-    """Save before anything is printed: a closed pipe must not cost the work."""
+    plot: str,
+) -> list[Path]:
+    """Save before anything is printed: a closed pipe must not cost the work. Gives the pictures."""
     save_results(file, cells, settings)
     if json is not None:
         write_json(json, [each.record() for each in cells])
-    plot(cells, file.with_suffix(".png"))
+    picture = file.with_suffix(".png")
+    return draw(lambda plots: getattr(plots, plot)(cells, picture), picture)
 
 
-def _close(file: Path, cells: list[Cell]) -> None:
+def _close(file: Path, cells: list[Cell], pictures: list[Path]) -> None:
     judged = [each for each in cells if each.within is not None]
     if judged:
         near = sum(1 for each in judged if each.within)
         out.print(f"{near} of {len(judged)} cells are within tolerance of the paper.", highlight=False)
     out.print(f"Saved {file}", highlight=False, soft_wrap=True)
-    out.print(f"  and {file.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    for picture in pictures:
+        out.print(f"  and {picture}", highlight=False, soft_wrap=True)
 
 
 def print_cells(
@@ -178,10 +176,11 @@ def print_cells(
     column: str,
     digits: int,
     best: Set[int] = frozenset(),
-    spread: str = "std over runs",
+    over: str = "runs",
 ) -> None:
-    """A table for people: ours ± std over the runs, and below it the paper's number and whether we agree."""
-    table = Table(title=title, caption=f"ours ± {spread}; below: the paper's number, ✓ within tolerance, ✗ not")
+    """A table for people: ours ± half of its 95 % interval, and below it the paper's number and whether we agree."""
+    spread = f" ± half of the 95 % interval of the mean over {over}" if any(each.half for each in cells) else ""
+    table = Table(title=title, caption=f"ours{spread}; below: the paper's number, ✓ within tolerance, ✗ not")
     columns = list(dict.fromkeys(each.key.get(column) for each in cells))
     named = len(line) * 5 + sum(max(len(name), *(len(str(each.key[name])) for each in cells)) for name in line)
     narrow = out.is_terminal and out.width < named + len(columns) * 18  # then the spread stays in the JSON
@@ -205,7 +204,7 @@ def _cell_text(cell: Cell | None, digits: int, best: Set[int], narrow: bool) -> 
         ours = f"[bold]{ours}[/bold]"
     mark = {True: " [green]✓[/green]", False: " [red]✗[/red]", None: ""}[cell.within]
     paper = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
-    spread = "" if narrow else f" ± {cell.std:.{digits}f}"
+    spread = "" if narrow or not cell.half else f" ± {cell.half:.{digits}f}"
     return f"{ours}{spread}\n[dim]{paper}[/dim]{mark}"
 
 

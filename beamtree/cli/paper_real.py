@@ -7,19 +7,20 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.compare import run
-from beamtree.cli.options import Device, Json, choose
+from beamtree.cli.options import Device, Json
 from beamtree.cli.paper import RESULTS, paper, print_cells
-from beamtree.cli.screen import out, print_table, progress
-from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile, builder
+from beamtree.cli.screen import draw, out, print_table, progress
+from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile
 from beamtree.compare import table as compare_table
 from beamtree.compare.plan import METRICS
-from beamtree.data import load
-from beamtree.data.files import check_writable, write_json
+from beamtree.data import load_data
+from beamtree.files import check_writable, write_json
+from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
-from beamtree.paper import figure2, realdata, table3, table4, timing
+from beamtree.paper import figure2, realdata, timing
 from beamtree.paper.report import save_results
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.recipes import RECIPES
+from beamtree.train.recipes import RECIPES, chosen
 
 Prepared = Annotated[Path, typer.Argument(metavar="DATA", help="The data set as `beamtree prepare` wrote it.")]
 Folder = Annotated[Path, typer.Option("--out", help="Where rows, tables and pictures go.")]
@@ -41,7 +42,7 @@ def paper_table3(
     Get the ratings of Amazon's books (user, item, rating, timestamp) and prepare them first:
     beamtree prepare ratings_Books.csv --format amazon-ratings --out prepared/books
     """
-    _real("table3", table3.TITLE, data, folder, recipe, seed, device, json)
+    _real("table3", data, folder, recipe, seed, device, json)
 
 
 @paper.command("table4")
@@ -58,17 +59,15 @@ def paper_table4(
     Get UserBehavior.csv (user, item, category, behaviour, timestamp) and prepare it first:
     beamtree prepare UserBehavior.csv --format user-behavior --out prepared/userbehavior
     """
-    _real("table4", table4.TITLE, data, folder, recipe, seed, device, json)
+    _real("table4", data, folder, recipe, seed, device, json)
 
 
-def _real(
-    name: str, title: str, data: Path, folder: Path, recipe: str, seed: int, device: str, json: Path | None
-) -> None:
+def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: str, json: Path | None) -> None:
     check_device(device)
-    choose(RECIPES, "recipe", recipe)
+    chosen(RECIPES, "recipe", recipe)
     for path in (folder / f"{name}.json", *([json] if json else [])):
         check_writable(path)
-    prepared = load(data)
+    prepared = load_data(data)
     out.print(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins", highlight=False)
     plan = realdata.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
     results = run(plan, realdata.ROWS, None)
@@ -79,9 +78,7 @@ def _real(
         write_json(json, [each.record() for each in found])
     best = {id(cell) for cell, entry in zip(found, compare_table(results), strict=True) if entry.best}
     found.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
-    print_cells(
-        title, found, line=("metric", "row"), column="m", digits=2, best=best, spread="standard error over users"
-    )
+    print_cells(realdata.TITLES[name], found, line=("metric", "row"), column="m", digits=2, best=best, over="users")
     out.print(f"Saved {folder / name}.json", highlight=False, soft_wrap=True)
 
 
@@ -96,19 +93,17 @@ def paper_figure2(
     json: Json = None,
 ) -> None:
     """How unevenly training instances fall on the nodes of a level: S_n sorted and normalised, a line per data set."""
-    from beamtree.paper.plots import plot_levels
-
     picture = RESULTS / "figure2.png"
     for path in (picture, *([json] if json else [])):
         check_writable(path)
-    build = builder(tree, items, vectors)
+    build = tree_builder(tree, items, vectors)
     shares = {}
     table = Table(title=f"{figure2.TITLE}, h = {level}", caption="share of all S_n that the first nodes hold, %")
     table.add_column("data", no_wrap=True)
     for part in ("1 %", "10 %", "50 %"):
         table.add_column(f"first {part}", justify="right")
     for folder in data:
-        prepared = load(folder)
+        prepared = load_data(folder)
         grown = build(prepared, 2, seed)
         if level > grown.height:
             raise ValueError(f"--level {level}: the tree of {folder} has {grown.height} levels")
@@ -118,12 +113,13 @@ def paper_figure2(
         shares[name] = found.tolist()
         firsts = [float(found[: max(1, round(len(found) * part))].sum()) for part in (0.01, 0.1, 0.5)]
         table.add_row(name, *(f"{first * 100:.1f}" for first in firsts))
-    plot_levels(shares, picture)
+    saved = draw(lambda plots: plots.plot_levels(shares, picture), picture)
     if json is not None:
         lines = [(name, index, value) for name, values in shares.items() for index, value in enumerate(values)]
         write_json(json, [{"data": d, "level": level, "index": index, "value": value} for d, index, value in lines])
     print_table(table)
-    out.print(f"Saved {picture}", highlight=False, soft_wrap=True)
+    for path in saved:
+        out.print(f"Saved {path}", highlight=False, soft_wrap=True)
 
 
 @paper.command("timing")
@@ -138,7 +134,7 @@ def paper_timing(
 ) -> None:
     """Seconds per training batch of PLT, TDM and OTM on made-up users, beside the paper's on a Tesla P100."""
     check_device(device)
-    move = choose(OPTIMIZERS, "optimizer", optimizer)
+    move = chosen(OPTIMIZERS, "optimizer", optimizer)
     on_gpu = device != "cpu"
     height, iterations = height or (22 if on_gpu else 14), iterations or (200 if on_gpu else 5)
     if json is not None:

@@ -3,6 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,6 +18,18 @@ err = Console(stderr=True)
 def print_table(table: Table) -> None:
     """A table, as wide as it needs where nobody looks at it on a terminal."""
     (out if out.is_terminal else Console(width=max(out.width, 120))).print(table)
+
+
+def draw(plot: Callable[[ModuleType], None], *pictures: Path) -> list[Path]:
+    """Have pictures drawn by `beamtree.plots`, and give those there are: none, and a note, without matplotlib."""
+    try:
+        plots = import_module("beamtree.plots")  # takes a second to import, and may not be there
+    except ImportError:
+        note = "note: no picture, because matplotlib is not installed: pip install 'beamtree[plots]'"
+        err.print(note, highlight=False, soft_wrap=True, markup=False)
+        return []
+    plot(plots)
+    return list(pictures)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def simulate(
 
     It is written as Parquet with the columns user, item and timestamp; a file beside it tells each item's category.
     """
-    from beamtree.data import simulate as market  # polars takes a moment to import
+    from beamtree.ingest import simulate as market  # polars takes a moment to import
 
     with progress(events, "events") as (advance, _):
         shape = market.simulate(where, users=users, items=items, events=events, seed=seed, on_events=advance)

@@ -1,6 +1,5 @@
 """`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,16 +9,18 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from beamtree.cli.options import Device, choose
+from beamtree.cli.options import Device
 from beamtree.cli.screen import out, progress
-from beamtree.cli.trees import Arity, Build, ItemsFile, TreeName, VectorsFile, builder
-from beamtree.data import Log, Prepared, Windows, load
-from beamtree.data.files import check_writable
+from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
+from beamtree.data import Prepared, load_data
+from beamtree.files import check_writable
+from beamtree.ingest.trees import Build, tree_builder
+from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
-from beamtree.train import Journal, checked_at, fit, load_model, save, steps_done
-from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.recipes import METHODS, RECIPES, USUAL, Recipe
-from beamtree.train.runs import LOG, RUN, TRAINING, read_run, write_run
+from beamtree.storage import holds_model, load_model, save_model
+from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
+from beamtree.train.recipes import Settings, settle, start_model, train_model
+from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, read_run, write_run
 
 LOG_EVERY = 50  # steps
 
@@ -36,6 +37,7 @@ def train(
     nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
     recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
     epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps, on a CPU 3,000.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of epochs: so many steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
@@ -48,48 +50,36 @@ def train(
 
     Without validation users, the last model is.
 
+    Checkpoints are written every 500 steps and every half minute; a run that was killed goes on with --resume.
+
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
     check_device(device)
-    if lr is not None and not 0 < lr < math.inf:
-        raise ValueError(f"--lr {lr}: give a number above 0")
-    usual_beam, usual_batch, steps = USUAL["cpu" if device == "cpu" else "cuda"]
-    beam_size, batch_size = beam_size or usual_beam, batch_size or usual_batch
-    row = choose(METHODS, "method", method)(beam_size, nodes or 2 * beam_size)
-    chosen = choose(RECIPES, "recipe", recipe)
-    build = builder(tree, items, vectors)
-    move = choose(OPTIMIZERS, "optimizer", optimizer)
-    prepared = load(data)
-    if len(prepared.train) < 2:
-        raise ValueError(f"{data} has one user for training, and two at least are needed: prepare a longer log")
-    instances = chosen.instances(prepared.train)
-    training: Log | Windows = instances.windows() if method == "hsm" else instances
-    per_epoch = max(1, -(-len(training) // batch_size))
-    epochs = epochs or chosen.epochs or max(1, round(steps / per_epoch))
-    run: dict[str, Any] = {
-        "data": str(prepared.folder.resolve()),
-        "method": method,
-        "options": dict(row.options),
-        "tree": tree,
-        "items": items and str(items),
-        "vectors": vectors and str(vectors),
-        "arity": arity,
-        "recipe": recipe,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr or chosen.lr,
-        "optimizer": optimizer,
-        "seed": seed,
-        "device": device,
-    }
-    model, step = _start(out_folder, run, prepared, build, chosen, beam_size, resume)
-    model.to(device)
+    build = tree_builder(tree, items, vectors)
+    prepared = load_data(data)
+    settings = settle(
+        prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
+        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device,
+    )  # fmt: skip
+    files = {"items": items and str(items), "vectors": vectors and str(vectors), "arity": arity}
+    run = {**describe_run(settings, prepared.folder, tree, recipe), **files}
+    model, step = _start(out_folder, run, prepared, build, settings, resume)
+    found = _train(out_folder, settings, prepared, model, step)
+    finish_run(out_folder, found)
+    save_model(model, out_folder)
+    _say_what_it_brought(found, prepared)
+    for line in (f"Saved {out_folder}. Next:", f"  beamtree evaluate {out_folder}", f"  beamtree inspect {out_folder}"):
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, step: int) -> Progress:
+    """Train with a journal and a progress bar."""
     began = time.monotonic()
-    at = checked_at(prepared.num_items)
+    at = usual_m(data.num_items)
     with (
-        _said_how_to_go_on(out_folder),
-        closing(Journal(out_folder / LOG, step)) as journal,
-        progress(epochs * per_epoch, "steps") as (advance, say),
+        _said_how_to_go_on(folder),
+        closing(Journal(folder / LOG, step)) as journal,
+        progress(settings.num_steps(data), "steps") as (advance, say),
     ):
         advance(step)
 
@@ -100,31 +90,24 @@ def train(
 
         def on_check(done: int, recall: float) -> None:
             journal.write(done, recall=recall, seconds=round(time.monotonic() - began, 1))
-            say(f"step {done:,}  recall@{at} {recall:.2%} on {len(prepared.val):,} validation users")
+            say(f"step {done:,}  recall@{at} {recall:.2%} on {len(data.val):,} validation users")
 
-        fit(
-            model,
-            training,
-            row,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr or chosen.lr,
-            schedule=chosen.schedule,
-            optimizer=move,
-            warm_up=chosen.begins_as(method, beam_size),
-            val=prepared.val if len(prepared.val) else None,
-            patience=patience,
-            seed=seed,
-            folder=out_folder / TRAINING,
-            save_every=500,
-            resume=True,
-            on_step=on_step,
-            on_check=on_check,
-        )
-        save(model, out_folder)
-    out.print(f"Saved {out_folder}. Next:", highlight=False)
-    out.print(f"  beamtree evaluate {out_folder}", highlight=False)
-    out.print(f"  beamtree inspect {out_folder}", highlight=False)
+        checkpoints = Checkpoints(folder / TRAINING, every=500, resume=True)
+        return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)
+
+
+def _say_what_it_brought(found: Progress, data: Prepared) -> None:
+    if found.start is None or found.best_step < 0:
+        out.print("No validation users: the model is as the last step left it.", highlight=False)
+        return
+    what = f"recall@{usual_m(data.num_items)} on validation users"
+    if found.kept_the_start:
+        line = f"Training found nothing better than the start, {what} {found.start:.2%}: THE START WAS KEPT."
+        out.print(f"[bold red]{line}[/bold red]", highlight=False, soft_wrap=True)
+        out.print("  Train longer, with another --lr, or with more users.", highlight=False)
+        return
+    line = f"{what} {found.start * 100:.1f} → {found.best * 100:.1f} %"
+    out.print(f"[bold]{line}[/bold] (best after step {found.best_step:,})", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -137,29 +120,26 @@ def _said_how_to_go_on(folder: Path) -> Iterator[None]:
 
 
 def _start(
-    folder: Path,
-    run: dict[str, Any],
-    data: Prepared,
-    build: Build,
-    recipe: Recipe,
-    beam_size: int,
-    resume: bool,
+    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool
 ) -> tuple[TreeModel, int]:
     """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / RUN).exists():
             raise ValueError(f"{folder} holds something else: choose another folder")
-        before = {key: value for key, value in read_run(folder).items() if key != "commit"}
+        before = read_run(folder)
         if not resume:
             raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
         for key, value in run.items():
             if before.get(key) != value:
                 raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
-        if (folder / TRAINING / "settings.json").exists():
-            return load_model(folder / TRAINING), steps_done(folder / TRAINING)
+        if holds_model(folder / TRAINING):
+            step = steps_done(folder / TRAINING)
+            out.print(f"Going on from step {step:,} of {settings.num_steps(data):,}", highlight=False)
+            return load_model(folder / TRAINING, settings.device), step
+    if resume:
+        out.print(f"There is no checkpoint in {folder} to go on from: beginning at the start", soft_wrap=True)
     check_writable(folder / RUN)  # before the tree, which takes a while
-    out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False)
-    tree = build(data, run["arity"], run["seed"])
-    model = recipe.model(tree, beam_size, lambda: data.factors, run["seed"])
-    write_run(folder, run, data)  # first, so that a run killed from here on can be resumed
+    out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
+    model = start_model(settings, data, build(data, run["arity"], run["seed"]))
+    write_run(folder, run)  # first, so that a run killed from here on can be resumed
     return model, 0

@@ -4,21 +4,24 @@ from collections.abc import Callable
 
 import torch
 
-from beamtree.compare.plan import Made, Plan, begin, read_seconds, timed
-from beamtree.data.files import write_whole
+from beamtree.compare.plan import Plan, ReadyRow, Row, begin, read_seconds, timed
+from beamtree.evaluate import leaving_out
+from beamtree.extras import needs
+from beamtree.files import write_whole
 
 
-def plain_row(row: str, plan: Plan, note: Callable[[str], None]) -> Made:
+def plain_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:
     """Something that needs no training to speak of."""
-    from beamtree.baselines import BASELINES  # here, so that tree rows need torch alone
+    from beamtree.baselines import build  # here, so that tree rows need torch alone
 
-    baseline = BASELINES[row](plan.data.train, plan.data.num_items)
-    return Made(lambda x: baseline.retrieve(x, max(plan.m))[0], baseline.num_bytes)
+    baseline = build(name, plan.data.train.events, plan.data.num_items)
+    return ReadyRow(leaving_out(baseline.retrieve, max(plan.m)), baseline.num_bytes)
 
 
-def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
+def dnn_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:
     """YouTube product-DNN; its two rows differ in how its vectors are searched, and share the weights."""
-    from beamtree.baselines.two_tower import BATCH, Graph, TwoTower, exact, two_tower
+    with needs("compare", f"row {name}"):
+        from beamtree.baselines.two_tower import BATCH, TwoTower, two_tower
 
     folder = plan.folder / "youtube-dnn"
     begin(folder, {**plan.training("dnn"), "row": "youtube-dnn"})
@@ -29,7 +32,7 @@ def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
     else:
         with timed(folder):
             model = two_tower(
-                plan.data.train,
+                plan.data.train.events,
                 plan.data.num_items,
                 steps=plan.steps,
                 batch_size=min(BATCH, 5 * plan.batch_size),
@@ -39,5 +42,11 @@ def dnn(index: str, plan: Plan, note: Callable[[str], None]) -> Made:
                 on_step=lambda done, total, loss: plan.advance(1),
             ).cpu()
         write_whole(file, lambda draft: torch.save(model.state_dict(), draft))
-    model.index({"exact": exact, "hnsw": Graph}[index])
-    return Made(lambda x: model.retrieve(x, max(plan.m))[0], model.num_bytes, read_seconds(folder))
+    model.index(_index(name))
+    return ReadyRow(leaving_out(model.retrieve, max(plan.m)), model.num_bytes, read_seconds(folder))
+
+
+def _index(name: str) -> Callable[[torch.Tensor], object]:
+    from beamtree.baselines.two_tower import Graph, exact
+
+    return Graph if name == "youtube-dnn-hnsw" else exact

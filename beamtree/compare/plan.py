@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beamtree.data import Log, Prepared
-from beamtree.data.files import read_json, write_json
-from beamtree.train.recipes import RECIPES, Recipe
+from beamtree.data import BeforeAfter, Prepared
+from beamtree.files import read_json, write_json
+from beamtree.methods import Method
+from beamtree.scorers import Scorer
+from beamtree.train.recipes import MakeScorer, Settings, settle
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
@@ -21,31 +23,64 @@ SECONDS, TRAINED = "seconds.json", "row.json"  # in a row's folder
 
 @dataclass(frozen=True)
 class Plan:
-    """The data, the first tree, and how long and with what beams the rows are trained."""
+    """What is compared, and how.
+
+    Args:
+        data: the log; its test users are asked.
+        tree: the first tree.
+        folder: where rows are kept: each its result, and its model in a folder of its own.
+        tree_name: where the first tree comes from.
+        recipe: how tree rows are trained: beamtree, or paper, as published.
+        beam_size: k in training.
+        batch_size: users per step.
+        steps: of training.
+        device: where tree rows are trained and searched.
+        seed: of all that is random.
+        own_trees: whether rows other than jtm keep to the first tree.
+        m: how many items are retrieved.
+        metrics: names of `metrics.METRICS`.
+        test_beam: k of the search.
+        exclude_seen: whether what a user has seen is neither retrieved nor expected.
+        say: hears what happens.
+        advance: hears how many steps of training were done.
+    """
 
     data: Prepared
     tree: Tree
-    folder: Path  # where rows are kept: each its result, and its model in a folder of its own
+    folder: Path
+    tree_name: str = "own"
     recipe: str = "beamtree"
     beam_size: int = 400
     batch_size: int = 200
     steps: int = 10_000
     device: str = "cpu"
     seed: int = 0
-    own_trees: bool = False  # whether rows other than jtm keep to the first tree
+    own_trees: bool = False
     m: tuple[int, ...] = CUTS
+    metrics: tuple[str, ...] = METRICS
     test_beam: int = 400
+    exclude_seen: bool = False
     say: Callable[[str], None] = field(default=lambda line: None, compare=False)
-    advance: Callable[[int], None] = field(default=lambda steps: None, compare=False)  # steps of training
+    advance: Callable[[int], None] = field(default=lambda steps: None, compare=False)
 
     @property
-    def how(self) -> Recipe:
-        return RECIPES[self.recipe]
-
-    @property
-    def users(self) -> Log:
+    def users(self) -> BeforeAfter:
         """Who is asked."""
         return self.data.test
+
+    def settings(self, method: str | Method, scorer: MakeScorer | None = None) -> Settings:
+        """How a tree row is trained."""
+        return settle(
+            self.data,
+            recipe=self.recipe,
+            method=method,
+            scorer=scorer,
+            beam_size=self.beam_size,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,
+        )
 
     def training(self, kind: str) -> dict[str, Any]:
         """What a model of this kind depends on, `flat`, `dnn` or `tree`: one that is there already must agree."""
@@ -58,18 +93,44 @@ class Plan:
 
     def measuring(self) -> dict[str, Any]:
         """What its numbers depend on beside: where that differs, it is measured again."""
-        return {"m": list(self.m), "test_beam": self.test_beam}
+        return {
+            "m": list(self.m),
+            "metrics": list(self.metrics),
+            "test_beam": self.test_beam,
+            "exclude_seen": self.exclude_seen,
+        }
 
 
-class Made(NamedTuple):
+class ReadyRow(NamedTuple):
     """A row that is ready to be asked."""
 
-    find: Callable[[Tensor], Tensor]  # histories x [B, T] -> the best items, best first [B, m]
+    find: Callable[[Tensor, Tensor], Tensor]  # (histories x [B, T], items to leave out [B, E]) -> the best [B, m]
     num_bytes: int
     seconds: float = 0.0  # that its training took, if not in this call
+    kept_the_start: bool = False  # whether training found nothing better than what it began with
 
 
-Make = Callable[[Plan, Callable[[str], None]], Made]  # (plan, what a row wants to be said of it)
+@dataclass(frozen=True)
+class Row:
+    """One row of a comparison: what makes it ready, and what it is made of.
+
+    Args:
+        make: (name, row, plan, hears what should be said of it) -> something to ask.
+        kind: flat, dnn or tree: see `Plan.training`.
+        method: of a tree row: a name of `methods.METHODS`, or a method of your own.
+        scorer: of a tree row: (tree, data, seed) -> Scorer; the recipe's unless given.
+        tree: of a tree row: data -> Tree; the plan's unless given.
+        joint: whether a tree row learns its tree.
+        scorers: classes of scorers from outside the package, to load a finished row.
+    """
+
+    make: Callable[[str, "Row", Plan, Callable[[str], None]], ReadyRow]
+    kind: str = "flat"
+    method: str | Method = ""
+    scorer: MakeScorer | None = None
+    tree: Callable[[Prepared], Tree] | None = None
+    joint: bool = False
+    scorers: tuple[type[Scorer], ...] = ()
 
 
 @contextmanager

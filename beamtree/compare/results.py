@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.compare.plan import METRICS, check_same
-from beamtree.data.files import read_json, write_json
+from beamtree.compare.plan import check_same
 from beamtree.evaluate import Evaluation, summarise
+from beamtree.files import read_json, write_json
 from beamtree.metrics import paired_p
 
 REFERENCE = "otm"  # the row that others are tested against
+COSTS = ("training_seconds", "ms_per_query", "num_bytes")
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,22 @@ class Result:
     row: str
     values: Tensor  # [U, cuts, metrics]
     m: tuple[int, ...]
+    metrics: tuple[str, ...]
     training_seconds: float
     ms_per_query: float
     num_bytes: int
     notes: tuple[str, ...]  # what was said on the way
     device: str
+    kept_the_start: bool = False  # whether training found nothing better than what it began with
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return summarise(self.values, self.m, METRICS)
+        return summarise(self.values, self.m, self.metrics)
+
+
+def shown_metric(metrics: Sequence[str]) -> str:
+    """The metric that stands for a row where there is room for one: recall, if it was measured."""
+    return "recall" if "recall" in metrics else metrics[0]
 
 
 class Entry(NamedTuple):
@@ -58,7 +66,11 @@ def table(results: Sequence[Result]) -> list[Entry]:
         p: Mapping[tuple[str, int], float] = {}
         if reference is not None and reference is not result:
             chances = paired_p(result.values.flatten(1), reference.values.flatten(1)).view(len(result.m), -1)
-            p = {(metric, m): float(chances[i, j]) for i, m in enumerate(result.m) for j, metric in enumerate(METRICS)}
+            p = {
+                (metric, m): float(chances[i, j])
+                for i, m in enumerate(result.m)
+                for j, metric in enumerate(result.metrics)
+            }
         for score in found[result.row].scores:
             key = score.metric, score.m
             best = score.value == tops[key]
@@ -69,35 +81,81 @@ def table(results: Sequence[Result]) -> list[Entry]:
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The table as flat records, with what each row cost."""
     found: list[dict[str, Any]] = [entry._asdict() for entry in table(results)]
-    costs = ("training_seconds", "ms_per_query", "num_bytes")
-    return found + [
-        {"row": each.row, "metric": cost, "value": getattr(each, cost)} for each in results for cost in costs
-    ]
+    found += [{"row": each.row, "metric": cost, "value": getattr(each, cost)} for each in results for cost in COSTS]
+    kept = [each.row for each in results if each.kept_the_start]
+    return found + [{"row": row, "metric": "kept_the_start", "value": 1} for row in kept]
+
+
+class Grid(NamedTuple):
+    """A table as text: what every way of showing it has in common."""
+
+    heads: list[str]
+    lines: list[list[str]]
+
+    def markdown(self, names: int = 1) -> str:
+        """The same as Markdown, with so many columns of names before the numbers."""
+        rule = ["---"] * names + ["---:"] * (len(self.heads) - names)
+        return "\n".join("| " + " | ".join(line) + " |" for line in (self.heads, rule, *self.lines))
+
+
+class Marks(NamedTuple):
+    """How bold text and stars are written."""
+
+    bold: str
+    close: str
+    star: str
+
+
+MARKDOWN = Marks("**", "**", "\\*")
+
+
+def score_grid(found: Sequence[Mapping[str, Any]], marks: Marks = MARKDOWN) -> Grid:
+    """The scores of `records`: a line for each metric and row, in percent, the best of a column in bold."""
+    scores = [cell for cell in found if "m" in cell]
+    cuts = list(dict.fromkeys(cell["m"] for cell in scores))
+    rows = list(dict.fromkeys(cell["row"] for cell in scores))
+    cells = {(cell["row"], cell["metric"], cell["m"]): cell for cell in scores}
+    names = {cell["row"]: f"{cell['row']} †" for cell in found if cell["metric"] == "kept_the_start"}
+    lines = []
+    for metric in dict.fromkeys(cell["metric"] for cell in scores):
+        for place, row in enumerate(rows):
+            shown = [_shown(cells[row, metric, m], marks) for m in cuts]
+            lines.append([metric if place == 0 else "", names.get(row, row), *shown])
+    return Grid(["metric, %", "row", *(f"@{m}" for m in cuts)], lines)
+
+
+def _shown(cell: Mapping[str, Any], marks: Marks) -> str:
+    value = f"{cell['value'] * 100:.2f}"
+    value = f"{marks.bold}{value}{marks.close}" if cell["best"] else value
+    stars = 0 if cell["p"] is None else (cell["p"] < 0.05) + (cell["p"] < 0.01)
+    return f"{value} ± {(cell['high'] - cell['low']) * 50:.2f}{stars * marks.star}"
+
+
+def legend(found: Sequence[Mapping[str, Any]]) -> str:
+    """What the marks of a table mean."""
+    text = "± half of the 95 % interval of the mean over users"
+    if any(cell.get("p") is not None for cell in found):
+        text += "; * p < 0.05, ** p < 0.01 against otm, users in pairs"
+    if any(cell["metric"] == "kept_the_start" for cell in found):
+        text += "; † training found nothing better than the start"
+    return text
+
+
+def cost_grid(found: Sequence[Mapping[str, Any]]) -> Grid:
+    """What each row took, from `records`."""
+    cells = {(cell["row"], cell["metric"]): cell["value"] for cell in found if cell["metric"] in COSTS}
+    lines = []
+    for row in dict.fromkeys(row for row, _ in cells):
+        took, ms, size = (cells[row, cost] for cost in COSTS)
+        lines.append([row, seconds(took), f"{ms:.2f}", f"{size / 1e6:,.1f} MB"])
+    return Grid(["row", "training", "ms per query", "size"], lines)
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The paper's layout: a line for each row, P, R and F at every m in percent, best in bold, and the costs.
-
-    ± is half of the 95 % interval; * and ** say that a row differs from OTM with p < 0.05 and p < 0.01.
-    """
-    cuts = results[0].m
-    shorts = {"precision": "P", "recall": "R", "f1": "F"}
-    heads = ["row", *(f"{shorts[metric]}@{m}" for metric in METRICS for m in cuts), "training", "ms/query", "size"]
-    entries = {(entry.row, entry.metric, entry.m): entry for entry in table(results)}
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    for result in results:
-        cells = [shown(entries[result.row, metric, m]) for metric in METRICS for m in cuts]
-        costs = [seconds(result.training_seconds), f"{result.ms_per_query:.2f}", f"{result.num_bytes / 1e6:,.1f} MB"]
-        lines.append([result.row, *cells, *costs])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def shown(entry: Entry, bold: str = "**") -> str:
-    """One number as people read it, in percent."""
-    value = f"{entry.value * 100:.2f}"
-    value = f"{bold}{value}{bold}" if entry.best and bold else value
-    star = "" if entry.p is None else "\\*\\*" if entry.p < 0.01 else "\\*" if entry.p < 0.05 else ""
-    return f"{value} ± {(entry.high - entry.low) * 50:.2f}{star if bold else star.replace(chr(92), '')}"
+    """The scores, what the marks mean, and the costs."""
+    found = records(results)
+    notes = legend(found).replace("*", MARKDOWN.star)
+    return "\n\n".join([score_grid(found).markdown(2), notes, cost_grid(found).markdown()]) + "\n"
 
 
 def seconds(value: float) -> str:
@@ -116,6 +174,7 @@ def save_result(folder: Path, result: Result, training: dict[str, Any], measurin
         **{each.name: getattr(result, each.name) for each in fields(result)},
         "values": values,
         "m": list(result.m),
+        "metrics": list(result.metrics),
         "notes": list(result.notes),
     }
     write_json(_path(folder, result.row), content)
@@ -130,8 +189,8 @@ def load_result(folder: Path, row: str, training: dict[str, Any], measuring: dic
     check_same(path, content.pop("training", {}), training)
     if content.pop("measuring", {}) != measuring:
         return None
-    values = torch.tensor(content.pop("values")).unflatten(1, (len(content["m"]), len(METRICS)))
-    content["m"], content["notes"] = tuple(content["m"]), tuple(content["notes"])
+    values = torch.tensor(content.pop("values")).unflatten(1, (len(content["m"]), len(content["metrics"])))
+    content |= {name: tuple(content[name]) for name in ("m", "metrics", "notes")}
     return Result(values=values, **content)
 
 

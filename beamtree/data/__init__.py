@@ -1,27 +1,29 @@
-"""Data: what the paper makes up, and what users bring."""
+"""What training reads: instances in memory, events and the views of them, prepared folders, and made-up data."""
 
-from beamtree.data.batch import Instances, epoch_order, mix
+from beamtree.data.events import Events
 from beamtree.data.factors import factors
-from beamtree.data.log import HISTORY, Log, Windows
-from beamtree.data.prepared import Ids, Prepared, load
+from beamtree.data.ids import Ids
+from beamtree.data.instances import Instances
+from beamtree.data.prepared import Prepared, load_data
+from beamtree.data.protocol import Data
 from beamtree.data.synthetic import Gaussian, gaussian, relevant_items, toy
-
-Data = Instances | Log | Windows  # anything that training and evaluation read in batches
+from beamtree.data.views import HISTORY, BeforeAfter, Stretches, Windows, stretches
 
 __all__ = [
     "HISTORY",
+    "BeforeAfter",
     "Data",
+    "Events",
     "Gaussian",
     "Ids",
     "Instances",
-    "Log",
     "Prepared",
+    "Stretches",
     "Windows",
-    "epoch_order",
     "factors",
     "gaussian",
-    "load",
-    "mix",
+    "load_data",
     "relevant_items",
+    "stretches",
     "toy",
 ]

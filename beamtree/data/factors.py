@@ -3,31 +3,32 @@
 import torch
 from torch import Tensor
 
-from beamtree.data.log import Log
+from beamtree.data.events import Events
+from beamtree.data.views import BeforeAfter
 from beamtree.tree import PAD
 
 DIM = 64
 ROUNDS = 4  # of subspace iteration
-NEAR = 10  # events of a run
-MORE = 1.1  # runs are worth their rows where they tell so much more
-USERS, OTHERS, FIRST = 500, 4096, 0.01  # how `telling` asks: so many users, so many other items, among the first 1 %
+RUN_LENGTH = 10  # events of a run
+BETTER = 1.1  # runs are worth their rows where they say so much more
+USERS, OTHERS, FIRST = 500, 4096, 0.01  # how `share_near_history` asks: users, items drawn, and the first 1 % of these
 
 
-def factors(log: Log, num_items: int, *, near: int | None = None, dim: int = DIM, seed: int = 0) -> Tensor:
+def factors(events: Events, num_items: int, *, run_length: int | None = None, dim: int = DIM, seed: int = 0) -> Tensor:
     """VΣ of the truncated singular value decomposition of D_r^{-1/2} A D_i^{-1/2}, strongest first [M, ≤ dim].
 
-    A says which user chose which item; with `near`, there are also rows for runs of about so many events of a user, so
-    that what was chosen together in time counts for more. D_r and D_i say how many each row and item has. The vectors
-    have length 1 on average.
+    A says which user chose which item; with `run_length`, there are also rows for runs of about so many events of a
+    user, so that what was chosen together in time counts for more. D_r and D_i say how many each row and item has. The
+    vectors have length 1 on average.
     """
-    device = log.offsets.device
-    row, item = pairs(log, num_items, near)
+    device = events.offsets.device
+    row, item = pairs(events, num_items, run_length)
     value = (torch.bincount(row)[row] * torch.bincount(item)[item]).rsqrt()
     shape = (int(row[-1]) + 1, num_items)
     matrix = torch.sparse_coo_tensor(torch.stack([row, item]), value, shape, check_invariants=False).coalesce()
     back = matrix.t().coalesce()
     generator = torch.Generator(device).manual_seed(seed)
-    width = min(dim, num_items, len(log))
+    width = min(dim, num_items, len(events))
     basis = torch.randn(num_items, width, generator=generator, device=device)
     for _ in range(ROUNDS):
         basis = torch.linalg.qr(torch.sparse.mm(back, torch.sparse.mm(matrix, basis))).Q
@@ -37,38 +38,38 @@ def factors(log: Log, num_items: int, *, near: int | None = None, dim: int = DIM
     return vectors / length
 
 
-def pairs(log: Log, num_items: int, near: int | None = None) -> tuple[Tensor, Tensor]:
+def pairs(events: Events, num_items: int, run_length: int | None = None) -> tuple[Tensor, Tensor]:
     """The rows of A and their items [E] each: whether an item was chosen, not how often."""
-    row, items = _rows(log, near), log.item_numbers().long()
+    row, items = _rows(events, run_length), events.item_numbers().long()
     found = torch.unique(row * num_items + items.repeat(len(row) // max(1, len(items))))
     return found // num_items, found % num_items
 
 
-def _rows(log: Log, near: int | None) -> Tensor:
-    """The row of A that each event belongs to [E]; after them, with `near`, those of its run [2E]."""
-    count = log.offsets.diff()
-    user = torch.repeat_interleave(torch.arange(len(log), device=count.device), count)
-    if near is None:
+def _rows(events: Events, run_length: int | None) -> Tensor:
+    """The row of A that each event belongs to [E]; after them, with `run_length`, those of its run [2E]."""
+    count = events.counts()
+    user = torch.repeat_interleave(torch.arange(len(events), device=count.device), count)
+    if run_length is None:
         return user
-    runs = (count + near - 1) // near  # of each user, equally long
-    place = torch.arange(len(user), device=count.device) + log.offsets[0] - log.offsets[user]
+    runs = (count + run_length - 1) // run_length  # of each user, equally long
+    place = torch.arange(len(user), device=count.device) + events.offsets[0] - events.offsets[user]
     run = (runs.cumsum(0) - runs)[user] + place * runs[user] // count[user]
-    return torch.cat([user, len(log) + run])
+    return torch.cat([user, len(events) + run])
 
 
-def choose_factors(train: Log, val: Log, num_items: int) -> tuple[int | None, Tensor]:
-    """`near` and the factors: with runs where they tell clearly more about what users, here of `val`, choose next."""
+def choose_factors(train: Events, val: BeforeAfter, num_items: int) -> tuple[int | None, Tensor]:
+    """`run_length` and the factors: with runs where they say clearly more about what users of `val` choose next."""
     by_user = factors(train, num_items)
     if len(val):
-        by_run = factors(train, num_items, near=NEAR)
-        if telling(by_run, val) > MORE * telling(by_user, val):
-            return NEAR, by_run
+        by_run = factors(train, num_items, run_length=RUN_LENGTH)
+        if share_near_history(by_run, val) > BETTER * share_near_history(by_user, val):
+            return RUN_LENGTH, by_run
     return None, by_user
 
 
-def telling(vectors: Tensor, log: Log, seed: int = 0) -> float:
+def share_near_history(vectors: Tensor, users: BeforeAfter, seed: int = 0) -> float:
     """The share of targets that are nearer to the mean of the history than all but 1 % of items drawn at random."""
-    x, y = log.batch(torch.arange(min(USERS, len(log))))
+    x, y = users.batch(torch.arange(min(USERS, len(users))))
     vectors = torch.nn.functional.normalize(vectors)
     history = (vectors[x.clamp(min=0)] * (x != PAD).unsqueeze(-1)).sum(1)  # [B, dim]
     drawn = torch.randint(len(vectors), (OTHERS,), generator=torch.Generator().manual_seed(seed))

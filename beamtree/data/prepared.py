@@ -5,7 +5,9 @@
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
     items.txt          one id per line; the line is the item's number: the most events first, then by id
-    users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id
+    users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
+                       One user can be in several of these sections, with a copy of the events that belong there
+    cuts.npy           int64 [U]: how many of a user's events are history, where that is not half of them
     summary.png        a picture of the description, where the command wrote one
 
 It is written under another name and moved into place in one step, so a folder with a description is whole.
@@ -15,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,55 +27,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
-from beamtree.data.files import check_replaceable, flush, read_json, remove
-from beamtree.data.log import Log
+from beamtree.data.ids import Ids
+from beamtree.data.views import BeforeAfter
+from beamtree.files import check_replaceable, flush, read_json, remove
 
 DESCRIPTION = "description.json"
 FORMAT = 1
-FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "summary.png"}
+FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "cuts.npy", "summary.png"}
 SPLITS = ("train", "val", "test")
-
-
-class Ids:
-    """The ids that users write, and the numbers that stand for them inside."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @cached_property
-    def names(self) -> list[str]:
-        try:
-            return self._path.read_text(encoding="utf-8").split("\n")[:-1]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self._path} is damaged: it is no UTF-8") from error
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, number: int) -> str:
-        return self.names[number]
-
-    def find(self, names: Sequence[str]) -> list[int | None]:
-        """The number of each id; None where it is unknown."""
-        return [self._numbers.get(name.strip()) for name in names]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set, as `load` opens it: nothing is read before it is used."""
+    """A prepared data set, as `load_data` opens it: nothing is read before it is used."""
 
     folder: Path
     description: Mapping[str, Any]
-    train: Log
-    val: Log
-    test: Log
+    train: BeforeAfter
+    val: BeforeAfter
+    test: BeforeAfter
     items: Ids
     users: Ids
+
+    def __repr__(self) -> str:
+        users = ", ".join(f"{self.description['users'][split]:,} {split}" for split in SPLITS)
+        counts = f"{self.num_items:,} items, {self.description['num_events']:,} events"
+        return f"Prepared({self.folder.name}: users {users}; {counts})"
 
     @property
     def num_items(self) -> int:
@@ -81,7 +62,7 @@ class Prepared:
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
-        return choose_factors(self.train, self.val, self.num_items)
+        return choose_factors(self.train.events, self.val, self.num_items)
 
     @property
     def factors(self) -> Tensor:
@@ -89,12 +70,12 @@ class Prepared:
         return self._factors[1]
 
     @property
-    def near(self) -> int | None:
+    def run_length(self) -> int | None:
         """How long the runs of events are that the factors count beside whole users; None where they do not."""
         return self._factors[0]
 
 
-def load(folder: str | Path) -> Prepared:
+def load_data(folder: str | Path) -> Prepared:
     """Open a folder that `beamtree prepare` wrote."""
     folder = Path(folder)
     description = read_description(folder)
@@ -105,12 +86,18 @@ def load(folder: str | Path) -> Prepared:
         if path.stat().st_size != size:
             raise ValueError(f"{path} is damaged, {path.stat().st_size:,} of {size:,} bytes: prepare the data again")
     offsets, events = _map(folder / "offsets.npy"), _map(folder / "events.npy")
+    cuts = _map(folder / "cuts.npy") if "cuts.npy" in description["files"] else None
+    items = Ids(folder / "items.txt")
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
-    train, val, test = (
-        Log(offsets[ends[i] : ends[i + 1] + 1], events, f"{description['fingerprint']} {split}")
-        for i, split in enumerate(SPLITS)
-    )
-    return Prepared(folder, description, train, val, test, Ids(folder / "items.txt"), Ids(folder / "users.txt"))
+
+    def users_of(place: int) -> BeforeAfter:
+        first, last = ends[place], ends[place + 1]
+        name = f"{description['fingerprint']} {SPLITS[place]}"
+        part = Events(offsets[first : last + 1], events, name, items)
+        return BeforeAfter(part, None if cuts is None else cuts[first:last])
+
+    train, val, test = map(users_of, range(len(SPLITS)))
+    return Prepared(folder, description, train, val, test, items, Ids(folder / "users.txt"))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -177,12 +164,6 @@ def _replace(out: Path, draft: Path) -> None:
     shutil.rmtree(old)
 
 
-def write_ids(path: Path, names: Iterable[str]) -> None:
-    """One id per line."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{name}\n" for name in names)
-
-
 def _map(path: Path) -> Tensor:
     try:
         return torch.from_numpy(np.load(path, mmap_mode="c"))
@@ -192,8 +173,9 @@ def _map(path: Path) -> Tensor:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for name in ("offsets.npy", "events.npy"):
-        with (folder / name).open("rb") as file:
+    names = ["offsets.npy", "events.npy", "cuts.npy"]
+    for path in (folder / name for name in names if (folder / name).exists()):
+        with path.open("rb") as file:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()[:16]

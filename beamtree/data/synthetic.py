@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beamtree.data.batch import Instances, mix
+from beamtree.data.instances import Instances
+from beamtree.seeds import mix
 from beamtree.tree import PAD
 
 
@@ -32,7 +33,16 @@ def gaussian(
     test: int = 1_000,
     seed: int = 0,
 ) -> Gaussian:
-    """Sec. 5.1. The printed p(y|x) does not sum to one; η = σ(wᵀx + c) is what it means."""
+    """Made-up instances whose truth is known (Sec. 5.1): η = σ(wᵀx + c), since the printed p(y|x) does not sum to one.
+
+    Args:
+        num_items: M.
+        dim: numbers in x.
+        bias: c: the lower, the fewer items are relevant.
+        train: instances for training.
+        test: instances for testing.
+        seed: same seed, same instances.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(num_items, dim, generator=generator)
     x = torch.randn(train + test, dim, generator=generator)

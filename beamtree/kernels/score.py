@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 FORWARD = Launch(64, 4, 2)
 TO_ROWS = Launch(64, 4, 2, 1)
 TO_LAYERS = Launch(64, 4, 2, 1)
-LOUD = 256.0  # what the highest gradient is scaled to, so that the others are not lost in float16
+GRADIENT_RANGE = 256.0  # what the highest gradient is scaled to, so that the others are not lost in float16
 
 
 class Layers(NamedTuple):
@@ -99,7 +99,7 @@ def score_backward(
     """The gradients of `user` and `layers`; those of vectors are added to `vectors_grad`, and `touched` is 1 there."""
     user, grad = user.contiguous(), grad.contiguous()
     nodes, apart = rows_apart(nodes)
-    scale = LOUD / grad.abs().amax().clamp(min=1e-30)
+    scale = GRADIENT_RANGE / grad.abs().amax().clamp(min=1e-30)
     half = tl.float16 if nodes.is_cuda else tl.float32  # the interpreter's time is spent anyhow
     user_grad = torch.zeros_like(user)
     dim, a, b, c = (_sizes(layers, 0)[name] for name in ("DIM", "A", "B", "C"))

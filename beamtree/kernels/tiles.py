@@ -1,7 +1,7 @@
 """The kernels of the deep scorer: rows in, logits out, and what lies between never leaves the chip.
 
 A tile is a run of nodes of one user and one level, so that the user half of the first layer is one vector for the whole
-tile. A program takes every so-manieth tile. Going back, tiles are computed anew, by two kernels, because the sums that
+tile. Programs take tiles in turn. Going back, tiles are computed anew, by two kernels, because the sums that
 one of them would have to keep do not fit into its registers. Matrices are multiplied as tf32, going back as float16,
 which has the same digits: gradients are scaled to its range. Sums are float32.
 """
@@ -129,18 +129,14 @@ def backward_to_layers(
     DIM: constexpr, D: constexpr, A: constexpr, B: constexpr, C: constexpr, PAD_C: constexpr, BLOCK: constexpr,
     HALF: constexpr,
 ):  # fmt: skip
-    """The way back to the other layers.
-
-    A program's share of `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1].
-    """
+    """The way back to the others. A program's `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1]."""
     d, a, b, c = tl.arange(0, D), tl.arange(0, A), tl.arange(0, B), tl.arange(0, PAD_C)
     node_half = _matrix(wn, d, a, 1, DIM, DIM, A).to(HALF)
     second = _matrix(w2, a, b, 1, A, A, B).to(HALF)
     third, third_t = _matrix(w3, b, c, 1, B, B, C).to(HALF), _matrix(w3, c, b, B, 1, C, B).to(HALF)
     by = tl.load(scale)
     share = partial + tl.program_id(0).to(tl.int64) * (A * B + 2 * B + B * C + 3 * C + 1)
-    to_b2 = share + A * B
-    to_s2 = to_b2 + B
+    to_b2, to_s2 = share + A * B, share + A * B + B
     to_b3 = to_s2 + B + B * C
     to_s3, to_w4, to_b4 = to_b3 + C, to_b3 + 2 * C, to_b3 + 3 * C
     to_w2 = tl.zeros([A, B], tl.float32)

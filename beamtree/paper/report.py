@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from beamtree.data.files import write_json
+from beamtree.files import write_json
 from beamtree.train.runs import commit
 
 Key = dict[str, str | int | float]
@@ -31,9 +31,9 @@ class Cell:
     tolerance: float | None  # how far from the paper counts as the same
 
     @property
-    def error(self) -> float:
-        """The standard error of the value."""
-        return self.std / math.sqrt(self.runs)
+    def half(self) -> float:
+        """Half of the 95 % interval of the value; 0 where one run says nothing about it."""
+        return 1.96 * self.std / math.sqrt(self.runs)
 
     @property
     def within(self) -> bool | None:

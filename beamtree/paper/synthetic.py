@@ -12,16 +12,16 @@ from queue import Queue
 import torch
 from torch import Tensor
 
-from beamtree import methods
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
-from beamtree.data import gaussian, mix
-from beamtree.methods import Method
+from beamtree.data import gaussian
+from beamtree.methods import METHODS, Method, sized
 from beamtree.model import TreeModel, check_device
 from beamtree.paper.report import Cell, Key, cell, expected
 from beamtree.scorers import LinearScorer
+from beamtree.seeds import mix
 from beamtree.theory import regret
-from beamtree.train import constant, fit
+from beamtree.train import Schedule, constant, fit
 
 ITEMS, DIM = 1000, 10
 BEAM_SIZE = 50
@@ -29,19 +29,7 @@ NODES = 2 * BEAM_SIZE  # trained per level where nodes are drawn: as many as the
 EPOCHS, BATCH_SIZE, LR = 200, 500, 1e-2
 CUTS = (1, 10, 20, 50)  # m
 
-# The authors' rows as they ran them, our own, and variants to try.
-ROWS: dict[str, Method] = {
-    "plt": methods.plt(),
-    "tdm": methods.tdm_uniform(NODES),
-    "otm": methods.otm(BEAM_SIZE),
-    "otm-no-beam": methods.otm_no_beam(NODES),
-    "otm-no-optest": methods.otm_no_optest(BEAM_SIZE),
-    "otm-mixed": methods.otm_mixed(BEAM_SIZE, 12 * BEAM_SIZE),
-    "otm-mixed-all": methods.otm_mixed_all(BEAM_SIZE, 20),
-    "otm-stochastic": methods.otm_stochastic(BEAM_SIZE),
-    "tdm-positives": methods.tdm(NODES),
-    "hsm": methods.hsm(),
-}
+EXTRA = {"otm-mixed": 12 * BEAM_SIZE, "otm-mixed-all": 20}  # uniform nodes beside the beam, of our own rows
 DEFAULT_ROWS = ("plt", "tdm", "otm", "otm-no-beam", "otm-no-optest", "otm-mixed")
 TOLERANCE = 0.12  # of the paper's number
 
@@ -77,9 +65,9 @@ class Plan:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        unknown = [row for row in self.rows if row not in ROWS]
+        unknown = [row for row in self.rows if row not in METHODS]
         if unknown:
-            raise ValueError(f"row {unknown[0]!r} is unknown: choose from {', '.join(ROWS)}")
+            raise ValueError(f"row {unknown[0]!r} is unknown: choose from {', '.join(METHODS)}")
         for name, things in (("row", self.rows), ("bias", self.biases)):
             if not things:
                 raise ValueError(f"no {name} was given")
@@ -96,6 +84,11 @@ class Plan:
         ]
 
 
+def method_of(row: str) -> Method:
+    """The row as the authors ran it, and ours with as many nodes as the beam's."""
+    return sized(row, BEAM_SIZE, EXTRA.get(row, NODES))
+
+
 def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     """Train one row from scratch and measure its regret at each m on the test instances."""
     data = gaussian(ITEMS, DIM, job.bias, seed=job.seed)
@@ -105,11 +98,10 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     fit(
         model,
         data.train,
-        ROWS[job.row],
+        method_of(job.row),
         epochs=job.epochs,
         batch_size=BATCH_SIZE,
-        lr=LR,
-        schedule=constant,
+        schedule=Schedule(LR, constant),
         seed=job.seed,
         on_step=step,
     )

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from beamtree.methods import otm, plt, tdm_uniform
+from beamtree.methods import otm, plt, tdm
 from beamtree.model import TreeModel
 from beamtree.paper.report import Cell, expected
 from beamtree.scorers import DeepScorer
@@ -40,7 +40,7 @@ def timing(
     x = torch.randint(2**height, (batch_size, HISTORY), generator=generator).to(device)
     y = torch.randint(2**height, (batch_size, TARGETS), generator=generator).to(device)
     cells = []
-    for name, method in (("plt", plt()), ("tdm", tdm_uniform(2 * beam_size)), ("otm", otm(beam_size))):
+    for name, method in (("plt", plt()), ("tdm", tdm(2 * beam_size)), ("otm", otm(beam_size))):
         scorer = DeepScorer(tree.num_nodes, scale=1.0, share=False)
         model = TreeModel(tree, scorer, chained=method.chained, first_level=first_level(tree, beam_size)).to(device)
         step, draws = Stepper(model, optimizer(model, 1e-3)), torch.Generator(device).manual_seed(0)

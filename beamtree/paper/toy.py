@@ -7,9 +7,10 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
-from beamtree.data import mix, toy
+from beamtree.data import toy
 from beamtree.model import TreeModel
-from beamtree.scorers import GivenScorer
+from beamtree.scorers import FixedScorer
+from beamtree.seeds import mix
 from beamtree.theory import on_leaves, optimal_prob, regret, relevance_odds, upward
 from beamtree.tree import Tree
 
@@ -73,8 +74,8 @@ def search(
     tree: Tree, eta: Tensor, estimates: dict[tuple[str, Samples], Tensor], *, chained: bool
 ) -> dict[Where, float]:
     """Beam search under several estimates at once, one query each."""
-    model = TreeModel(tree, GivenScorer(torch.stack(list(estimates.values()))), chained=chained)
-    x = GivenScorer.every(len(estimates))
+    model = TreeModel(tree, FixedScorer(torch.stack(list(estimates.values()))), chained=chained)
+    x = FixedScorer.every(len(estimates))
     truth = eta.expand(len(estimates), -1)
     found: dict[Where, float] = {}
     for k in BEAMS:

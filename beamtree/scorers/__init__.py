@@ -1,12 +1,12 @@
 """g(x, n): the node-wise scorers."""
 
-from beamtree.scorers.base import Scorer
+from beamtree.scorers.base import Scorer, TableScorer
 from beamtree.scorers.deep import DeepScorer
-from beamtree.scorers.given import GivenScorer
+from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
 from beamtree.scorers.table import NodeTable
 
-# What a checkpoint can name. A new scorer is one file and one line here.
-SCORERS: dict[str, type[Scorer]] = {"linear": LinearScorer, "deep": DeepScorer}
+# What a saved model can name. A new scorer is one file and one line here; one from outside is passed to `load_model`.
+SCORERS: tuple[type[Scorer], ...] = (DeepScorer, LinearScorer)
 
-__all__ = ["SCORERS", "DeepScorer", "GivenScorer", "LinearScorer", "NodeTable", "Scorer"]
+__all__ = ["SCORERS", "DeepScorer", "FixedScorer", "LinearScorer", "NodeTable", "Scorer", "TableScorer"]

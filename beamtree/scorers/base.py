@@ -1,4 +1,4 @@
-"""g(x, n): what every node-wise scorer offers."""
+"""g(x, n): what every node-wise scorer offers, and what those with rows of nodes offer beside."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,12 +13,11 @@ from beamtree.tree import Tree
 class Scorer(nn.Module, ABC):
     """g(x, n) in two steps, so that work that depends on the user alone is done once.
 
-    A scorer holds weights; the tree belongs to the model and is passed in, so that a scorer can outlive
-    a change of the tree.
+    The contract is `context`, `forward`, `levels`, `settings` and `check`; `levels` has a default. The constructor
+    takes what `settings` gives, and `seed`: weights are drawn from it, and from nothing where it is None. A scorer
+    holds weights; the tree belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
     """
 
-    table: NodeTable  # where it has rows of nodes
-    share = False  # whether a node's vector is the sum of the rows on its path
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
 
     @abstractmethod
@@ -33,44 +32,47 @@ class Scorer(nn.Module, ABC):
         """
 
     def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
-        """g(x, n) of nodes of several levels, each as `forward` gives it."""
+        """g(x, n) of nodes of several levels, each as `forward` gives it, on any device."""
         return [self(context, level, nodes) for level, nodes in found]
 
     def whole_level(self, context: Any, tree: Tree, level: int) -> Tensor:
-        """g(x, n) of every node of a level [B, |N_h|]."""
+        """g(x, n) of every node of a level [B, |N_h|]; a scorer for which that is cheap says how."""
         span = tree.level(level)
         nodes = torch.arange(span.start, span.stop, device=tree.device)
         logits: Tensor = self(context, level, nodes.unsqueeze(0))
         return logits
 
-    def quantized(self) -> "Scorer":
-        """The same scorer with int8 weights where that is faster."""
-        raise ValueError(f"{type(self).__name__} would not be faster with int8 weights: search with it as it is")
-
-    def made(self, tree: Tree) -> dict[str, Tensor]:
-        """What search makes of the weights before it begins, if that is large: saved with a finished model."""
-        return {}
-
-    def keep_made(self, tree: Tree, made: dict[str, Tensor]) -> None:
-        """Take what `made` gave for the same weights, so that it need not be made again."""
-
-    def item_vectors(self, tree: Tree) -> Tensor:
-        """What the leaves of the items are known by [M, dim]."""
-        return self.table.of_items(tree, share=self.share)
-
-    def carried(self, old: Tree, new: Tree) -> "Scorer":
-        """A scorer for another tree over the same items that knows what this one does: rows follow the items."""
-        settings = {**self.settings(), "num_nodes": new.num_nodes}
-        scorer = type(self)(**settings, seed=None).to(self.table.weight)
-        scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.carried(old, new, share=self.share)})
-        return scorer
-
     @abstractmethod
     def settings(self) -> dict[str, int | float]:
-        """The constructor's arguments, as a checkpoint records them."""
+        """The constructor's arguments but for the seed, as a checkpoint records them."""
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x cannot be scored."""
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"x has NaN or infinity in row {row}: clean it before scoring")
+
+
+class TableScorer(Scorer):
+    """A scorer with a row of parameters per node: what was learned can follow the items to another tree."""
+
+    table: NodeTable
+    share = False  # whether a node's vector is the sum of the rows on its path
+
+    def item_vectors(self, tree: Tree) -> Tensor:
+        """What the leaves of the items are known by [M, dim]."""
+        return self.table.of_items(tree, share=self.share)
+
+    def on_tree(self, old: Tree, new: Tree) -> "TableScorer":
+        """A scorer for another tree over the same items that knows what this one does: rows follow the items."""
+        settings = {**self.settings(), "num_nodes": new.num_nodes}
+        scorer = type(self)(**settings, seed=None).to(self.table.weight)
+        scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.on_tree(old, new, share=self.share)})
+        return scorer
+
+    def for_search(self, tree: Tree) -> dict[str, Tensor]:
+        """What a search makes of the weights before it begins, if that is large: saved with a finished model."""
+        return {}
+
+    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+        """Take what `for_search` gave for the same weights, so that it need not be made again."""

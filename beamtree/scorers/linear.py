@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.scorers.base import Scorer
+from beamtree.scorers.base import TableScorer
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
 
@@ -19,7 +19,7 @@ class LinearContext(NamedTuple):
     levels: tuple[Tensor, ...]  # the logits of the small levels, each whole, after -inf for PAD [B, 1 + |N_h|]
 
 
-class LinearScorer(Scorer):
+class LinearScorer(TableScorer):
     """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more. No gradient goes to x."""
 
     cheap_levels = True

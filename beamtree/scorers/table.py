@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beamtree.data import mix
+from beamtree.seeds import mix
 from beamtree.tree import PAD, Tree
 
 
@@ -59,7 +59,7 @@ class NodeTable(nn.Module):
         return self.read(tree, share=share).at(tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)))
 
     @torch.no_grad()
-    def carried(self, old: Tree, new: Tree, *, share: bool) -> Tensor:
+    def on_tree(self, old: Tree, new: Tree, *, share: bool) -> Tensor:
         """Rows for another tree over the same items [num_nodes of the new one, dim]: what was learned follows them.
 
         A node's vector is the mean, over the items that now lie below it, of the vectors that lay above each of them on

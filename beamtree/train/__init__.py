@@ -1,7 +1,20 @@
-"""Algorithm 1 and its checkpoints."""
+"""Algorithm 1, its pieces, and the recipes that put them together."""
 
-from beamtree.train.checkpoint import load_model, save, steps_done
+from beamtree.train.checkpoint import Checkpoints, steps_done
 from beamtree.train.journal import Journal
-from beamtree.train.loop import checked_at, constant, cosine, fit
+from beamtree.train.loop import fit
+from beamtree.train.schedule import Schedule, constant, cosine
+from beamtree.train.validation import Progress, Validation, usual_m
 
-__all__ = ["Journal", "checked_at", "constant", "cosine", "fit", "load_model", "save", "steps_done"]
+__all__ = [
+    "Checkpoints",
+    "Journal",
+    "Progress",
+    "Schedule",
+    "Validation",
+    "constant",
+    "cosine",
+    "fit",
+    "steps_done",
+    "usual_m",
+]

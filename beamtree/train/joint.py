@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beamtree.builders import learn_tree
-from beamtree.builders.jtm import STAY
+from beamtree.builders.learned import STAY
 from beamtree.data import Data
 from beamtree.model import TreeModel
-from beamtree.train.checkpoint import holds_checkpoint, load_model, save
-from beamtree.train.loop import recall_of
+from beamtree.storage import holds_model, load_model, write_finished
+from beamtree.train.validation import Validation
 
 Train = Callable[[TreeModel, int, Path | None], None]  # (model, round, folder for checkpoints): trains it in place
 START = "start"  # where in its folder a round keeps the model it began with
@@ -30,11 +30,23 @@ def fit_jointly(
 
     A new tree that finds less for the users of `val` than the old one did is rejected, and the old model kept. With a
     `folder`, every round trains in a folder of its own, and what is there already is not done again.
+
+    Args:
+        model: trained in place first, and changed for another where a new tree is kept.
+        data: instances that new trees are learned from.
+        val: users who judge them.
+        train: trains a model in place for a round: (model, round, folder for checkpoints).
+        rounds: trees to try.
+        stay: see `learn_tree`.
+        seed: of the trees.
+        folder: where rounds are kept.
+        say: hears what became of each tree.
     """
     if not len(val):
-        raise ValueError("a new tree is judged by validation users, and there are none: prepare with --val-users")
+        raise ValueError("a new tree is judged by validation users, and there are none: prepare with `val_users`")
+    recall_of = Validation(val).recall
     train(model, 0, _folder_of(folder, 0))
-    best = recall_of(model, val)
+    best = recall_of(model)
     say(f"first tree: recall {best:.2%}")
     for turn in range(1, rounds + 1):
         place = _folder_of(folder, turn)
@@ -43,7 +55,7 @@ def fit_jointly(
             say(f"round {turn}: no item would move")
             break
         train(other, turn, place)
-        recall = recall_of(other, val)
+        recall = recall_of(other)
         if recall < best:
             say(f"round {turn}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
             break
@@ -58,9 +70,9 @@ def _folder_of(folder: Path | None, turn: int) -> Path | None:
 
 def _begin(model: TreeModel, data: Data, stay: float, seed: int, folder: Path | None) -> TreeModel:
     """The model on a new tree: as it was begun before, if it was."""
-    if folder is not None and holds_checkpoint(folder / START):
-        return load_model(folder / START, model.tree.device)
-    other = model.planted(learn_tree(model, data, stay=stay, seed=seed))
+    if folder is not None and holds_model(folder / START):
+        return load_model(folder / START, model.tree.device, scorers=[type(model.scorer)])
+    other = model.on_tree(learn_tree(model, data, stay=stay, seed=seed))
     if folder is not None:
-        save(other, folder / START)
+        write_finished(folder / START, other, ids=None)
     return other

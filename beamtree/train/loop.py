@@ -1,43 +1,24 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from beamtree.data import Data, epoch_order, mix
-from beamtree.evaluate import evaluate
+from beamtree.data import Data
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.train.checkpoint import (
-    Progress,
-    Run,
-    check_room,
-    holds_checkpoint,
-    load_checkpoint,
-    load_weights,
-    save,
-    save_checkpoint,
-)
+from beamtree.seeds import epoch_order, mix
+from beamtree.train.checkpoint import Checkpoints, Keeper
 from beamtree.train.optimizer import Optimizer, adam, set_lr
+from beamtree.train.schedule import Schedule
 from beamtree.train.step import Stepper
+from beamtree.train.validation import Progress, Validation
+from beamtree.tree import PAD
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
-OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
-BEST = "best"  # where in its folder a run keeps the best model
-
-
-def constant(share: float) -> float:
-    """The paper's learning rate: the same at every step."""
-    return 1.0
-
-
-def cosine(share: float) -> float:
-    """A hundredth of the steps to warm up, then down to a fiftieth along a cosine."""
-    return min(1.0, (share + 1e-4) * 100) * (0.02 + 0.98 * (1 + math.cos(math.pi * share)) / 2)
+CHECKS = 20  # of the validation users, unless told otherwise
 
 
 def fit(
@@ -48,145 +29,171 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 200,
-    lr: float = 3e-3,
-    schedule: Callable[[float], float] = cosine,
+    schedule: Schedule | None = None,
     optimizer: Optimizer = adam,
-    warm_up: Method | None = None,
-    warm_share: float = 0.3,
-    val: Data | None = None,
-    check_every: int | None = None,
-    patience: int = 8,
+    val: Data | Validation | None = None,
+    checkpoints: Checkpoints | None = None,
     seed: int = 0,
-    folder: str | Path | None = None,
-    save_every: int = 1000,
-    resume: bool = False,
     on_step: OnStep | None = None,
-    on_check: OnCheck | None = None,
-) -> None:
-    """Train the model in place for some epochs or steps, with Adam over all rows or, `lazy`, over those touched.
+) -> Progress:
+    """Train the model in place, and say where it ended. The same call gives the same weights.
 
-    Everything random is a function of `seed` and the step, so that the same call gives the same weights.
-    With a `folder`, a checkpoint is written every `save_every` steps and at the end; with `resume`, the
-    run goes on from the one it finds and ends with the weights of a run that was never broken.
-
-    `schedule` gives the share of `lr` at each share of the steps. `warm_up` is the method of the first `warm_share` of
-    them: a beam means nothing before the scorer does. With `val`, recall on its users is taken at the start and every
-    `check_every` steps (by default twenty times), training ends when it has not risen `patience` times in a row, and
-    the model is left with the best weights, which are also kept in `folder`/best.
+    Args:
+        model: what is trained. It keeps the ids of the data's items.
+        data: instances, such as `data.train` or `data.train.stretches()`.
+        method: a row of `beamtree.methods`, such as `bt.otm(beam_size=400)`.
+        epochs: how long, in passes over the data.
+        steps: or in steps.
+        batch_size: instances in a step.
+        schedule: learning rate and warm-up; `Schedule()` unless given.
+        optimizer: `adam` over all rows, or `lazy` over those that a step touched.
+        val: users by whose recall the best weights are kept; a `Validation` says how they are asked.
+        checkpoints: where the run is saved and resumed.
+        seed: of all that is random.
+        on_step: hears the steps done, those in all, and the loss.
     """
-    length = {"epochs": epochs} if steps is None else {"steps": steps}
-    if (epochs is None) == (steps is None):
-        raise ValueError("say how long to train, in epochs or in steps")
-    positive = {"batch_size": batch_size, "lr": lr, "save_every": save_every, "patience": patience, **length}
-    _check(model, data, positive)
-    per_epoch = -(-len(data) // batch_size)
-    if epochs is not None:
-        steps = epochs * per_epoch
-        check_every = check_every or max(1, epochs // 20) * per_epoch
-    assert steps is not None
-    check_every = check_every or max(1, steps // 20)
-    moments = optimizer(model, lr)
-    step = Stepper(model, moments)
-    progress = Progress(0)
-    device = model.tree.device
-    if folder is not None:
-        folder = Path(folder)
-        check_room(folder, model)
-        run = Run(
-            method.name,
-            method.options,
-            {
-                "batch_size": batch_size,
-                "lr": lr,
-                "schedule": schedule.__name__,
-                "optimizer": optimizer.__name__,
-                # A longer run takes other steps from the first, unless all steps are alike.
-                "steps": "any" if schedule is constant and warm_up is None else steps,
-                "warm_up": f"{warm_up.name} {dict(warm_up.options)} {warm_share}" if warm_up else "none",
-                "check_every": check_every if val is not None else 0,
-                "seed": seed,
-                "data": data.fingerprint(),
-                "device": device.type,  # its generator draws numbers of its own
-            },
-        )
-        if holds_checkpoint(folder):
-            if not resume:
-                raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
-            progress = load_checkpoint(folder, model, moments, run, steps)
-    data = data.to(device)
-    best: dict[str, Tensor] = {}
-
-    generator = torch.Generator(device)
-    order = torch.empty(0)
-    model.train()
-
-    def check() -> None:
-        nonlocal progress, best
-        if val is None:
-            return
-        recall = recall_of(model, val)
-        progress = progress.checked(recall)
-        if progress.checks_since_best == 0:
-            best = _keep_best(model, folder)
-        if on_check is not None:
-            on_check(progress.step, recall)
-
-    if progress.step == 0:
-        check()  # a start from vectors may be better than a short run
-    for t in range(progress.step, steps):
-        if progress.checks_since_best >= patience:
+    run = Run(model, data, method, epochs, steps, batch_size, schedule or Schedule(), optimizer, val, checkpoints, seed)
+    step, batches, keeper, watch = run.begin()
+    progress = watch.begin(keeper.resume(run.total))
+    for t in range(progress.step, run.total):
+        if watch.is_over(progress):
             break
-        row = warm_up if warm_up is not None and t < warm_share * steps else method
-        epoch, place = divmod(t, per_epoch)
-        if place == 0 or not len(order):
-            order = epoch_order(len(data), seed, epoch).to(device)
-        generator.manual_seed(mix(seed, t))
-        x, y = data.batch(order[place * batch_size :][:batch_size], generator)  # draw a minibatch
-        set_lr(moments, lr * schedule(t / steps))
+        x, y, generator = batches.draw(t)  # a minibatch
+        set_lr(step.optimizer, run.schedule.lr_at(t, run.total))
+        row = run.schedule.method_at(method, t, run.total)
         loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
-        progress = replace(progress, step=t + 1)
-        if (t + 1) % check_every == 0 or t + 1 == steps:
-            check()
-        last = t + 1 == steps or progress.checks_since_best >= patience
-        if folder is not None and ((t + 1) % save_every == 0 or last):
-            save_checkpoint(folder, model, moments, run, progress)
+        progress = watch.check(replace(progress, step=t + 1))
+        keeper.save(progress, last=t + 1 == run.total or watch.is_over(progress))
         if on_step is not None:
-            on_step(t + 1, steps, loss)
+            on_step(t + 1, run.total, loss)
+    return _finish(model, data, method, keeper, progress)
+
+
+@dataclass
+class Run:
+    """What `fit` was asked for, checked, and what follows from it."""
+
+    model: TreeModel
+    data: Data
+    method: Method
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    schedule: Schedule
+    optimizer: Optimizer
+    val: Data | Validation | None
+    checkpoints: Checkpoints | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        val = self.val
+        self.validation = Validation(val) if val is not None and not isinstance(val, Validation) else val
+        self._check()
+        every = per_epoch(self.data, self.batch_size)
+        self.total = self.steps or (self.epochs or 0) * every  # steps in all
+        usual = max(1, self.epochs // CHECKS) * every if self.epochs is not None else max(1, self.total // CHECKS)
+        self.check_every = 0 if self.validation is None else self.validation.every or usual
+
+    def _check(self) -> None:
+        """Raise a ValueError where nothing could be trained."""
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("say how long to train, in epochs or in steps")
+        positive: dict[str, float | None] = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps")}
+        positive["lr"] = self.schedule.lr
+        if self.checkpoints is not None:
+            positive["checkpoints.every"] = self.checkpoints.every
+        if self.validation is not None:
+            positive |= {"patience": self.validation.patience, "validation.every": self.validation.every}
+        for name, value in positive.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value}: must be above 0")
+        if not len(self.data):
+            raise ValueError("there is nothing to train on; a sliding window needs a user with eight events at least")
+        self.model.tree.check_items(self.data.item_numbers())
+        self.model.scorer.check(self.data.observations())
+
+    def describe(self) -> dict[str, object]:
+        """What must not change when a run goes on; its length may, where all steps are alike."""
+        return {
+            **self.method.describe(),
+            **self.schedule.describe(self.total),
+            "batch_size": self.batch_size,
+            "optimizer": getattr(self.optimizer, "__name__", repr(self.optimizer)),
+            "check_every": self.check_every,
+            "seed": self.seed,
+            "data": self.data.fingerprint(),
+            "device": self.model.tree.device.type,  # its generator draws numbers of its own
+        }
+
+    def begin(self) -> "tuple[Stepper, Batches, Keeper, Watch]":
+        """What takes the steps, what they read, what saves them, and what watches over them."""
+        device, moments = self.model.tree.device, self.optimizer(self.model, self.schedule.lr)
+        keeper = Keeper(self.checkpoints, self.model, moments, self.describe())
+        watch = Watch(self.validation, keeper, self.check_every, self.total)
+        batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
+        return Stepper(self.model, moments), batches, keeper, watch
+
+
+class Watch:
+    """Asks the validation users when it is time, if there are any, and has the best model kept."""
+
+    def __init__(self, validation: Validation | None, keeper: Keeper, every: int, steps: int) -> None:
+        self.validation, self.keeper, self.every, self.steps = validation, keeper, every, steps
+
+    def begin(self, progress: Progress) -> Progress:
+        """Before the first step: a start from vectors may be better than a short run."""
+        self.keeper.model.train()
+        return self._ask(progress) if progress.step == 0 else progress
+
+    def check(self, progress: Progress) -> Progress:
+        """After a step."""
+        due = self.every and (progress.step % self.every == 0 or progress.step == self.steps)
+        return self._ask(progress) if due else progress
+
+    def is_over(self, progress: Progress) -> bool:
+        """Whether recall has not risen for too long."""
+        return self.validation is not None and self.validation.is_over(progress)
+
+    def _ask(self, progress: Progress) -> Progress:
+        if self.validation is None:
+            return progress
+        progress = self.validation.check(self.keeper.model, progress)
+        if progress.checks_since_best == 0:
+            self.keeper.keep_best()
+        return progress
+
+
+class Batches:
+    """Minibatches in an order of their own in every epoch: a function of seed and step alone."""
+
+    def __init__(self, data: Data, batch_size: int, seed: int, device: torch.device) -> None:
+        self.data, self.batch_size, self.seed = data, batch_size, seed
+        self.generator = torch.Generator(device)
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def draw(self, t: int) -> tuple[Tensor, Tensor, torch.Generator]:
+        """x, y and the randomness of step t."""
+        epoch, place = divmod(t, per_epoch(self.data, self.batch_size))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = epoch_order(len(self.data), self.seed, epoch).to(self.generator.device)
+        self.generator.manual_seed(mix(self.seed, t))
+        rows = self._order[place * self.batch_size :][: self.batch_size]
+        x, y = self.data.batch(rows, self.generator)
+        return x, y, self.generator
+
+
+def _finish(model: TreeModel, data: Data, method: Method, keeper: Keeper, progress: Progress) -> Progress:
+    """Leave the model with its best weights, the ids of the items, and how often each was chosen."""
     model.chained = method.chained
-    if best:
-        model.scorer.load_state_dict(best)
-    elif progress.best_step >= 0 and folder is not None:
-        load_weights(Path(folder) / BEST, model)
+    keeper.restore_best(progress)
+    model.ids = model.ids if data.ids is None else data.ids
+    items = data.item_numbers().flatten().cpu()
+    model.popularity = torch.bincount(items[items != PAD], minlength=model.tree.num_items)
     model.eval()
+    return progress
 
 
-def checked_at(num_items: int) -> int:
-    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
-    return min(200, max(10, num_items // 10))
-
-
-def recall_of(model: TreeModel, val: Data) -> float:
-    """What says how good a model is."""
-    m = checked_at(model.tree.num_items)
-    model.eval()
-    recall = evaluate(model, val, m=(m,), metrics=("recall",))["recall", m]
-    model.train()
-    return recall
-
-
-def _keep_best(model: TreeModel, folder: Path | None) -> dict[str, Tensor]:
-    """Save the model in the folder; without one, the weights to keep in memory."""
-    if folder is not None:
-        save(model, folder / BEST)
-        return {}
-    return {name: value.detach().clone() for name, value in model.scorer.state_dict().items()}
-
-
-def _check(model: TreeModel, data: Data, positive: dict[str, float | None]) -> None:
-    for name, value in positive.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}={value}: must be above 0")
-    if not len(data):
-        raise ValueError("there is nothing to train on; a sliding window needs a user with eight events at least")
-    model.tree.check_items(data.item_numbers())
-    model.scorer.check(data.observations())
+def per_epoch(data: Data, batch_size: int) -> int:
+    """Steps in an epoch."""
+    return -(-len(data) // batch_size)

@@ -1,67 +1,203 @@
-"""How to train where nobody says otherwise."""
+"""How to train where nobody says otherwise: the one place that decides sizes, rate, warm-up and first level.
 
+`beamtree train`, `beamtree compare`, `beamtree demo` and `Recommender.fit` all call `settle`, `start_model` and
+`train_model`.
+"""
+
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
-from torch import Tensor
+import torch
 
-from beamtree import methods
-from beamtree.data import Log
-from beamtree.methods import Method
+from beamtree.data import BeforeAfter, Data, Prepared, Windows
+from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
-from beamtree.scorers import DeepScorer
-from beamtree.train.loop import constant, cosine
+from beamtree.scorers import DeepScorer, Scorer
+from beamtree.train.checkpoint import Checkpoints
+from beamtree.train.loop import OnStep, fit, per_epoch
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.schedule import Schedule, constant, cosine
+from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
-# Device -> beam_size, batch_size, and about how many steps. On a CPU many small steps along narrow beams learn more in
-# an hour than a few large ones.
-USUAL = {"cpu": (100, 50, 3000), "cuda": (400, 200, 10_000)}
+T = TypeVar("T")
+MakeScorer = Callable[[Tree, Prepared, int], Scorer]  # (tree, data, seed)
 
-# Name -> the row, for a beam of k nodes and so many uniform nodes per level.
-METHODS: dict[str, Callable[[int, int], Method]] = {
-    "otm": lambda k, nodes: methods.otm(k),
-    "otm-mixed": methods.otm_mixed,
-    "otm-mixed-all": methods.otm_mixed_all,
-    "otm-stochastic": lambda k, nodes: methods.otm_stochastic(k),
-    "otm-no-beam": lambda k, nodes: methods.otm_no_beam(nodes),
-    "otm-no-optest": lambda k, nodes: methods.otm_no_optest(k),
-    "tdm": lambda k, nodes: methods.tdm_uniform(nodes),
-    "tdm-positives": lambda k, nodes: methods.tdm(nodes),
-    "plt": lambda k, nodes: methods.plt(),
-    "hsm": lambda k, nodes: methods.hsm(),
-}
-WALKS = {"otm", "otm-mixed", "otm-mixed-all", "otm-stochastic", "otm-no-optest"}  # a beam means nothing at first
+
+class Sizes(NamedTuple):
+    """How wide and how long to train."""
+
+    beam_size: int
+    batch_size: int
+    steps: int  # about
+
+
+# On a CPU many small steps along narrow beams learn more in an hour than a few large ones.
+USUAL = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
+
+
+def usual_sizes(device: torch.device | str) -> Sizes:
+    """What is right for most logs on this kind of device."""
+    return USUAL["cpu" if torch.device(device).type == "cpu" else "cuda"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    scale: float  # of the node table at the start
-    from_factors: bool  # whether the scorer starts from what users chose together
-    share: bool  # whether rows share with their ancestors
+    """What the models of a recipe have in common."""
+
+    scorer: MakeScorer
     lr: float
-    schedule: Callable[[float], float]
+    shape: Callable[[float], float]  # of the learning rate
     epochs: int | None  # None: as many as make the usual number of steps
-    warm_up: bool  # whether rows that walk a beam begin as TDM
-    instances: Callable[[Log], Log]
+    warm_up: bool  # whether methods that walk a beam begin as TDM
+    instances: Callable[[BeforeAfter], Data]  # from training users to what a step reads
 
-    def model(
-        self, tree: Tree, beam_size: int, factors: Callable[[], Tensor], seed: int = 0, *, lift: bool = True
-    ) -> TreeModel:
-        """A deep model over a tree, ready to be trained; `factors` gives vectors of the items [M, dim] if asked."""
-        scorer = DeepScorer(tree.num_nodes, scale=self.scale, share=self.share, lift=lift, seed=seed)
-        if self.from_factors:
-            scorer.start_from(tree, factors())
-        return TreeModel(tree, scorer, first_level=first_level(tree, beam_size))
 
-    def begins_as(self, method: str, beam_size: int) -> Method | None:
-        """The row that the first steps train, if not the method's own."""
-        return methods.tdm_uniform(2 * beam_size) if self.warm_up and method in WALKS else None
+def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
+    """The deep scorer with shared rows, started from what users chose together."""
+    return DeepScorer(tree.num_nodes, seed=seed).start_from(tree, data.factors)
+
+
+def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
+    """The deep scorer with rows of their own drawn from N(0, 1)."""
+    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
+
+
+def unlifted(make: MakeScorer) -> MakeScorer:
+    """The same scorer, but a deep one reads the history at its leaves on every level, as TDM did before JTM."""
+
+    def scorer(tree: Tree, data: Prepared, seed: int) -> Scorer:
+        found = make(tree, data, seed)
+        if isinstance(found, DeepScorer):
+            found.lift = False
+        return found
+
+    return scorer
 
 
 RECIPES = {
-    "beamtree": Recipe(0.05, True, True, 2e-3, cosine, None, True, lambda log: log.drawn()),
-    "paper": Recipe(1.0, False, False, 1e-3, constant, 10, False, lambda log: log),
+    "beamtree": Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches()),
+    "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a training run decided before it began."""
+
+    recipe: Recipe
+    method: Method
+    beam_size: int
+    batch_size: int
+    epochs: int | None  # one of the two
+    steps: int | None
+    lr: float
+    optimizer: str = "adam"
+    patience: int = 8
+    val_beam_size: int = 400
+    seed: int = 0
+    device: str = "cpu"
+
+    def instances(self, data: Prepared) -> Data:
+        """What the steps read."""
+        if self.method.single_target:
+            return Windows(data.train.events)
+        return self.recipe.instances(data.train)
+
+    def num_steps(self, data: Prepared) -> int:
+        """How many steps there will be, unless recall stops rising."""
+        return self.steps or (self.epochs or 0) * per_epoch(self.instances(data), self.batch_size)
+
+    @property
+    def schedule(self) -> Schedule:
+        warm_up = tdm(2 * self.beam_size) if self.recipe.warm_up and self.method.walks else None
+        return Schedule(self.lr, self.recipe.shape, warm_up)
+
+
+def settle(
+    data: Prepared,
+    *,
+    recipe: str | Recipe = "beamtree",
+    method: str | Method = "otm-mixed",
+    scorer: MakeScorer | None = None,
+    beam_size: int | None = None,
+    nodes: int | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    optimizer: str = "adam",
+    patience: int = 8,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Settings:
+    """Decide what was left open; the arguments are those of `Recommender`."""
+    found = chosen(RECIPES, "recipe", recipe) if isinstance(recipe, str) else recipe
+    chosen(OPTIMIZERS, "optimizer", optimizer)
+    found = found if scorer is None else replace(found, scorer=scorer)
+    if lr is not None and not 0 < lr < math.inf:
+        raise ValueError(f"lr={lr}: give a number above 0")
+    if epochs is not None and steps is not None:
+        raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
+    usual = usual_sizes(device)
+    beam_size, batch_size = beam_size or usual.beam_size, batch_size or usual.batch_size
+    row = sized(method, beam_size, nodes or 2 * beam_size) if isinstance(method, str) else method
+    if len(data.train) < 2:
+        raise ValueError(f"{data.folder} has one user for training, and two at least are needed: prepare a longer log")
+    settings = Settings(
+        found, row, beam_size, batch_size, epochs, steps, lr or found.lr, optimizer, patience, seed=seed, device=device
+    )
+    if epochs is None and steps is None:
+        every = max(1, per_epoch(settings.instances(data), batch_size))
+        settings = replace(settings, epochs=found.epochs or max(1, round(usual.steps / every)))
+    return settings
+
+
+def chosen(table: dict[str, T], what: str, name: str) -> T:
+    """What a name stands for; a ValueError where it stands for nothing."""
+    if name not in table:
+        raise ValueError(f"{what} {name!r} is unknown: choose from {', '.join(table)}")
+    return table[name]
+
+
+def start_model(settings: Settings, data: Prepared, tree: Tree) -> TreeModel:
+    """The model as it is before the first step."""
+    scorer = settings.recipe.scorer(tree, data, settings.seed)
+    model = TreeModel(tree, scorer, first_level=first_level(tree, settings.beam_size), ids=data.items)
+    return model.to(settings.device)
+
+
+def train_model(
+    settings: Settings,
+    data: Prepared,
+    model: TreeModel,
+    *,
+    checkpoints: Checkpoints | None = None,
+    on_step: OnStep | None = None,
+    on_check: OnCheck | None = None,
+) -> Progress:
+    """Train a model in place as decided; the best weights by recall on the validation users are kept."""
+    validation = None
+    if len(data.val):
+        validation = Validation(
+            data.val, beam_size=settings.val_beam_size, patience=settings.patience, on_check=on_check
+        )
+    return fit(
+        model,
+        settings.instances(data),
+        settings.method,
+        epochs=settings.epochs,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        schedule=settings.schedule,
+        optimizer=OPTIMIZERS[settings.optimizer],
+        val=validation,
+        checkpoints=checkpoints,
+        seed=settings.seed,
+        on_step=on_step,
+    )
 
 
 def first_level(tree: Tree, beam_size: int) -> int:

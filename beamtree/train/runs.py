@@ -1,29 +1,66 @@
-"""A run folder: a model, the ids of its items, and how it came to be.
+"""A run folder: a model with the ids of its items, and how it came to be.
 
-settings.json, *.safetensors   the model, as `beamtree.load_model` reads it
-items.txt                      the ids of its items, one per line
-run.json                       the data it was trained on, the method, the settings, the commit
-log.jsonl                      loss and recall along the way, one JSON record per line
-training/                      the checkpoint that `--resume` goes on from, and the best model so far
+settings.json and its files   the model, as `beamtree.load_model` reads it
+run.json                      the data it was trained on, the method, the tree, the settings, the commit
+log.jsonl                     loss and recall along the way, one JSON record per line
+training/                     the checkpoint that `--resume` goes on from, and the best model so far
+data/                         the prepared data, where they were made for this run alone
 """
 
-import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from beamtree.data import Ids, Prepared, load
-from beamtree.data.files import read_json, write_json
+from beamtree.data import Ids, Prepared, load_data
+from beamtree.files import read_json, write_json
 from beamtree.model import TreeModel, check_device
-from beamtree.train.checkpoint import load_model
+from beamtree.scorers import Scorer
+from beamtree.storage import holds_model, load_model
+from beamtree.train.recipes import Settings
+from beamtree.train.validation import Progress
 
-RUN, ITEMS, LOG, TRAINING = "run.json", "items.txt", "log.jsonl", "training"
+RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 
 
-def write_run(folder: Path, run: dict[str, Any], data: Prepared) -> None:
-    """Begin a run: how it came to be, and the ids of its items."""
+def describe_run(settings: Settings, data: Path, tree: str, recipe: str) -> dict[str, Any]:
+    """How a run comes to be, in words that can be compared: `tree` and `recipe` say where these come from."""
+    return {
+        "data": str(data.resolve()),
+        "tree": tree,
+        "recipe": recipe,
+        "method": settings.method.name,
+        "beam_size": settings.beam_size,  # before the functions that are given it: it is a flag that people know
+        **settings.method.describe(),
+        "batch_size": settings.batch_size,
+        "epochs": settings.epochs,
+        "steps": settings.steps,
+        "lr": settings.lr,
+        "optimizer": settings.optimizer,
+        "seed": settings.seed,
+        "device": settings.device,
+    }
+
+
+def write_run(folder: Path, run: dict[str, Any]) -> None:
+    """Begin a run: how it comes to be."""
     write_json(folder / RUN, {**run, "commit": commit()})
-    shutil.copyfile(data.folder / ITEMS, folder / ITEMS)
+
+
+def finish_run(folder: Path, progress: Progress) -> None:
+    """Add to a run's description what its training brought."""
+    brought = {"steps_done": progress.step, "recall_at_start": progress.start, "best_step": progress.best_step}
+    best = progress.best if progress.best_step >= 0 else None
+    write_json(folder / RUN, {**read_run(folder), "training": {**brought, "best_recall": best}})
+
+
+def progress_of(run: dict[str, Any]) -> Progress | None:
+    """What the training of a run brought, where that is known."""
+    brought = run.get("training")
+    if not isinstance(brought, dict):
+        return None
+    best, step = brought["best_recall"] or 0.0, int(brought["best_step"])
+    return Progress(int(brought["steps_done"]), brought["recall_at_start"], best, step)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -32,38 +69,49 @@ def read_run(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{folder} is no run: make one with `beamtree train DATA --out {folder}`")
     run: dict[str, Any] = read_json(path, "train anew")
-    if not isinstance(run, dict) or not isinstance(run.get("data"), str):
+    if not isinstance(run, dict) or not isinstance(run.get("data"), str | None):
         raise ValueError(f"{path} is damaged: train anew")
     return run
 
 
-def open_model(folder: Path, device: str) -> TreeModel:
-    """The trained model of a run."""
+def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) -> TreeModel:
+    """The trained model of a run, with the ids of its items."""
     read_run(folder)
-    if not (folder / "settings.json").exists():
+    if not holds_model(folder):
         raise ValueError(f"{folder} is not finished: go on with `beamtree train … --out {folder} --resume`")
     check_device(device)
-    return load_model(folder, device)
+    return load_model(folder, device, scorers=scorers)
 
 
-def open_ids(folder: Path) -> Ids:
-    """The ids of a run's items."""
-    read_run(folder)
-    if not (folder / ITEMS).exists():
-        raise ValueError(f"{folder / ITEMS} is missing: copy it from the data of the run")
-    return Ids(folder / ITEMS)
+def ids_of(folder: Path, model: TreeModel) -> Ids:
+    """The ids of a run's items; a ValueError where they do not belong to its model."""
+    if model.ids is None:
+        raise ValueError(f"{folder} holds a model whose items have numbers and no ids")
+    if len(model.ids) != model.tree.num_items:
+        counts = f"{len(model.ids):,} ids for a tree of {model.tree.num_items:,} items"
+        raise ValueError(f"{folder}: {counts}: they are not of one run")
+    return model.ids
 
 
-def open_data(folder: Path, data: Path | None) -> Prepared:
+def open_data(folder: Path, model: TreeModel, data: Path | None = None) -> Prepared:
     """The data of a run, or other data that numbers its items the same way."""
-    theirs = Path(read_run(folder)["data"])
-    if data is None and not theirs.exists():
-        raise ValueError(f"{theirs}, on which {folder} was trained, is not there: say where the data are with --data")
-    prepared = load(data or theirs)
-    open_ids(folder)
-    if (prepared.folder / ITEMS).read_bytes() != (folder / ITEMS).read_bytes():
+    place = data or data_folder(folder)
+    if place is None:
+        raise ValueError(f"{folder} does not say on which data it was trained: say where they are with `data`")
+    if data is None and not place.exists():
+        raise ValueError(f"{place}, on which {folder} was trained, is not there: say where the data are with `data`")
+    prepared = load_data(place)
+    if prepared.items.names != ids_of(folder, model).names:
         raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
     return prepared
+
+
+def data_folder(folder: Path) -> Path | None:
+    """Where the data of a run are: inside it, or where they were."""
+    if (folder / DATA).exists():
+        return folder / DATA
+    path = read_run(folder).get("data")
+    return None if path is None else Path(path)
 
 
 def commit() -> str | None:

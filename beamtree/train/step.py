@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from beamtree.methods import Method, whole
+from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.record import Recorder
 
@@ -32,9 +32,9 @@ class Stepper:
             self.optimizer.step()
             return (loss.detach(),)
 
-        if method.instances is not whole:  # as many as there are targets: shapes do not recur
+        if method.single_target:  # as many as there are targets: shapes do not recur
             return step(x, y)[0]
-        (loss,) = self._recorder((method.name, *method.options.items()), step, x, y, generator=generator)
+        (loss,) = self._recorder(method, step, x, y, generator=generator)
         if x.is_cuda:
             for parameter in self.model.parameters():
                 increment_version(parameter)  # torch cannot see what a recording writes

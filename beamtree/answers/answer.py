@@ -1,0 +1,203 @@
+"""From a history of ids to the best items, as ids again."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.answers.popular import popular_items
+from beamtree.beam import retrieve
+from beamtree.data import HISTORY, Ids, Prepared
+from beamtree.data.ids import as_id
+from beamtree.mask import NodeMask
+from beamtree.model import TreeModel
+from beamtree.tree import PAD
+
+NAMED = 5  # unknown ids that a note shows
+
+
+class History(NamedTuple):
+    """What a user did, oldest first, as far as the model knows the items."""
+
+    items: list[int]
+    unknown: Sequence[str] = ()  # ids that the model does not know
+
+
+class Answer(NamedTuple):
+    """What was found for one user."""
+
+    items: list[str]  # ids, best first; fewer than m where fewer may be found
+    scores: list[float]  # p_g(z_n = 1 | x) of each; of popular items, their share of all events
+    known: int  # items of the history that the model knows
+    unknown: Sequence[str]  # and those that it does not
+    is_popular: bool = False  # whether this is what everybody likes, for want of anything known
+
+
+def split_ids(text: str) -> list[str]:
+    """The ids of a history that is written as text: a JSON list, or words between spaces, commas or |."""
+    listed = json_list(text)
+    if listed is not None:
+        return [as_id(name) for name in listed if name is not None and as_id(name)]
+    return [word for word in re.split(r"[\s,|]+", text) if word]
+
+
+def json_list(text: str) -> list[object] | None:
+    """The entries of a list that is written as JSON; None where the text is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):  # an id such as [a]
+        return None
+    return found if isinstance(found, list) else None
+
+
+def read_history(ids: Ids, history: Iterable[object]) -> History:
+    """A history of ids; unknown ones are passed over and remembered."""
+    names = [as_id(name) for name in history]
+    numbers = ids.find(names)
+    unknown = [name for name, number in zip(names, numbers, strict=True) if number is None]
+    return History([number for number in numbers if number is not None], unknown)
+
+
+def read_histories(ids: Ids, histories: Any) -> tuple[str, dict[Any, History]]:
+    """One history, several in a list, or several by user; and what a column that tells them apart is called."""
+    if isinstance(histories, Mapping):
+        return "user", {as_id(user): read_history(ids, _listed(each)) for user, each in histories.items()}
+    histories = _listed(histories)
+    if all(_is_id(each) for each in histories):
+        return "", {0: read_history(ids, histories)}
+    return "history", {place: read_history(ids, _listed(each)) for place, each in enumerate(histories)}
+
+
+def _is_id(value: object) -> bool:
+    """Whether this is one id and not a list of them: a string is an id."""
+    return isinstance(value, str) or not isinstance(value, Iterable)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if _is_id(value) else list(value)
+
+
+def history_of_user(data: Prepared, user: object) -> History:
+    """All that a user of the log did; a ValueError where there is no such user."""
+    (row,) = data.users.find([user])
+    if row is None:
+        raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}")
+    for part in (data.train, data.val, data.test):
+        if row < len(part):
+            start, stop = part.events.offsets[row : row + 2].tolist()
+            return History(part.events.items[start:stop].tolist())
+        row -= len(part)
+    raise ValueError(f"{data.folder} is damaged: it has more ids of users than users")
+
+
+def item_filter(
+    model: TreeModel, ids: Ids, allowed: Iterable[object] | None, exclude: Iterable[object] | None
+) -> NodeMask | None:
+    """The mask of items that may be found: of `allowed`, or all, less `exclude`. Unknown ids do not matter."""
+    if allowed is None and exclude is None:
+        return None
+    kept = torch.full((len(ids),), allowed is None)
+    if allowed is not None:
+        kept[_known(ids, allowed)] = True
+    if exclude is not None:
+        kept[_known(ids, exclude)] = False
+    return model.tree.allow(kept.nonzero().squeeze(1))
+
+
+def _known(ids: Ids, names: Iterable[object]) -> Tensor:
+    return torch.tensor([number for number in ids.find(_listed(names)) if number is not None], dtype=torch.int64)
+
+
+def answer(
+    model: TreeModel,
+    ids: Ids,
+    histories: Sequence[History],
+    *,
+    beam_size: int = 400,
+    m: int = 10,
+    exclude_seen: bool = False,
+    allowed: NodeMask | None = None,
+) -> list[Answer]:
+    """The m best items for each history, all in one batch.
+
+    Args:
+        model: what is searched.
+        ids: of its items.
+        histories: oldest first; the newest 69 known items of each count.
+        beam_size: k.
+        m: how many items.
+        exclude_seen: whether items of a history are not to be found for it, however old.
+        allowed: the items that may be found; all unless given.
+
+    A history of which nothing is known gets what is popular.
+    """
+    if not histories:
+        return []
+    if len(ids) != model.tree.num_items:
+        raise ValueError(f"{len(ids):,} ids for a tree of {model.tree.num_items:,} items: they are not of one run")
+    known = [history.items for history in histories]
+    device = model.tree.device
+    x = _padded([row[: -HISTORY - 1 : -1] for row in known], HISTORY).to(device)  # newest first
+    exclude = _padded(known, max(map(len, known), default=0)).to(device) if exclude_seen else None
+    items, log_p = retrieve(model, x, beam_size=beam_size, m=m, allowed=allowed, exclude=exclude)
+    scores = log_p.exp()
+    nothing = [not row and model.popularity is not None for row in known]
+    if any(nothing):
+        items[nothing], scores[nothing] = popular_items(model, m, allowed)
+    found = (items != PAD).sum(1).tolist()
+    rows = zip(items.tolist(), scores.tolist(), found, histories, nothing, strict=True)  # PAD comes last
+    return [
+        Answer([ids[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
+        for row, score, count, history, popular in rows
+    ]
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Rows of different lengths as one tensor, PAD at the end [B, width]."""
+    filled = [[*row, *[PAD] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64).view(len(rows), width)
+
+
+@dataclass
+class Tally:
+    """What is worth a note about many answers."""
+
+    users: int = 0
+    unknown: int = 0  # events of items that the model does not know
+    names: list[str] = field(default_factory=list)  # the first few of these items
+    popular: int = 0  # users of whom not one item is known, who got what is popular
+    nothing_found: int = 0  # users for whom no item was found
+    rows: int = 0  # of a file that were used
+    left_out: int = 0  # and that could not be
+
+    def add(self, answers: Iterable[Answer]) -> None:
+        for each in answers:
+            self.users += 1
+            self.unknown += len(each.unknown)
+            self.popular += each.is_popular
+            self.nothing_found += not each.items
+            if len(self.names) < NAMED:
+                self.names = list(dict.fromkeys([*self.names, *each.unknown]))[:NAMED]
+
+    def notes(self) -> Iterator[str]:
+        """One line for each thing that was not as it should be."""
+        if self.left_out:
+            yield f"{_count(self.left_out, 'row')} left out: without a user, an item or a readable time"
+        if self.unknown:
+            shown = ", ".join(self.names) + (", …" if len(self.names) == NAMED else "")
+            which = f"items that the model does not know ({shown})"
+            yield f"{_count(self.unknown, 'event')} passed over: of {which}"
+        if self.popular:
+            yield f"{_count(self.popular, 'user')} without a known item: answered with what is popular"
+        if self.nothing_found:
+            yield f"{_count(self.nothing_found, 'user')} without an answer: nothing is left that may be found"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

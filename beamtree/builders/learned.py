@@ -1,0 +1,120 @@
+"""Tree learning as in JTM (Zhu et al. 2019): every item moves to where the model would look for it."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from beamtree.builders.matching import match
+from beamtree.data import Data
+from beamtree.model import Query, TreeModel
+from beamtree.seeds import mix
+from beamtree.tree import PAD, Tree, distinct
+
+GAP = 2  # levels at a time
+PASSES = 2  # over instances that are drawn
+ROOM = 1 << 29  # weights, of all items, that a step holds at most
+WORST = -100.0  # log p of a node that nothing lies below
+STAY = 5.0  # log p that an item gains by staying where it is: few instances alone do not move it
+
+
+@torch.no_grad()
+def learn_tree(
+    model: TreeModel,
+    data: Data,
+    *,
+    gap: int = GAP,
+    passes: int = PASSES,
+    stay: float = STAY,
+    room: int = ROOM,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Tree:
+    """A tree that raises the sum of log p_g(n | x) over every target's path, under the scorer as it is (JTM).
+
+    Items go down together: first to a node of the first level that is trained, then some levels at a time to one of the
+    descendants; each by the weights of its own instances and under the capacity of each node, which is what the old
+    tree has below it: every leaf slot that held an item holds one again. A leaf's vector goes with its item, so leaves
+    have no say. The users' histories are lifted along the old tree, which the scorer knows.
+
+    Args:
+        model: a trained model, whose tree is the old one.
+        data: instances that say where items are looked for.
+        gap: levels at a time.
+        passes: readings of instances that are drawn anew each time; weights are their mean.
+        stay: log p that an item gains by staying, so that few instances do not move it by chance.
+        room: weights, of all items, that a step holds at most.
+        batch_size: instances that are scored together.
+        seed: of the instances that are drawn.
+    """
+    if gap < 1 or passes < 1:
+        raise ValueError(f"gap={gap}, passes={passes}: both are at least 1")
+    tree = model.tree
+    tree.check_items(data.item_numbers())
+    data = data.to(tree.device)
+    model.eval()
+    turns = passes if data.varies else 1  # else every pass would be the same
+    place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
+    level = 0
+    for bottom in _steps(tree, model.first_level, gap, room):
+        weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
+        for x, y in _instances(data, turns, batch_size, seed, tree.device):
+            _add(weights, model.query(x), y, place, level, bottom)
+        weights /= turns
+        place = _move(tree, weights, place, level, bottom, stay)
+        level = bottom
+    slots = torch.full_like(tree.items(), PAD)
+    slots[place - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
+    return Tree(slots, tree.arity, admit_empty=tree.admit_empty)
+
+
+def _steps(tree: Tree, first: int, gap: int, room: int) -> Iterator[int]:
+    """The level that each step goes down to: few large steps to the first that is trained, then `gap` at a time."""
+    most = max(h for h in range(1, tree.height + 1) if h == 1 or tree.num_items * tree.arity**h <= room)
+    yield from range(most, first, most)
+    yield from range(first, tree.height, gap)
+    yield tree.height
+
+
+def _instances(
+    data: Data, turns: int, batch_size: int, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every instance `turns` times, in batches; a target that follows twice counts once."""
+    for turn in range(turns):
+        for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
+            generator = torch.Generator(device).manual_seed(mix(seed, mix(turn, batch)))
+            x, y = data.batch(rows.to(device), generator)
+            yield x, distinct(y)
+
+
+def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> None:
+    """Add each instance's log p_g of the nodes that its targets may go to, along the way there."""
+    tree, first = query.tree, query.levels.start
+    real = y != PAD
+    if level < first:  # a node above the first level that is trained is as good as the best below it
+        best = logsigmoid(query.whole_level(first)).clamp(min=WORST).unflatten(1, (len(tree.level(bottom)), -1)).amax(2)
+        below = torch.arange(weights.shape[1], device=y.device)
+        nodes = (place[y[real]] - tree.level(level).start).unsqueeze(1) * len(below) + below
+        weights.index_add_(0, y[real], best[real.nonzero()[:, :1], nodes])
+        return
+    nodes = place[y.clamp(min=0)].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
+    total = torch.zeros_like(nodes, dtype=weights.dtype)
+    for h in range(level + 1, min(bottom, tree.height - 1) + 1):
+        nodes = tree.children(nodes).flatten(2)
+        log_p = logsigmoid(query.logits(h, nodes.flatten(1))).view(nodes.shape)
+        total = total.repeat_interleave(tree.arity, dim=2) + log_p.clamp(min=WORST)
+    weights.index_add_(0, y[real], total.repeat_interleave(weights.shape[1] // total.shape[2], dim=2)[real])
+
+
+def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:
+    """Each item's node on level `bottom`, below its node on `level`."""
+    below = tree.arity ** (bottom - level)
+    group = place - tree.level(level).start
+    old = tree.ancestor(tree.leaf_of_item(torch.arange(len(place), device=place.device)), bottom)
+    old = old - tree.level(bottom).start
+    capacity = torch.bincount(old, minlength=len(tree.level(bottom))).view(-1, below)
+    same = old // below == group
+    weights[same, (old % below)[same]] += stay
+    found: Tensor = tree.level(bottom).start + group * below + match(weights, group, capacity)
+    return found

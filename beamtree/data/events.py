@@ -1,0 +1,82 @@
+"""Events: which users chose which items, in which order. How instances are read from them is in `views`."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from beamtree.data.ids import Ids
+from beamtree.tree import PAD
+
+APART = 10  # events between the distant pairs that `order_strength` looks at
+ASKED = 1 << 22  # events that it looks at, at most
+
+
+@dataclass(frozen=True)
+class Events:
+    """Every user's events, oldest first: those of user u are items[offsets[u]] … items[offsets[u + 1] - 1]."""
+
+    offsets: Tensor  # int64 [U + 1]
+    items: Tensor  # int32 or int64 item numbers [E]; may be mapped from a file
+    name: str  # tells these very events from any others
+    ids: Ids | None = None  # of the items
+
+    def __len__(self) -> int:
+        """How many users there are."""
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Events({int(self.offsets[-1] - self.offsets[0]):,} of {len(self):,} users)"
+
+    def counts(self) -> Tensor:
+        """How many events each user has [U]."""
+        return self.offsets.diff()
+
+    def item_numbers(self) -> Tensor:
+        """The item of every event, user by user [E]."""
+        return self.items[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    def popularity(self, num_items: int) -> Tensor:
+        """How many events each item has [M]."""
+        return torch.bincount(self.item_numbers(), minlength=num_items)
+
+    @cached_property
+    def order_strength(self) -> float:
+        """Order strength: how much more often neighbours repeat as a pair than items ten events apart.
+
+        It is 1 in a log without order, and where no user has enough events to tell.
+        """
+        users = int(torch.searchsorted(self.offsets, self.offsets[0] + ASKED))
+        user = torch.repeat_interleave(self.offsets[: users + 1].diff())
+        items = self.item_numbers()[: len(user)].long()
+        place = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
+        near, far = (_repeated(items[place], items[place + apart]) for apart in (1, APART))
+        return near / max(far, 1e-9) if near else 1.0
+
+    def before(self, start: Tensor, place: Tensor, length: int) -> Tensor:
+        """The newest `length` events from start [B] up to a place [B], newest first [B, length]; PAD where fewer."""
+        at = place.unsqueeze(1) - 1 - torch.arange(length, device=place.device)
+        return self._read(at, at >= start.unsqueeze(1))
+
+    def after(self, place: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
+        """The first `most` events from a place to stop [B], oldest first; on a GPU as wide as that, to save a wait."""
+        if most is None or not place.is_cuda:
+            most = min(int((stop - place).max()), most or len(self.items))
+        at = place.unsqueeze(1) + torch.arange(most, device=place.device)
+        return self._read(at, at < stop.unsqueeze(1))
+
+    def _read(self, at: Tensor, real: Tensor) -> Tensor:
+        return torch.where(real, self.items[torch.where(real, at, 0)].long(), PAD)
+
+    def to(self, device: torch.device | str) -> "Events":
+        return replace(self, offsets=self.offsets.to(device), items=self.items.to(device))
+
+
+def _repeated(first: Tensor, second: Tensor) -> float:
+    """The share of pairs that occurred before; an item is no pair with itself."""
+    if not len(first):
+        return 0.0
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    pair = (low * (high.max() + 1) + high)[low != high]
+    return 1 - len(torch.unique(pair)) / max(1, len(pair))

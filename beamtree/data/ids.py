@@ -1,0 +1,55 @@
+"""The ids that users write, and the numbers that stand for them inside."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+
+class Ids:
+    """Ids by number, from a file of one id per line that is read when it is first asked for, or from a list.
+
+    `ids[3]` is the id of item 3, `ids.find(["B00A"])` gives its number.
+    """
+
+    def __init__(self, source: Path | Sequence[str]) -> None:
+        self._source = source
+
+    @cached_property
+    def names(self) -> list[str]:
+        if not isinstance(self._source, Path):
+            return list(self._source)
+        try:
+            return self._source.read_text(encoding="utf-8").split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self._source} is damaged: it is no UTF-8") from error
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: int) -> str:
+        return self.names[number]
+
+    def __repr__(self) -> str:
+        first = ", ".join(self.names[:3])
+        return f"Ids({len(self):,}: {first}{', …' if len(self) > 3 else ''})"
+
+    def find(self, names: Iterable[object]) -> list[int | None]:
+        """The number of each id; None where it is unknown."""
+        return [self._numbers.get(as_id(name)) for name in names]
+
+
+def as_id(value: object) -> str:
+    """An id as it is kept: text without white space around it, a whole number as its digits."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def write_ids(path: Path, names: Iterable[str]) -> None:
+    """One id per line."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{name}\n" for name in names)

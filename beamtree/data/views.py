@@ -1,0 +1,225 @@
+"""How instances are read from events: a history x, and the items that followed it, y.
+
+- `BeforeAfter`: one instance per user, cut at a fixed place. Validation and test read it, and training as published.
+- `Stretches`: a stretch of a user's events drawn anew at every reading. Training reads it.
+- `Windows`: one target at a time, with what came before it. Methods with a single target read it.
+"""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from beamtree.data.events import Events
+from beamtree.data.ids import Ids
+from beamtree.tree import PAD
+
+WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
+HISTORY = sum(WINDOWS)  # behaviours that a user is known by
+REACH = 400  # events that a stretch looks back from its cut, at most
+LEAST = 5  # events that it looks ahead at least, and back unless the newest event alone says much
+ORDERED, RECENT = 1.1, 2.0  # order strength from which order says something, and the newest event alone says much
+FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
+
+
+def window_of_behaviour() -> Tensor:
+    """1 where a behaviour belongs to a window [windows, HISTORY]."""
+    window = [place for place, size in enumerate(WINDOWS) for _ in range(size)]
+    return torch.eye(len(WINDOWS), device="cpu")[:, window]
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """Each user's events cut in two: x is the newest `history` before the cut, y everything after it."""
+
+    events: Events
+    cuts: Tensor | None = None  # events before the cut of each user [U]; None: half of them
+    history: int = HISTORY
+    varies = False
+
+    @property
+    def ids(self) -> Ids | None:
+        return self.events.ids
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        where = "half of them" if self.cuts is None else "given places"
+        return f"BeforeAfter({self.events!r}, cut at {where})"
+
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, history] newest first, and y [B, P], of some users; PAD where there are fewer."""
+        start, cut, stop = self._places(rows)
+        return self.events.before(start, cut, self.history), self.events.after(cut, stop)
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """All events before each user's cut [B, S], PAD where there are fewer."""
+        start, cut, _ = self._places(rows)
+        return self.events.after(start, cut)
+
+    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        offsets = self.events.offsets
+        rows = rows.to(offsets.device)
+        start, stop = offsets[rows], offsets[rows + 1]
+        return start, start + ((stop - start) // 2 if self.cuts is None else self.cuts[rows]), stop
+
+    def observations(self) -> Tensor:
+        """One history is like another."""
+        return self.batch(torch.arange(1))[0]
+
+    def item_numbers(self) -> Tensor:
+        return self.events.item_numbers()
+
+    def fingerprint(self) -> str:
+        if self.cuts is None:
+            return f"{self.events.name} history={self.history}"
+        digest = hashlib.sha256(self.cuts.cpu().numpy().tobytes()).hexdigest()[:16]
+        return f"{self.events.name} history={self.history} cuts={digest}"
+
+    def to(self, device: torch.device | str) -> "BeforeAfter":
+        cuts = None if self.cuts is None else self.cuts.to(device)
+        return replace(self, events=self.events.to(device), cuts=cuts)
+
+    def stretches(self) -> "Stretches":
+        """The same users for training: other instances at every reading."""
+        return stretches(self.events)
+
+    def windows(self) -> "Windows":
+        """The same users for training with a single target."""
+        return Windows(self.events)
+
+
+def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Stretches":
+    """Stretches that fit the log: whole pasts where order says nothing, shortest from one event where it says much."""
+    strength = events.order_strength if reach is not None else 1.0
+    if strength <= ORDERED:
+        reach = None
+    least = 1 if strength > RECENT else LEAST
+    return Stretches(events, forget=forget, targets=targets, reach=reach, least=least)
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Every reading draws a cut, how far to look back from it and as far ahead, and forgets some of the history.
+
+    The way back is log-uniform, 5 to 10 events as often as 50 to 100, so that users of many events also teach what one
+    of few will do next. `stretches` chooses the lengths for a log.
+    """
+
+    events: Events
+    history: int = HISTORY
+    forget: float = 0.1  # this share of a history is left out at random
+    targets: int = 100  # at most so many events follow
+    reach: int | None = REACH  # how far back it looks at most; None: to the first event, and ahead to the last
+    least: int = LEAST  # and how far at least
+    varies = True
+
+    @property
+    def ids(self) -> Ids | None:
+        return self.events.ids
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        how = "whole" if self.reach is None else f"{self.least} to {self.reach} events long"
+        return f"Stretches({self.events!r}, {how})"
+
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, history] newest first, and y [B, P], of some users; without randomness they are cut in halves."""
+        offsets = self.events.offsets
+        rows = rows.to(offsets.device)
+        start, stop = offsets[rows], offsets[rows + 1]
+        if generator is None:
+            cut = start + (stop - start) // 2
+            return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
+        cut = start + _draw_cut(stop - start, generator)
+        if self.reach is not None:
+            back = self._draw_length(cut - start, generator)
+            start, stop = cut - back, torch.minimum(stop, cut + back.clamp(min=LEAST))
+        x, y = self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
+        if self.forget:
+            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
+        return x, y
+
+    def _draw_length(self, most: Tensor, generator: torch.Generator) -> Tensor:
+        """How many of `most` events to look back: log-uniform."""
+        share = torch.rand(len(most), generator=generator, device=most.device)
+        most = most.clamp(max=self.reach)
+        least = most.clamp(min=1, max=self.least)
+        return (least * (most / least).pow(share)).long().minimum(most)
+
+    def seen(self, rows: Tensor) -> Tensor:
+        return BeforeAfter(self.events).seen(rows)
+
+    def observations(self) -> Tensor:
+        return BeforeAfter(self.events, history=self.history).observations()
+
+    def item_numbers(self) -> Tensor:
+        return self.events.item_numbers()
+
+    def fingerprint(self) -> str:
+        reach = self.reach and f"{self.least}-{self.reach}"
+        drawn = f"forget={self.forget} targets={self.targets} reach={reach}"
+        return f"stretches of {self.events.name} history={self.history} {drawn}"
+
+    def to(self, device: torch.device | str) -> "Stretches":
+        return replace(self, events=self.events.to(device))
+
+
+def _draw_cut(count: Tensor, generator: torch.Generator) -> Tensor:
+    """How many of `count` events are history: at least one and not all, unless there is only one."""
+    share = torch.rand(len(count), generator=generator, device=count.device)
+    return 1 + (share * (count - 1)).long().clamp(max=count - 2)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A window that slides over every user's events: one target, and the `history` events before it."""
+
+    events: Events
+    history: int = HISTORY
+    firsts: Tensor = field(init=False)  # the first window of each user, and the number of all [U + 1]
+    varies = False
+
+    def __post_init__(self) -> None:
+        counts = (self.events.counts() - FIRST_TARGET).clamp(min=0)
+        object.__setattr__(self, "firsts", torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+
+    @property
+    def ids(self) -> Ids | None:
+        return self.events.ids
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def __repr__(self) -> str:
+        return f"Windows({len(self):,} over {self.events!r})"
+
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, history] and y [B, 1] of some windows."""
+        start, target = self._places(rows)
+        return self.events.before(start, target, self.history), self.events.after(target, target + 1)
+
+    def seen(self, rows: Tensor) -> Tensor:
+        return self.events.after(*self._places(rows))
+
+    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.to(self.firsts.device)
+        user = torch.searchsorted(self.firsts, rows, right=True) - 1
+        start = self.events.offsets[user]
+        return start, start + FIRST_TARGET + rows - self.firsts[user]
+
+    def observations(self) -> Tensor:
+        return BeforeAfter(self.events, history=self.history).observations()
+
+    def item_numbers(self) -> Tensor:
+        return self.events.item_numbers()
+
+    def fingerprint(self) -> str:
+        return f"windows of {self.events.name} history={self.history}"
+
+    def to(self, device: torch.device | str) -> "Windows":
+        return replace(self, events=self.events.to(device))

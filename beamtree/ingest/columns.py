@@ -1,0 +1,111 @@
+"""Which column of a log is the user, which the item, which the time; and whether its first row is a header."""
+
+import csv
+import gzip
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# Usual names, best first; compared in lower case, without spaces and punctuation.
+USER = (
+    *("user", "userid", "uid", "visitor", "visitorid", "reviewerid", "customer", "customerid", "member", "memberid"),
+    *("account", "accountid", "client", "clientid", "author", "authorid", "session", "sessionid"),
+)
+ITEM = (
+    *("item", "itemid", "iid", "product", "productid", "asin", "movie", "movieid", "article", "articleid", "sku"),
+    *("book", "bookid", "isbn", "track", "trackid", "song", "songid", "video", "videoid", "business", "businessid"),
+    *("news", "newsid", "listing", "listingid", "page", "pageid", "content", "contentid"),
+)
+TIME = (
+    *("timestamp", "time", "ts", "datetime", "unixreviewtime", "unixtime", "eventtime", "eventtimestamp", "date"),
+    *("eventdate", "createdat", "created", "when"),
+)
+
+# Column names of well-known files that have no header: those of the paper's two sets.
+FORMATS = {
+    "amazon-ratings": ("user", "item", "rating", "timestamp"),
+    "user-behavior": ("user", "item", "category", "behaviour", "timestamp"),
+}
+
+
+class Columns(NamedTuple):
+    """The names of the columns that are read; a log without times is in order already."""
+
+    user: str
+    item: str
+    time: str | None
+
+
+def first_row(path: Path) -> tuple[list[str], str]:
+    """The fields of a text file's first row, and what separates them."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+        line = file.readline()
+    if not line.strip():
+        raise ValueError(f"{path} is empty, or begins with an empty line")
+    if "\0" in line:
+        raise ValueError(f"{path} is not UTF-8 (perhaps it is UTF-16): save it as UTF-8")
+    separator = max(",\t;|", key=line.count)
+    return next(csv.reader([line], delimiter=separator)), separator
+
+
+def is_header(row: Sequence[str], asked: Sequence[str]) -> bool:
+    """Whether a first row names columns; `asked` are the columns that were asked for, names or positions from 1."""
+    fields = [field.strip() for field in row]
+    if any(name in fields for name in asked):
+        return True
+    if any(re.fullmatch(r"[-+]?\d+(\.\d*)?", field) for field in fields):  # nobody calls a column 5.0
+        return False
+    if any(_plain(field) in USER + ITEM + TIME for field in fields):
+        return True
+    positions = any(name.isdigit() for name in asked)
+    return not positions and not any(character.isdigit() for field in fields for character in field)
+
+
+def positions(count: int) -> list[str]:
+    """The names of columns that have none: 1, 2, 3, …"""
+    return [str(number + 1) for number in range(count)]
+
+
+def find_columns(columns: Sequence[str], user: str | None, item: str | None, time: str | None) -> Columns:
+    """The columns asked for; where one is not, the usual name, or the usual place in a log without a header."""
+    last = positions(len(columns))[-1] if len(columns) > 2 else None
+    usual = {"user": (USER, "1"), "item": (ITEM, "2"), "time": (TIME, last)}
+    asked = {"user": user, "item": item, "time": time}
+    found = {role: _asked(columns, role, name) for role, name in asked.items() if name is not None}
+    nameless = list(columns) == positions(len(columns))
+    for role in usual.keys() - found.keys():
+        names, place = usual[role]
+        guess = place if nameless and place in columns else usual_column(columns, names)
+        if guess is not None and guess not in found.values():
+            found[role] = guess
+    for role in ("user", "item"):
+        if role not in found:
+            raise ValueError(f"which column is the {role}? Say so with `{role}`: {_listed(columns)}")
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"user, item and time must be different columns: {_listed(columns)}")
+    return Columns(found["user"], found["item"], found.get("time"))
+
+
+def _asked(columns: Sequence[str], role: str, name: str) -> str:
+    by_name = {column.strip(): column for column in columns}
+    if name not in columns and name not in by_name:
+        raise ValueError(f"there is no column {name!r} for `{role}`: {_listed(columns)}")
+    return name if name in columns else by_name[name]
+
+
+def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column that has one of some usual names, the first of them if several do."""
+    by_name = {_plain(column): column for column in reversed(columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def _listed(columns: Sequence[str]) -> str:
+    if list(columns) == positions(len(columns)):
+        return f"the log has no header; its columns are 1 … {len(columns)}"
+    return f"the columns are {', '.join(columns)} (or 1, 2, … if that is no header)"

@@ -1,0 +1,207 @@
+"""What users know about their items: categories, vectors, or a whole tree, from a file."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from beamtree.data import Ids
+from beamtree.files import write_whole
+from beamtree.ingest.columns import ITEM, usual_column
+from beamtree.ingest.readers import scan, text_id
+from beamtree.tree import PAD, Tree
+
+CATEGORY = ("category", "categories", "categorypath", "genre", "genres", "class", "folder", "path", "department")
+VECTOR = ("vector", "embedding", "vec", "values")
+PATH = ("path", "leafpath")
+SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
+SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
+STEP = "\x01"  # the same inside: before all other characters
+DEPTH = 16  # lengths of a path that are told apart at most, the whole among them
+
+
+def read_categories(path: Path, ids: Ids) -> Tensor:
+    """For each item, the rank of its category's path and of the first steps of it [M, depth], the whole path last.
+
+    Paths are ordered step by step: `Books/Fiction` stands under `Books`.
+    """
+    frame, item = _open(path)
+    column = _column(path, frame, CATEGORY, "category")
+    category = pl.col(column).cast(pl.String).str.strip_chars().str.replace_all(SEPARATORS, STEP)
+    found = _by_item(path, frame.select(item=item, value=category), ids)
+    missing = found.filter(pl.col("value").is_null() | (pl.col("value") == ""))
+    if len(missing):
+        raise ValueError(
+            f"{path}: {len(missing):,} items have no category, {missing['item'][0]!r} first: give each of them one"
+        )
+    steps = found["value"].str.split(STEP)
+    depth = min(DEPTH, int(steps.list.len().to_numpy().max()))
+    paths = [*(steps.list.head(length).list.join(STEP) for length in range(1, depth)), found["value"]]
+    ranks = [torch.from_numpy((each.rank("dense").cast(pl.Int64) - 1).to_numpy().copy()) for each in paths]
+    return torch.stack(ranks, dim=1)
+
+
+def read_vectors(path: Path, ids: Ids) -> Tensor:
+    """A vector for each item [M, dim], float32.
+
+    An .npy file holds them in the order of the prepared folder's items.txt; a table has an item column and either one
+    of lists, or columns of numbers.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} is not there")
+    if path.suffix == ".npy":
+        vectors = _load_array(path)
+        if vectors.ndim != 2 or len(vectors) != len(ids) or not vectors.shape[1]:
+            raise ValueError(f"{path} is {list(vectors.shape)}: give [{len(ids)}, dim], a row per line of items.txt")
+    else:
+        vectors = _table_of_vectors(path, ids)
+    if vectors.dtype.kind not in "fiu":
+        raise ValueError(f"{path} holds {vectors.dtype}: vectors are numbers")
+    found = torch.from_numpy(np.array(vectors, np.float32))
+    bad = ~torch.isfinite(found).all(1)
+    if bool(bad.any()):
+        raise ValueError(f"{path}: the vector of item {ids[int(bad.nonzero()[0])]!r} holds NaN or infinity")
+    return found
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError(f"{path} holds several arrays: save one, as .npy")
+    return array
+
+
+def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
+    frame, item = _open(path)
+    schema = frame.collect_schema()
+    lists = usual_column(schema.names(), VECTOR)
+    if lists is not None and schema[lists].is_nested():
+        value = pl.col(lists).cast(pl.List(pl.Float32), strict=False)
+    else:
+        item_column = usual_column(schema.names(), ITEM)
+        numbers = [name for name in schema.names() if name != item_column]
+        if not numbers:
+            raise ValueError(f"{path} has no column of vectors: call it vector, or give columns of numbers")
+        value = pl.concat_list([pl.col(name).cast(pl.Float32, strict=False) for name in numbers])
+    found = _by_item(path, frame.select(item=item, value=value), ids)
+    length = found["value"].list.len()
+    missing = found.filter(length.is_null())
+    if len(missing):
+        raise ValueError(f"{path}: {len(missing):,} items have no vector, {missing['item'][0]!r} first")
+    other = found.filter(length != length[0])
+    if len(other):
+        raise ValueError(
+            f"{path}: the vector of item {other['item'][0]!r} has {len(other['value'][0])} numbers, others {length[0]}"
+        )
+    _no_gaps(path, found, "vector", "number")
+    return found["value"].explode().to_numpy().reshape(len(found), -1)
+
+
+def write_tree(path: Path, tree: Tree, ids: Ids) -> None:
+    """A tree as Parquet, whole or not at all: each item, and which child leads to it on every level from the root."""
+    leaves = tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)).cpu() - tree.level(tree.height).start
+    steps = [leaves // tree.arity ** (tree.height - level) % tree.arity for level in range(1, tree.height + 1)]
+    width = pl.Int16 if tree.arity < 1 << 15 else pl.Int64
+    paths = pl.Series("path", torch.stack(steps, dim=1).numpy()).cast(pl.List(width))
+    write_whole(path, pl.DataFrame({"item": ids.names, "path": paths}).write_parquet)
+
+
+def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
+    """The tree of a table with an item and a path for every one of these items, all paths equally long.
+
+    The arity is the least that the paths need, unless a higher one is given.
+    """
+    frame, item = _open(path)
+    column = _column(path, frame, PATH, "path")
+    dtype = frame.collect_schema()[column]
+    if not isinstance(dtype, pl.List | pl.Array):
+        raise ValueError(f"{path}: column {column!r} holds {dtype}: a path is a list of whole numbers")
+    numbers = pl.col(column).cast(pl.List(pl.Float64), strict=False)
+    whole = numbers.list.eval(pl.when(pl.element() == pl.element().floor()).then(pl.element()))
+    table = frame.select(item=item, value=whole.cast(pl.List(pl.Int64)))
+    unknown = _collect(path, table.filter(~pl.col("item").is_in(pl.Series(ids.names).implode())).head(1))
+    if len(unknown):
+        raise ValueError(f"{path}: item {unknown['item'][0]!r} is not among the items of the data")
+    found = _by_item(path, table, ids)
+    length = found["value"].list.len()
+    missing = found.filter(length.is_null() | (length == 0))
+    if len(missing):
+        raise ValueError(f"{path}: {len(missing):,} items have no path, {missing['item'][0]!r} first")
+    other = found.filter(length != length[0])
+    if len(other):
+        raise ValueError(
+            f"{path}: item {other['item'][0]!r} lies {len(other['value'][0])} levels down, "
+            f"{found['item'][0]!r} {length[0]}: give all leaves the same depth"
+        )
+    _no_gaps(path, found, "path", "whole number")
+    steps = torch.from_numpy(found["value"].explode().to_numpy().reshape(len(found), -1).copy())
+    return _from_paths(path, steps, ids, arity)
+
+
+def _from_paths(path: Path, steps: Tensor, ids: Ids, arity: int | None) -> Tree:
+    """The tree with item i at the end of path steps[i] [M, H]."""
+    low, least = int(steps.min()), max(2, int(steps.max()) + 1)
+    if low < 0:
+        row = int((steps < 0).any(1).nonzero()[0])
+        raise ValueError(f"{path}: the path of item {ids[row]!r} holds {low}: children are numbered from 0")
+    arity = arity or least
+    if arity < least:
+        row = int((steps >= arity).any(1).nonzero()[0])
+        raise ValueError(f"{path}: the path of item {ids[row]!r} names child {least - 1}, and there are {arity}")
+    height = steps.shape[1]
+    if arity**height > max(1 << 20, SPARSE * len(steps)):
+        leaves = f"{arity**height:,} leaves for {len(steps):,} items"
+        raise ValueError(f"{path}: {height} levels of {arity} children are {leaves}: too many")
+    slot = (steps * arity ** torch.arange(height - 1, -1, -1)).sum(1)
+    first = torch.full((arity**height,), PAD)
+    first[slot.flip(0)] = torch.arange(len(slot)).flip(0)  # where two are, the earlier
+    taken = first[slot] != torch.arange(len(slot))
+    if bool(taken.any()):
+        row = int(taken.nonzero()[0])
+        raise ValueError(f"{path}: item {ids[row]!r} lies on the leaf of item {ids[int(first[slot[row]])]!r}")
+    return Tree(first, arity)
+
+
+def _open(path: Path) -> tuple[pl.LazyFrame, pl.Expr]:
+    """A table, unread, and its item column as text."""
+    if not path.exists():
+        raise ValueError(f"{path} is not there")
+    frame = scan(path, None, ["item"])
+    column = _column(path, frame, ITEM, "item")
+    return frame, text_id(column, frame.collect_schema()[column]).str.strip_chars()
+
+
+def _column(path: Path, frame: pl.LazyFrame, names: tuple[str, ...], what: str) -> str:
+    columns = frame.collect_schema().names()
+    column = usual_column(columns, names)
+    if column is None:
+        raise ValueError(f"{path} has no column {what!r}: it has {', '.join(columns)}")
+    return column
+
+
+def _by_item(path: Path, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
+    """One row for each item in order, with null where the table does not have it."""
+    rows = _collect(path, table)
+    twice = rows.filter(pl.col("item").is_duplicated() & pl.col("item").is_in(pl.Series(ids.names).implode()))
+    if len(twice):
+        raise ValueError(f"{path} names item {twice['item'][0]!r} more than once: name every item once")
+    return pl.DataFrame({"item": ids.names}).join(rows, on="item", how="left", maintain_order="left")
+
+
+def _no_gaps(path: Path, found: pl.DataFrame, what: str, holds: str) -> None:
+    gaps = found.filter(found["value"].list.eval(pl.element().is_null()).list.any())
+    if len(gaps):
+        raise ValueError(f"{path}: the {what} of item {gaps['item'][0]!r} holds something that is no {holds}")
+
+
+def _collect(path: Path, table: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return table.collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

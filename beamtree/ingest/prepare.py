@@ -1,0 +1,215 @@
+"""From a log of (user, item, time) to a prepared folder, by Polars and in little memory.
+
+Ids become numbers first: the distinct ids are in memory, the events stream past them to a file. The rest is numbers,
+sorted for one range of users after another. The rules:
+
+- Ids and times are as `readers` gives them, ids without white space around them. A log without times is in order.
+- A row is dropped without a user, without an item, without a readable time, or if it repeats the user, item and time
+  of an earlier row.
+- Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
+  enough. Everything dropped is counted in the report.
+- Events at the same time keep the order of the log.
+- What is left is split as `splits` says.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from beamtree.data.ids import write_ids
+from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.ingest.arrays import AT_ONCE, Kept, Part, sort, summary, write_arrays
+from beamtree.ingest.few_events import drop_few
+from beamtree.ingest.readers import Opened, find_logs, open_logs
+from beamtree.ingest.splits import HALVES, Split, divide
+from beamtree.ingest.times import WHITE
+
+Say = Callable[[str], None]
+
+
+def prepare(
+    sources: Any,
+    out: str | Path,
+    *,
+    names: Sequence[str] | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    min_events: int = 10,
+    min_item_events: int = 1,
+    split: str = "halves",
+    val_users: int | None = None,
+    test_users: int | None = None,
+    seed: int = 0,
+    on_stage: Say = lambda stage: None,
+) -> dict[str, Any]:
+    """Clean a log, number its users and items, split it, and write a prepared folder; gives its description.
+
+    Args:
+        sources: a file or folder (CSV, Parquet, JSON lines), a frame (Polars, pandas, Arrow), or a list of these.
+        out: the folder to write; one that was prepared before is replaced.
+        names: the columns of text files without a header, as in `columns.FORMATS`; 1, 2, 3, … unless given.
+        user: the column of users; found by usual names unless given, like the next two.
+        item: the column of items.
+        time: the column of times; without one, the rows are taken to be in order.
+        min_events: users with fewer are dropped.
+        min_item_events: items with fewer are dropped; then users and items again, until all have enough.
+        split: halves, leave-one-out or time:DATE, as `splits` explains them.
+        val_users: how many validate; 5 % of those who can, at most 1,000, unless given; all with leave-one-out.
+        test_users: how many test; as many unless given.
+        seed: draws these users; same seed, same files.
+        on_stage: hears what is done next.
+    """
+    plan = Split(split, val_users, test_users, seed)
+    plan.check()
+    _check(min_events, min_item_events)
+    min_events = max(min_events, plan.least_events)
+    logs = find_logs(sources)
+
+    def fill(folder: Path) -> dict[str, Any]:
+        on_stage(f"looking at {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
+        opened = open_logs(logs, names, user, item, time)
+        plan.moment(opened.scale)  # a date that cannot be read is known before an hour of work
+        return _fill(folder, opened, min_events, min_item_events, plan, on_stage)
+
+    with _plain_errors(Path(out)):
+        return write_folder(Path(out), fill)
+
+
+def _check(min_events: int, min_item_events: int) -> None:
+    if min_events < 2:
+        raise ValueError(f"min_events={min_events}: a user needs 2 at least, one to be known by and one to predict")
+    if min_item_events < 1:
+        raise ValueError(f"min_item_events={min_item_events}: an item has 1 event at least")
+
+
+def _fill(
+    folder: Path, opened: Opened, min_events: int, min_item_events: int, split: Split, on_stage: Say
+) -> dict[str, Any]:
+    """Write all files of a prepared folder but its description, and give that."""
+    work = folder / "work"
+    work.mkdir()
+    events = _compute_once(opened, work / "rows.parquet", on_stage)
+    numbered, user_names, item_names, report = _number(events, work / "numbered.parquet", on_stage)
+    parts = _parts(numbered, len(user_names), report["rows"], on_stage)
+    kept = sort(parts, len(user_names), len(item_names), min_events if min_item_events == 1 else 1, work)
+    if min_item_events > 1:
+        on_stage("dropping items and users with few events")
+        kept = drop_few(kept, min_events, min_item_events, work)
+    _check_enough(kept, min_events, report)
+    kept, sections = divide(split, kept, work, opened.scale)
+    num_users, num_items = _check_enough(kept, min_events, report)
+    on_stage(f"writing {num_users:,} users with {kept.lengths.sum():,} events")
+    users, items = write_arrays(folder, work, kept, sections)
+    write_ids(folder / "users.txt", user_names[users])
+    write_ids(folder / "items.txt", item_names[items])
+    shutil.rmtree(work)
+    settings = {**opened.columns._asdict(), "min_events": min_events, "seed": split.seed}
+    unusual = {"min_item_events": (min_item_events, 1), "split": (split.name, HALVES)}
+    return {
+        "num_users": num_users,
+        "num_items": num_items,
+        "num_events": int(kept.lengths.sum()),
+        "users": {name: int(np.count_nonzero(take)) for name, take in zip(SPLITS, sections.take, strict=True)},
+        "sources": opened.sources,
+        "settings": settings | {name: value for name, (value, usual) in unusual.items() if value != usual},
+        "report": {**report, **kept.report, "ignored_columns": opened.ignored},
+        "summary": summary(kept.lengths, kept.popularity),
+    }
+
+
+def _check_enough(kept: Kept, min_events: int, report: Mapping[str, Any]) -> tuple[int, int]:
+    """How many users and items were kept; a ValueError where they are too few."""
+    num_users, num_items = (int(np.count_nonzero(counts)) for counts in (kept.lengths, kept.popularity))
+    if num_users < 2 or num_items < 2:
+        dropped = {**report, **kept.report}
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in dropped.items() if count)
+        raise ValueError(
+            f"two users with at least {min_events} events (`min_events`) and two items are needed, "
+            f"but {num_users} and {num_items} are left of {counts or 'a log without rows'}"
+        )
+    return num_users, num_items
+
+
+@contextmanager
+def _plain_errors(out: Path) -> Iterator[None]:
+    """Polars' errors as others know them: an OSError where the disk is full, a ValueError for a log it cannot read."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not of Polars, and plain as it is
+            raise
+        message = " ".join(str(error).split("\n\n")[0].split())
+        if trouble := re.search(r"[^:]+\(os error \d+\)", message):
+            raise OSError(f"{out} cannot be written:{trouble[0]}") from error
+        raise ValueError(f"the log cannot be read: {message}") from error
+
+
+# Numbering
+
+
+def _compute_once(opened: Opened, path: Path, on_stage: Say) -> pl.LazyFrame:
+    """The rows of a log; those of a LazyFrame go to a file, since another reading of it may give other rows."""
+    if not opened.lazy:
+        return opened.events
+    on_stage("computing the frame")
+    opened.events.sink_parquet(path, compression="lz4", maintain_order=True)
+    return pl.scan_parquet(path)
+
+
+def _number(
+    events: pl.LazyFrame, path: Path, on_stage: Say
+) -> tuple[pl.LazyFrame, pl.Series, pl.Series, dict[str, Any]]:
+    """The log as numbers, on disk and in order, with every usable row; the names behind the numbers; a first report."""
+    on_stage("reading the users")
+    users, user_names = _ids(events, "user")
+    on_stage("reading the items")
+    items, item_names = _ids(events, "item")
+    on_stage(f"numbering {len(user_names):,} users and {len(item_names):,} items in the log")
+    for table, column in ((users, "user"), (items, "item")):
+        events = events.join(table.lazy(), on=column, how="left", maintain_order="left")
+        events = events.drop(column).rename({"number": column})
+    events.sink_parquet(path, compression="lz4", maintain_order=True)
+    numbered = pl.scan_parquet(path)
+    missing = {"missing_user": pl.col("user").is_null(), "missing_item": pl.col("item").is_null()}
+    if "time" in numbered.collect_schema():
+        missing["unreadable_time"] = pl.col("time").is_null()
+    usable = pl.lit(True)
+    counts = {"rows": pl.len()}
+    for name, condition in missing.items():  # a row counts under its first fault
+        counts[name] = (usable & condition).sum()
+        usable = usable & ~condition
+    report = numbered.select(**counts).collect().row(0, named=True)
+    report["merged_users"] = len(users) - len(user_names)
+    report["merged_items"] = len(items) - len(item_names)
+    return numbered.filter(usable), user_names, item_names, report
+
+
+def _ids(events: pl.LazyFrame, column: str) -> tuple[pl.DataFrame, pl.Series]:
+    """Every id of a column as it is written, with its number; and the trimmed ids, sorted, in the order of numbers."""
+    table = events.select(column).unique().collect(engine="streaming")
+    table = table.with_columns(name=pl.col(column).str.strip_chars(WHITE)).filter(pl.col("name") != "")
+    table = table.sort("name", column).with_columns(number=pl.col("name").rle_id())
+    names = table.filter(pl.col("number").diff().fill_null(1) != 0)["name"]
+    broken = names.str.contains(r"[\r\n]")
+    if broken.any():
+        raise ValueError(f"the id {names.filter(broken)[0]!r} of a {column} has a line break inside: remove it")
+    return table.drop("name"), names
+
+
+def _parts(numbered: pl.LazyFrame, num_users: int, rows: int, on_stage: Say) -> Iterator[Part]:
+    """The log in parts of about AT_ONCE events, each with all the events of a range of users."""
+    bounds = np.linspace(0, num_users, math.ceil(rows / AT_ONCE) + 1).astype(int).tolist()
+    for part, (start, stop) in enumerate(pairwise(bounds)):
+        on_stage(f"sorting, part {part + 1} of {len(bounds) - 1}")
+        some = numbered.filter(pl.col("user").is_between(start, stop, closed="left")).collect(engine="streaming")
+        time = some["time"].to_numpy() if "time" in some.columns else None
+        yield Part(start, stop, some["user"].to_numpy(), some["item"].to_numpy(), time)

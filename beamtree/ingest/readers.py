@@ -1,0 +1,197 @@
+"""Logs of any kind, unread, as rows of user, item and time: CSV with or without a header, Parquet, JSON lines, frames.
+
+Ids are text, as people would write them. A whole number is its digits. Times are whole numbers, as `times` says.
+"""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import polars as pl
+
+from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
+from beamtree.ingest.frames import NAME as FRAME
+from beamtree.ingest.frames import columns_of, is_frame, some_columns
+from beamtree.ingest.times import WHITE as WHITE  # those who read other files take it from here
+from beamtree.ingest.times import TimeScale, whole_times
+
+TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt")
+LINES = (".jsonl", ".ndjson")
+PARQUET = (".parquet",)
+LOOK = 10_000  # JSON lines that tell which columns there are
+
+
+def find_files(sources: Sequence[str | Path]) -> list[Path]:
+    """The files that were named, and those of the folders that were."""
+    files: list[Path] = []
+    for path in map(Path, sources):
+        if not path.exists():
+            raise ValueError(f"{path} is not there")
+        found = sorted(filter(_is_log, path.iterdir())) if path.is_dir() else [path]
+        if not found or not all(map(_is_log, found)):
+            raise ValueError(f"{path}: a log is {', '.join((*TEXT, *LINES, *PARQUET))}, or a folder of such files")
+        files += found
+    if not files:
+        raise ValueError("no log was given")
+    return list(dict.fromkeys(files))
+
+
+def _is_log(path: Path) -> bool:
+    return path.is_file() and path.name.lower().endswith((*TEXT, *LINES, *PARQUET))
+
+
+class Opened(NamedTuple):
+    """A log of which nothing is read yet but its columns and, where they are not whole numbers, its times."""
+
+    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    columns: Columns
+    ignored: list[str]  # the other columns
+    scale: TimeScale | None  # of the times; None where there are none
+    sources: list[str]  # names of the files; "a frame" for a frame
+    lazy: bool  # whether a LazyFrame is among them
+
+
+def find_logs(sources: Any) -> list[Any]:
+    """Files and frames, from one source or several: a file, a folder of files, a frame."""
+    one = is_frame(sources) or isinstance(sources, str | Path | Mapping) or not isinstance(sources, Iterable)
+    logs: dict[object, Any] = {}
+    for source in [sources] if one else sources:
+        if is_frame(source):
+            logs[id(source)] = source
+        elif isinstance(source, str | Path):
+            logs |= {path: path for path in find_files([source])}  # a file that is named twice is read once
+        else:
+            raise ValueError(f"a log is a file, a folder of files or a frame, not a {type(source).__name__}")
+    if not logs:
+        raise ValueError("no log was given")
+    return list(logs.values())
+
+
+def log_name(log: Any) -> str:
+    """The name of a file without its folder; frames have none."""
+    return log.name if isinstance(log, Path) else FRAME
+
+
+def open_events(
+    files: Sequence[Path], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
+) -> tuple[pl.LazyFrame, Columns, list[str]]:
+    """All rows of the files as user (text), item (text), time (int64, if any); the columns, and those left out."""
+    opened = open_logs(files, names, user, item, time)
+    return opened.events, opened.columns, opened.ignored
+
+
+def open_logs(
+    logs: Sequence[Any], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
+) -> Opened:
+    """All rows of the files and frames that `find_logs` found, one after the other."""
+    asked = [name for name in (user, item, time) if name is not None]
+    if names is not None and any(map(is_frame, logs)):
+        raise ValueError(f"{FRAME} names its own columns: `names` is for text files without a header")
+    tables = [log if is_frame(log) else scan(log, names, asked) for log in logs]
+    labels, all_names = [log_name(log) for log in logs], [columns_of(table) for table in tables]
+    for label, other in zip(labels, all_names, strict=True):
+        if other != all_names[0]:
+            first = f"{labels[0]} has {', '.join(all_names[0])}"
+            raise ValueError(f"the files differ in their columns: {first}; {label} has {', '.join(other)}")
+    columns = find_columns(all_names[0], user, item, time)
+    roles = {role: column for role, column in columns._asdict().items() if column is not None}
+    ignored = [name for name in all_names[0] if name not in columns]
+    frames = [some_columns(table, list(roles.values())) for table in tables]
+    dates, scale = False, None
+    if columns.time is not None:
+        frames, dates = _alike(frames, columns.time, labels)
+    events = pl.concat([_select(frame, roles) for frame in frames], how="vertical_relaxed")
+    if columns.time is not None:
+        times, scale = whole_times(events, columns.time)
+        events = events.with_columns(time=times)
+    lazy = any(isinstance(log, pl.LazyFrame) for log in logs)
+    return Opened(events, columns, ignored, TimeScale(dates=True) if dates else scale, labels, lazy)
+
+
+def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
+    """One file, unread, under its columns' names; 1, 2, 3, … where it has none."""
+    kind = path.name.lower()
+    if names is not None and not kind.endswith(TEXT):
+        raise ValueError(f"{path} names its own columns: `names` is for text files without a header")
+    try:
+        if kind.endswith(TEXT):
+            frame = _scan_text(path, names, asked)
+        elif kind.endswith(LINES):
+            frame = _scan_lines(path)
+        else:
+            frame = pl.scan_parquet(path, glob=False)
+        frame.collect_schema()
+    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read: {message}") from error
+    return frame
+
+
+def _scan_text(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
+    row, separator = first_row(path)
+    # Nothing is inferred: 007 and 1.0 are ids as they stand.
+    if names is None and is_header(row, asked):
+        return pl.scan_csv(path, separator=separator, infer_schema=False, glob=False)
+    names = positions(len(row)) if names is None else names
+    if len(names) != len(row):
+        raise ValueError(f"{path} has {len(row)} columns, not the {len(names)} of the format: {', '.join(names)}")
+    return pl.scan_csv(path, separator=separator, infer_schema=False, glob=False, has_header=False, new_columns=names)
+
+
+def _scan_lines(path: Path) -> pl.LazyFrame:
+    with path.open("rb") as file:
+        if file.read(3) == codecs.BOM_UTF8:
+            raise ValueError(f"{path} begins with a byte order mark: save it as UTF-8 without one")
+    # Values become text, numbers as people write them: the types of the first rows need not be those of the last.
+    schema = pl.scan_ndjson(path, infer_schema_length=LOOK).collect_schema()
+    return pl.scan_ndjson(path, schema={name: _as_text(dtype) for name, dtype in schema.items()})
+
+
+def _as_text(dtype: pl.DataType) -> pl.DataType:
+    if isinstance(dtype, pl.List):
+        return pl.List(_as_text(cast(pl.DataType, dtype.inner)))
+    return dtype if dtype.is_nested() else pl.String()
+
+
+def _select(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
+    schema = frame.collect_schema()
+    return frame.select(
+        (pl.col(column) if role == "time" else text_id(column, schema[column])).alias(role)
+        for role, column in roles.items()
+    )
+
+
+def _alike(frames: list[pl.LazyFrame], column: str, labels: Sequence[str]) -> tuple[list[pl.LazyFrame], bool]:
+    """Dates of any unit and zone as microseconds since 1970, where all times are dates; and whether they are."""
+    types = [frame.collect_schema()[column] for frame in frames]
+    dated = [label for label, dtype in zip(labels, types, strict=True) if dtype in (pl.Date, pl.Datetime)]
+    numbered = [label for label, dtype in zip(labels, types, strict=True) if dtype.is_numeric()]
+    if dated and numbered:
+        raise ValueError(f"the times of {dated[0]} are dates, those of {numbered[0]} numbers: write them in one way")
+    if len(dated) < len(frames):
+        return frames, False
+    return [frame.with_columns(pl.col(column).dt.epoch("us")) for frame in frames], True
+
+
+def text_id(column: str, dtype: pl.DataType) -> pl.Expr:
+    """An id column as text, as people would write it."""
+    return _text(pl.col(column), column, dtype)
+
+
+def text_ids(column: str, dtype: pl.List | pl.Array) -> pl.Expr:
+    """A column of lists of ids as lists of text."""
+    inner = cast(pl.DataType, dtype.inner)
+    return pl.col(column).cast(pl.List(inner)).list.eval(_text(pl.element(), column, inner))
+
+
+def _text(value: pl.Expr, column: str, dtype: pl.DataType) -> pl.Expr:
+    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+        raise ValueError(f"column {column!r} holds {dtype}: ids are text or numbers")
+    if dtype.is_float():  # whole numbers were made floats by a missing value somewhere
+        whole = value.cast(pl.Int64, strict=False)
+        text = pl.when(whole == value).then(whole.cast(pl.String)).otherwise(value.cast(pl.String))
+        return pl.when(value.is_finite()).then(text)
+    return value.cast(pl.String)

@@ -1,0 +1,256 @@
+"""A made-up market with the shapes of a real one: users whose interests drift along a hidden tree of categories.
+
+Items lie on a line, popular and rare ones mixed, and the line is cut into a tree of categories, DEPTH levels deep. A
+user has a few interests, each a category of the lowest level. From one phase of the user's events to the next an
+interest stays, moves to a sibling or, now and then, to a cousin. An event draws an item, mostly from an interest,
+sometimes from a sibling of it, sometimes from the whole market. All of this is drawn by popularity, so an item's share
+of the events is its weight, and Zipf's law holds whatever the users do.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, count, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from polars.io.plugins import register_io_source
+
+from beamtree.files import check_replaceable, check_writable, remove
+
+DEPTH = 4  # levels of categories below the whole market
+ITEM = DEPTH + 1  # the level of the items themselves
+CATEGORY = 60  # about as many items lie in a category of the lowest level
+ZIPF = 0.67  # the r-th item weighs r^-ZIPF: the top 1 % of any number of items hold 0.01^(1 - ZIPF) = 22 %
+SPREAD = 1.164  # σ of log-normal events per user: the 99th percentile is 15 times the median
+INTERESTS = (0.6, 0.3, 0.1)  # how often an event follows a user's first, second and third interest
+PHASE = 8  # events from one phase to the next, on average
+STAY, SIBLING = 0.6, 0.3  # what an interest does between phases; else it moves to a cousin
+INSIDE, BESIDE = 0.7, 0.2  # how often an event is drawn from the interest, from a sibling; else it is from anywhere
+FIRST_DAY, YEAR = 1_700_000_000, 365 * 86_400  # users arrive within a year, in seconds since 1970
+PAUSE = 21_600.0  # seconds between a user's events, on average
+BLOCK = 1 << 20  # events that are drawn at once; another number would make another market
+PART = 8  # blocks in a part file
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Market:
+    """Items by their place on the line, and the categories over them."""
+
+    number: Ints  # the number in an item's id, which says nothing about its place [M]
+    edges: list[Floats]  # of each level: the weight of all that lies before a category, at ITEM before an item
+    arity: int  # categories below a category
+
+    def draw(self, category: Ints, level: int, below: int, chance: Floats) -> Ints:
+        """A category or item on the level `below` in each category of `level`, by popularity; chance is in [0, 1)."""
+        low, high = self.edges[level][category], self.edges[level][category + 1]
+        return _find(self.edges[below], low + chance * (high - low))
+
+    def paths(self) -> pl.Series:
+        """The category of every item on the line, as a path such as 3/1/4/2 [M]."""
+        leaf = pl.Series(np.arange(self.arity**DEPTH))
+        steps = [(leaf // self.arity**level % self.arity).cast(pl.String) for level in reversed(range(DEPTH))]
+        path = pl.select(pl.concat_str(steps, separator="/")).to_series()
+        return path.gather(np.arange(len(self.number)) * len(leaf) // len(self.number))
+
+
+def simulate(
+    out: Path,
+    *,
+    users: int,
+    items: int,
+    events: int,
+    seed: int = 0,
+    on_events: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Write a market as Parquet: a file where `out` ends in .parquet, else a folder of part files.
+
+    The columns are user, item and timestamp (seconds), user by user, the oldest event first. A file beside it,
+    named NAME.items.parquet, tells every item's category. What is returned describes the market.
+    """
+    _check(out, users, items, events, seed)
+    rng = np.random.default_rng(seed)
+    market = _market(items, rng)
+    counts = _events_per_user(users, events, rng)
+    names = _ids("i", market.number)
+    sold = np.zeros(items, np.int64)
+
+    def frames() -> Iterator[pl.DataFrame]:
+        for block, (first, last) in enumerate(_blocks(counts)):
+            user, place, time = _events(market, counts[first:last], np.random.default_rng([seed, block + 1]))
+            sold[:] += np.bincount(place, minlength=items)
+            people = _ids("u", np.arange(first, last))
+            yield pl.DataFrame({"user": people.gather(user), "item": names.gather(place), "timestamp": time})
+            if on_events is not None:
+                on_events(len(user))
+
+    catalogue = pl.DataFrame({"item": names, "category": market.paths()}).sort("item")
+    with _drafts(items_file(out), out) as (items_draft, draft):
+        catalogue.write_parquet(items_draft)
+        if out.suffix == ".parquet":
+            _write(frames(), draft)
+        else:
+            _write_parts(frames(), draft)
+    return {
+        "users": users,
+        "items": items,
+        "events": events,
+        "seed": seed,
+        "categories": market.arity**DEPTH,
+        "items_with_events": int((sold > 0).sum()),
+        "top_percent_share": float(np.sort(sold)[-max(1, items // 100) :].sum() / events),
+        "events_per_user": {"median": float(np.median(counts)), "p99": float(np.percentile(counts, 99))},
+    }
+
+
+def items_file(out: Path) -> Path:
+    """Where the categories of a market go: beside it, since a folder of events holds nothing else."""
+    return out.with_name(out.name.removesuffix(".parquet") + ".items.parquet")
+
+
+def _check(out: Path, users: int, items: int, events: int, seed: int) -> None:
+    for name, number in (("users", users), ("items", items)):
+        if number < 1:
+            raise ValueError(f"{name}={number}: a market needs at least one")
+    if events < users:
+        raise ValueError(f"events={events} with users={users}: every user has at least one event")
+    if seed < 0:
+        raise ValueError(f"seed={seed}: give 0 or more")
+    if out.suffix == ".parquet":
+        check_writable(out)
+        return
+    check_replaceable(out)
+    if out.exists() and not all(part.match("part-*.parquet") for part in out.iterdir()):
+        raise ValueError(f"{out} exists and holds something else: choose another name")
+
+
+def _market(items: int, rng: np.random.Generator) -> Market:
+    arity = max(1, round((items / CATEGORY) ** (1 / DEPTH)))
+    weight = np.arange(1, items + 1, dtype=np.float64) ** -ZIPF
+    rng.shuffle(weight)
+    before = np.concatenate([[0.0], weight.cumsum()])  # [M + 1]
+    edges = [before[-(-np.arange(arity**level + 1) * items // arity**level)] for level in range(ITEM)]
+    return Market(rng.permutation(items), [*edges, before], arity)
+
+
+def _events_per_user(users: int, events: int, rng: np.random.Generator) -> Ints:
+    """At least one each, and `events` in all [U]."""
+    ends = rng.lognormal(sigma=SPREAD, size=users).cumsum()
+    ends *= (events - users) / ends[-1]
+    ends[-1] = events - users
+    more: Ints = np.diff(np.floor(ends).astype(np.int64), prepend=0)
+    return 1 + more
+
+
+def _blocks(counts: Ints) -> Iterator[tuple[int, int]]:
+    """The first user, and the one after the last, of each block of about BLOCK events."""
+    ends = counts.cumsum()
+    edges = np.searchsorted(ends, np.arange(BLOCK, ends[-1], BLOCK))
+    return pairwise(np.unique([0, *edges, len(counts)]).tolist())
+
+
+def _events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """Of every event of some users: whose it is (counted from the first of them), the item's place, and the time."""
+    user = np.repeat(np.arange(len(counts)), counts)  # [E]
+    starts = counts.cumsum() - counts
+    begins = rng.random(len(user)) < 1 / PHASE
+    begins[starts] = True
+    phase = begins.cumsum() - 1  # [E]
+    interests = _interests(market, user[begins], phase[starts], rng)  # [phases, 3]
+    which = np.searchsorted(np.cumsum(INTERESTS[:-1]), rng.random(len(user)), side="right")
+    leaf = interests[phase, which]
+    where = rng.random(len(user))
+    beside = np.flatnonzero((where >= INSIDE) & (where < INSIDE + BESIDE))
+    leaf[beside] = market.draw(leaf[beside] // market.arity, DEPTH - 1, DEPTH, rng.random(len(beside)))
+    anywhere = np.flatnonzero(where >= INSIDE + BESIDE)
+    leaf[anywhere] = market.draw(np.zeros_like(anywhere), 0, DEPTH, rng.random(len(anywhere)))
+    place = market.draw(leaf, DEPTH, ITEM, rng.random(len(user)))
+    return user, place, _times(user, starts, rng)
+
+
+def _interests(market: Market, user: Ints, firsts: Ints, rng: np.random.Generator) -> Ints:
+    """The categories that each phase's user likes [phases, 3]; `firsts` are the users' first phases."""
+    interests = []
+    for _ in INTERESTS:
+        move = rng.random(len(user))
+        move[firsts] = 1.0
+        home = market.draw(np.zeros_like(firsts), 0, DEPTH - 2, rng.random(len(firsts)))
+        parent = market.draw(home[user], DEPTH - 2, DEPTH - 1, rng.random(len(user)))
+        parent = _last(parent, move >= STAY + SIBLING)
+        leaf = market.draw(parent, DEPTH - 1, DEPTH, rng.random(len(user)))
+        interests.append(_last(leaf, move >= STAY))
+    return np.stack(interests, axis=1)
+
+
+def _last(values: Ints, drawn: NDArray[np.bool_]) -> Ints:
+    """Every value as it was at the last place that is drawn; the first is."""
+    return values[np.maximum.accumulate(np.where(drawn, np.arange(len(values)), 0))]
+
+
+def _times(user: Ints, starts: Ints, rng: np.random.Generator) -> Ints:
+    """Whole seconds that grow along each user's events [E]."""
+    since: Ints = (1 + rng.exponential(PAUSE, len(user)).astype(np.int64)).cumsum()
+    arrival = FIRST_DAY + rng.integers(YEAR, size=len(starts))
+    return since + (arrival - since[starts])[user]
+
+
+def _find(edges: Floats, weight: Floats) -> Ints:
+    """The span between two edges that each weight falls into."""
+    order = weight.argsort()  # searching in order spares the cache: five times faster over millions of items
+    found = np.empty(len(weight), np.int64)
+    found[order] = np.searchsorted(edges, weight[order], side="right") - 1
+    return np.minimum(found, len(edges) - 2)  # a sum may round up to the last edge
+
+
+def _ids(letter: str, numbers: Ints) -> pl.Series:
+    """Ids such as i0004567."""
+    digits = pl.lit(pl.Series(numbers)).cast(pl.String).str.zfill(7)
+    return pl.select(pl.format(letter + "{}", digits)).to_series()
+
+
+@contextmanager
+def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
+    """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
+    drafts, olds = (tuple(out.with_name(f"{out.name}.{n}-{os.getpid()}") for out in outs) for n in ("new", "old"))
+    for left in (*drafts, *olds):  # by a process that was killed and had our number, as is usual in containers
+        remove(left)
+    try:
+        outs[0].parent.mkdir(parents=True, exist_ok=True)
+        yield drafts
+        for out, draft, old in zip(outs, drafts, olds, strict=True):
+            if out.is_dir():  # one folder cannot replace another
+                os.rename(out, old)
+            os.replace(draft, out)
+            shutil.rmtree(old, ignore_errors=True)
+    except pl.exceptions.PolarsError as error:  # such as a full disk
+        raise OSError(f"{outs[-1]} cannot be written: {error}") from error
+    finally:
+        for draft in drafts:
+            remove(draft)
+
+
+def _write(frames: Iterator[pl.DataFrame], path: Path) -> None:
+    """Stream frames into a file."""
+    first = next(frames)
+
+    def source(*_: object) -> Iterator[pl.DataFrame]:
+        return chain([first], frames)
+
+    register_io_source(source, schema=first.schema).sink_parquet(path, compression_level=1)
+
+
+def _write_parts(frames: Iterator[pl.DataFrame], folder: Path) -> None:
+    folder.mkdir()
+    for part in count():
+        first = next(frames, None)
+        if first is None:
+            return
+        _write(chain([first], islice(frames, PART - 1)), folder / f"part-{part:05}.parquet")

@@ -1,0 +1,107 @@
+"""Times of any kind as whole numbers, and the dates that users name as the same numbers.
+
+Whole numbers stay as they are, in any unit. Where some have fractions, all become millionths; dates become microseconds
+since 1970. Text is read in the one way that most rows allow.
+"""
+
+import datetime
+import decimal
+import math
+from typing import NamedTuple
+
+import polars as pl
+
+WHITE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() takes away, as at retrieval
+LARGEST = decimal.Decimal(2**63 - 1)
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+class TimeScale(NamedTuple):
+    """What the whole numbers of a log's times stand for."""
+
+    dates: bool  # microseconds since 1970
+    factor: int = 1  # else a number of the log times this
+
+    def read(self, text: str) -> int | None:
+        """A date or a number that a user wrote, rounded up; None where the times of the log are not written so."""
+        if self.dates:
+            found: int | None = pl.select(iso_date(pl.lit(text.strip()))).item()
+            return found
+        try:
+            number = decimal.Decimal(text.strip()) * self.factor
+        except decimal.DecimalException:
+            return None
+        if not number.is_finite():
+            return None
+        return math.ceil(min(max(number, -LARGEST), LARGEST))
+
+    def show(self, time: int) -> str:
+        """A time of the log as people write it."""
+        if not self.dates:
+            return f"{time / self.factor:g}" if self.factor > 1 else str(time)
+        try:
+            return str(EPOCH + datetime.timedelta(microseconds=time))
+        except OverflowError:
+            return f"{time} microseconds since 1970"
+
+
+def whole_times(events: pl.LazyFrame, column: str) -> tuple[pl.Expr, TimeScale]:
+    """Times as int64, null where one cannot be read, and their scale. Looks at all that are not whole numbers."""
+    dtype, value = events.collect_schema()["time"], pl.col("time")
+    if dtype.is_integer():
+        return value.cast(pl.Int64, strict=False), TimeScale(dates=False)
+    if dtype in (pl.Date, pl.Datetime):
+        return value.dt.epoch("us"), TimeScale(dates=True)
+    if not (dtype.is_numeric() or dtype in (pl.String, pl.Categorical, pl.Enum, pl.Null)):
+        raise ValueError(f"column {column!r} holds {dtype}: times are numbers, dates or text")
+    text = value.cast(pl.String).str.strip_chars(WHITE)
+    whole = text.cast(pl.Int64, strict=False)
+    times, whole_count = events.select(times=value.count(), whole=whole.count()).collect(engine="streaming").row(0)
+    if 0 < times == whole_count:  # as is usual; the next look takes longer
+        return whole, TimeScale(dates=False)
+    number = (value if dtype.is_numeric() else text).cast(pl.Float64, strict=False)
+    number = pl.when(number.is_finite()).then(number)
+    return _most_read(events, column, text, whole, number)
+
+
+def _most_read(
+    events: pl.LazyFrame, column: str, text: pl.Expr, whole: pl.Expr, number: pl.Expr
+) -> tuple[pl.Expr, TimeScale]:
+    """The way that reads the most times."""
+    look = events.select(
+        rows=pl.len(),
+        whole=whole.count(),
+        number=number.count(),
+        date=iso_date(pl.when(number.is_null()).then(text)).count(),
+        fraction=(number != number.floor()).any(),
+        largest=number.abs().max(),
+        sample=text.drop_nulls().first(),
+    )
+    seen = look.collect(engine="streaming").row(0, named=True)
+    if seen["rows"] and not any(seen[way] for way in ("whole", "number", "date")):
+        sample = f" (it begins with {seen['sample']!r})" if seen["sample"] else ""
+        raise ValueError(
+            f"no time in column {column!r} can be read{sample}: times are numbers or dates such as "
+            "2020-12-31 23:59:59; name another column with `time`"
+        )
+    factor = 1_000_000 if seen["fraction"] and seen["largest"] < 9e12 else 1  # int64 ends at 9.2e18
+    ways = {
+        "whole": (whole, TimeScale(dates=False)),
+        "number": ((number * float(factor)).round().cast(pl.Int64, strict=False), TimeScale(False, factor)),
+        "date": (iso_date(text), TimeScale(dates=True)),
+    }
+    return ways[max(ways, key=lambda way: seen[way])]
+
+
+def iso_date(text: pl.Expr) -> pl.Expr:
+    """2020-12-31, 2020/12/31 23:59, 2020-12-31T23:59:59.5Z, 2020-12-31 23:59:59+01:00 as microseconds since 1970."""
+    text = text.str.replace("T", " ", literal=True).str.replace_all("/", "-", literal=True).str.strip_suffix("Z")
+    colons = text.str.count_matches(":", literal=True)
+    text = text + pl.when(colons == 0).then(pl.lit(" 00:00:00")).when(colons == 1).then(pl.lit(":00")).otherwise(
+        pl.lit("")
+    )
+    # Formats are spelled out: one that Polars infers may differ from one piece of the log to the next.
+    moment = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)
+    rest = pl.when(moment.is_null()).then(text)
+    zoned = rest.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%z", time_unit="us", strict=False)
+    return pl.coalesce(moment.dt.epoch("us"), zoned.dt.epoch("us"))

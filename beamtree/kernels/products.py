@@ -1,0 +1,98 @@
+"""The layers of the deep scorer on a CPU: products in the order that it reads fastest, some kept, some in int8."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import prelu
+
+BLOCK = 1 << 14  # user-node pairs that a CPU scores at once: more would go in and out of its caches
+KEPT = 1 << 16  # nodes whose half of the first layer a search keeps: 32 MB
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Products(NamedTuple):
+    """The layers as products of rows with weights [in, out]."""
+
+    of_user: Product  # both halves of the first layer
+    of_node: Tensor
+    others: list[tuple[Tensor, Product]]  # and the slopes before each
+    halves: Tensor  # what of_node gives for all nodes of the small levels [≤ KEPT, 128]
+    small: range  # these levels
+
+
+class Rows(Protocol):
+    """Vectors of nodes: see `scorers.table.Vectors`."""
+
+    def at(self, nodes: Tensor) -> Tensor: ...
+
+
+def products(
+    of_user: nn.Linear, of_node: nn.Linear, layers: Sequence[nn.Linear], slopes: Sequence[Tensor], *, int8: bool
+) -> Products:
+    """The layers, ready to be multiplied; with `int8` the largest one rounded."""
+    of_node_weight = of_node.weight.t().contiguous()
+    first, *rest = layers
+    others = [_rounded(first) if int8 else _product(first), *map(_product, rest)]
+    pairs = list(zip(slopes, others, strict=True))
+    return Products(_product(of_user), of_node_weight, pairs, of_node_weight[:0], range(0))
+
+
+def keep_halves(found: Products, vectors: Tensor, ends: Sequence[int]) -> Products:
+    """The same with the node half of the first layer for all levels that are small; `ends` is where levels end."""
+    small = range(sum(end <= KEPT for end in ends))
+    return found._replace(halves=vectors[: ends[small[-1]]] @ found.of_node, small=small)
+
+
+def score_level(vectors: Rows, found: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+    """g(x, n) [B, W] of nodes [B or 1, W], given the users' half of the first layer [B, 128]; -inf at PAD."""
+    users = max(1, BLOCK // max(1, nodes.shape[1]))
+    if len(user) <= users:
+        return _score(vectors, found, level, nodes, user)
+    of_each = nodes.split(users) if len(nodes) > 1 else repeat(nodes)
+    blocks = zip(of_each, user.split(users), strict=False)
+    return torch.cat([_score(vectors, found, level, *block) for block in blocks])
+
+
+def _score(vectors: Rows, found: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+    hidden = _first(vectors, found, level, nodes, user)  # [BW, 128]
+    for slope, product in found.others:
+        hidden = product(prelu(hidden, slope))
+    return hidden.view(len(user), nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
+
+
+def _first(vectors: Rows, found: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+    """The first layer [BW, 128]."""
+    if level in found.small:
+        hidden = found.halves.index_select(0, nodes.clamp(min=0).view(-1))
+    elif len(user) == 1:
+        return torch.addmm(user, vectors.at(nodes)[0], found.of_node)
+    else:
+        hidden = vectors.at(nodes).flatten(0, 1) @ found.of_node  # [BW or W, 128]
+    if len(user) == 1:
+        return hidden.add_(user)
+    hidden, user = hidden.view(*nodes.shape, -1), user.unsqueeze(1)
+    return (hidden.add_(user) if len(hidden) == len(user) else hidden + user).flatten(0, 1)
+
+
+def _product(layer: nn.Linear) -> Product:
+    weight, bias = layer.weight.t().contiguous(), layer.bias
+    return lambda rows: torch.addmm(bias, rows, weight)
+
+
+def _rounded(layer: nn.Linear) -> Product:
+    """The product in int8: one scale for all weights, and one for all rows of a call."""
+    weight, engine = layer.weight.detach(), torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has better in mind, but does not offer it on every CPU yet
+        small = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
+        if "onednn" in torch.backends.quantized.supported_engines:
+            torch.backends.quantized.engine = "onednn"  # the engine that packs is the one that multiplies
+        packed = torch.ops.quantized.linear_prepack(small, layer.bias)
+        torch.backends.quantized.engine = engine
+    return partial(torch.ops.quantized.linear_dynamic, W_prepack=packed)

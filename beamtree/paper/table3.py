@@ -1,3 +1,0 @@
-"""Table 3: eight systems on Amazon Books."""
-
-TITLE = "Table 3: Amazon Books, k = 400, %"

@@ -1,0 +1,194 @@
+"""Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen needed
+import matplotlib.pyplot as plt
+
+from beamtree.compare import Result, table
+from beamtree.compare.results import shown_metric
+from beamtree.inspect import INTERVAL, Inspection
+from beamtree.paper.report import Cell
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
+
+
+def plot_toy(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against k at m = k, one panel per estimator, one line per N."""
+    estimators = list(dict.fromkeys(each.key["estimator"] for each in cells))
+    figure, axes = plt.subplots(1, len(estimators), figsize=(4.6 * len(estimators), 4.2), sharey=True, squeeze=False)
+    names = {"inf": "∞ (float32)", "inf-exact": "∞ (exact order)"}
+    for axis, estimator in zip(axes[0], estimators, strict=True):
+        shown = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
+        for colour, n in zip(cycle(COLOURS), dict.fromkeys(c.key["N"] for c in shown), strict=False):
+            line = [c for c in shown if c.key["N"] == n]
+            _line(axis, "k", line, colour, f"N = {names.get(str(n), n)}")
+        axis.set(title=estimator, xlabel="beam size k = m", xscale="log")
+        axis.set_xticks([1, 5, 10, 20, 50], labels=["1", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][0].legend()
+    save(figure, path)
+
+
+def plot_bars(cells: Sequence[Cell], path: Path) -> None:
+    """Regret per method, one panel per m."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        shown = [c for c in cells if c.key["m"] == m]
+        places = [rows.index(c.key["row"]) for c in shown]
+        axis.bar(
+            places,
+            [c.value for c in shown],
+            yerr=[c.half for c in shown],
+            color=[COLOURS[place % len(COLOURS)] for place in places],
+            capsize=3,
+        )
+        known = [(place, c.paper) for place, c in zip(places, shown, strict=True) if c.paper]
+        axis.plot(*zip(*known, strict=True), "ko", mfc="white") if known else None
+        axis.set(title=f"m = {m}")
+        axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("regret (circles: the paper)")
+    save(figure, path)
+
+
+def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against the sparsity c, one panel per m, one line per method."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.8 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        for colour, row in zip(cycle(COLOURS), rows, strict=False):
+            line = [c for c in cells if c.key["m"] == m and c.key["row"] == row]
+            _line(axis, "bias", line, colour, str(row))
+        axis.set(title=f"m = {m}", xlabel="sparsity c", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][-1].legend(fontsize="small")
+    save(figure, path)
+
+
+def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
+    cells = sorted(cells, key=lambda each: float(each.key[across]))
+    where = [each.key[across] for each in cells]
+    errors = [each.half for each in cells]
+    axis.errorbar(where, [c.value for c in cells], errors, fmt="o-", ms=4, color=colour, capsize=3, label=label)
+    known = [(c.key[across], c.paper) for c in cells if c.paper is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), "o", ms=8, mfc="none", color=colour)
+
+
+def two_panels(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
+    """A figure of two panels side by side."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(width, height))
+    return figure, (left, right)
+
+
+def plot_comparison(results: Sequence[Result], path: Path) -> None:
+    """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked."""
+    metric = shown_metric(results[0].metrics)
+    entries = [entry for entry in table(results) if entry.metric == metric]
+    rows, cuts = [result.row for result in results], results[0].m
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 1.6), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        shown = [entry for entry in entries if entry.m == m]
+        values = [entry.value * 100 for entry in shown]
+        spread = [[(e.value - e.low) * 100 for e in shown], [(e.high - e.value) * 100 for e in shown]]
+        colours = [COLOURS[2] if e.best else COLOURS[1] if e.row.startswith("otm") else COLOURS[0] for e in shown]
+        axis.barh(range(len(rows)), values, xerr=spread, color=colours, capsize=2)
+        for place, entry in enumerate(shown):
+            text = f"{entry.value * 100:.1f}{' best' if entry.best else ''}"
+            axis.text(entry.high * 100, place, f"  {text}", va="center", fontsize="small")
+        axis.set(title=f"{metric}@{m}", xlabel="%", xlim=(0, 1.35 * max(entry.high * 100 for entry in shown) + 1e-9))
+        axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
+        axis.invert_yaxis()
+        axis.grid(alpha=0.3, axis="x")
+    save(figure, path)
+
+
+def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
+    """Figure 2: the share of each node of a level, the largest first; a line for each data set and level."""
+    figure, axis = plt.subplots(figsize=(5.4, 4.2))
+    for colour, (name, values) in zip(cycle(COLOURS), shares.items(), strict=False):
+        axis.plot([(index + 1) / len(values) for index in range(len(values))], values, color=colour, label=name)
+    axis.set(xlabel="nodes, as a share of the level", ylabel="S_n / sum over the level", yscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)
+
+
+def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
+    """Events per user as a histogram, and the popularity curve."""
+    figure, (left, right) = two_panels(10, 4.2)
+    bars = summary["events_per_user"]["histogram"]
+    ranges = [f"{bar['from']:,}–{bar['to']:,}" if bar["from"] < bar["to"] else f"{bar['from']:,}" for bar in bars]
+    left.bar(ranges, [bar["users"] for bar in bars], color=COLOURS[0])
+    left.set_xticks(range(len(bars)), labels=ranges, rotation=50, ha="right")
+    left.set(title="Events per user", xlabel="events", ylabel="users")
+    curve = summary["popularity"]
+    right.plot(
+        [point["top"] * 100 for point in curve], [point["share"] * 100 for point in curve], "o-", color=COLOURS[1]
+    )
+    right.set(title="Popularity", xlabel="items, the most popular first, %", ylabel="events that they hold, %")
+    right.set(xscale="log", ylim=(0, 102))
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def plot_inspection(found: Inspection, path: Path) -> None:
+    """The recall of both searches at every m, and where the beam's relevant items went: all of them add up to 100 %."""
+    figure, (left, right) = two_panels(12, 4.6)
+    cuts = [cut.m for cut in found.cuts]
+    for colour, name, recalls in (
+        (COLOURS[0], "beam", [cut.beam.recall * 100 for cut in found.cuts]),
+        (COLOURS[1], "brute force", [cut.brute_force.recall * 100 for cut in found.cuts]),
+    ):
+        errors = [INTERVAL * cut.error * 100 for cut in found.cuts] if name == "beam" else None
+        left.errorbar(range(len(cuts)), recalls, errors, fmt="o-", ms=4, capsize=3, color=colour, label=name)
+    left.set_xticks(range(len(cuts)), labels=[str(m) for m in cuts])
+    left.set(title=f"Recall, k = {found.beam_size}", xlabel="m", ylabel="%")
+    left.set_ylim(bottom=0)
+    left.legend(title="bars: 95 % interval of the difference", fontsize="small", title_fontsize="small")
+    _draw_losses(right, found)
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def _draw_losses(axis: Any, found: Inspection) -> None:
+    """From all relevant items down to those that are found: what each level loses hangs from what was left above."""
+    last = found.cuts[-1]
+    tops = [1.0, *(each.survival for each in found.levels[:-1])]
+    places = range(len(found.levels))
+    lost = [each.lost * 100 for each in found.levels]
+    axis.bar(
+        places, lost, bottom=[each.survival * 100 for each in found.levels], color=COLOURS[0], label="not in the beam"
+    )
+    avoidable = [min(each.avoidable, each.lost) * 100 for each in found.levels]
+    starts = [top * 100 - part for top, part in zip(tops, avoidable, strict=True)]
+    axis.bar(places, avoidable, bottom=starts, color=COLOURS[1], label=f"of these, brute force finds at {last.m}")
+    below, recall = last.ranked_below * 100, last.beam.recall * 100
+    axis.bar(len(places), below, bottom=recall, color=COLOURS[3], label=f"in the last beam, ranked below {last.m}")
+    axis.bar(len(places) + 1, recall, color=COLOURS[2], label=f"found at {last.m}")
+    labels = [*(f"level {each.level}" for each in found.levels), f"rank > {last.m}", "found"]
+    axis.set(title="Where relevant items go", ylabel="% of relevant items", ylim=(0, 103))
+    axis.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
+    axis.legend(fontsize="small")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file and let it go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,201 @@
+"""A folder that holds a model: `save_model` writes it, `load_model` reads it, and checkpoints of training build on it.
+
+    settings.json                  what this is, and which files belong to it
+    tree-<step>.safetensors        the items on the leaf slots, and how often each was chosen in training
+    weights-<step>.safetensors     the scorer's parameters
+    search-<step>.safetensors      what search makes of the weights
+    items-<step>.txt               the ids of the items, one per line, where they have any
+    optimizer-<step>.safetensors   Adam's moments, if it was saved in training
+
+Files are written under names of their own and settings.json is replaced last, in one move: whoever is
+killed at any moment leaves the old model or the new one, never half of each.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.data.ids import Ids, write_ids
+from beamtree.files import flush, read_json
+from beamtree.model import TreeModel
+from beamtree.scorers import SCORERS, Scorer, TableScorer
+from beamtree.tree import Tree
+
+SETTINGS = "settings.json"
+FORMAT = 2
+OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt")
+AGAIN = "copy the folder again, or train anew"
+
+
+def save_model(model: TreeModel, folder: str | Path) -> None:
+    """Write a model, and the ids of its items where it has them, to a folder.
+
+    A model that was there is replaced only once all of the new one is written.
+    """
+    write_finished(Path(folder), model, model.ids)
+
+
+def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
+    """Write a model that is not in training: with what search makes of its weights."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    if isinstance(model.scorer, TableScorer):
+        with torch.no_grad():
+            parts["search"] = model.scorer.for_search(model.tree)
+    write_model(folder, model, 0, parts, {}, ids)
+
+
+def load_model(
+    folder: str | Path, device: torch.device | str = "cpu", *, scorers: Sequence[type[Scorer]] = ()
+) -> TreeModel:
+    """The model of a folder that `save_model` or a training run wrote, with the ids of its items where it has any.
+
+    On a CPU its weights are the file itself, mapped to memory: they are read where a search touches them. A scorer from
+    outside the package is passed as a class in `scorers`; no name in a file decides which code is run.
+    """
+    folder = Path(folder)
+    settings = read_settings(folder)
+    check_files(folder, settings)
+    items = read_tensors(folder, settings, "tree")
+    tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
+    if tree.fingerprint() != settings["tree"]:
+        raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
+    kind = _scorer_class(folder, settings["scorer"], scorers)
+    try:
+        scorer = kind(**settings["scorer_settings"], seed=None)
+    except TypeError as error:  # a scorer must take what its `settings` gave
+        raise ValueError(f"{folder}: a {kind.__name__} cannot be made from its settings: {error}") from error
+    scorer.to(getattr(torch, settings["dtype"]))
+    ids = Ids(folder / settings["files"]["items"][0]) if "items" in settings["files"] else None
+    model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
+    model.popularity = items.get("events")
+    load_weights(folder, settings, model, assign=True)
+    model.to(device).eval()
+    if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(scorer, TableScorer):
+        scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
+    return model
+
+
+def holds_model(folder: str | Path) -> bool:
+    """Whether a model is in the folder, finished or in training."""
+    return (Path(folder) / SETTINGS).exists()
+
+
+def write_model(
+    folder: Path,
+    model: TreeModel,
+    step: int,
+    more: dict[str, dict[str, Tensor]],
+    progress: dict[str, Any],
+    ids: Ids | None = None,
+) -> None:
+    """Write a model with further tensors, and how far its training is, under names that hold the step."""
+    in_use = check_room(folder)
+    known = {} if model.popularity is None else {"events": model.popularity}
+    parts = {"tree": {"items": model.tree.items(), **known}, "weights": dict(model.scorer.state_dict()), **more}
+    files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
+    if ids is not None:
+        files["items"] = f"items-{step}.txt"
+    if in_use & set(files.values()):  # never write over a file that the last good model needs
+        files = {part: file.replace(f"-{step}.", f"-{step}b.") for part, file in files.items()}
+    for part, file in files.items():
+        if part == "items" and ids is not None:
+            write_ids(folder / file, ids.names)
+        else:
+            _save_tensors(folder / file, parts[part])
+        flush(folder / file)
+    settings = {
+        "format": FORMAT,
+        "tree": model.tree.fingerprint(),
+        "arity": model.tree.arity,
+        "admit_empty": model.tree.admit_empty,
+        "scorer": type(model.scorer).__name__,
+        "scorer_settings": model.scorer.settings(),
+        "dtype": next((str(each.dtype).removeprefix("torch.") for each in model.scorer.parameters()), "float32"),
+        "chained": model.chained,
+        "first_level": model.first_level,
+        "progress": progress,
+        "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
+    }
+    draft = folder / (SETTINGS + ".new")
+    draft.write_text(json.dumps(settings, indent=2) + "\n")
+    flush(draft)
+    os.replace(draft, folder / SETTINGS)
+    flush(folder)
+    for path in folder.iterdir():  # left by the model before, or by one cut short
+        if OURS.fullmatch(path.name) and path.name not in files.values():
+            path.unlink()
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError  # here, so that training without a folder needs torch alone
+    from safetensors.torch import save_file
+
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+    except SafetensorError as error:  # which is how a full disk is told
+        raise OSError(f"{path.name}: {error}") from error
+
+
+def check_room(folder: Path) -> set[str]:
+    """Make the folder, or raise a ValueError if a model could not be saved there; the files now in use there."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: choose a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not holds_model(folder):
+        return set()
+    return {file for file, _ in read_settings(folder)["files"].values()}  # fails at settings of somebody else's
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What a model's folder says of it; a ValueError in one line where there is none."""
+    path = folder / SETTINGS
+    if not path.exists():
+        raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
+    settings: dict[str, Any] = read_json(path, AGAIN)
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT or "files" not in settings:
+        raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
+    return settings
+
+
+def read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
+    """The tensors of a file, mapped to memory: what is written to them stays in memory."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file, _ = settings["files"][part]
+    try:
+        return load_file(folder / file)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / file} is damaged: {error}") from error
+
+
+def check_files(folder: Path, settings: dict[str, Any]) -> None:
+    """Raise a ValueError where a file that belongs to the model is not there whole."""
+    for file, size in settings["files"].values():
+        path = folder / file
+        if not path.exists():
+            raise ValueError(f"{path} is missing: {AGAIN}")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
+
+
+def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:
+    """Copy the weights into the model's, or let them take their place."""
+    weights = read_tensors(folder, settings, "weights")
+    try:
+        model.scorer.load_state_dict(weights, assign=assign)
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
+
+
+def _scorer_class(folder: Path, name: str, more: Sequence[type[Scorer]]) -> type[Scorer]:
+    found = {kind.__name__: kind for kind in (*SCORERS, *more)}
+    if name not in found:
+        raise ValueError(f"{folder} holds a {name}, which is not of this package: pass its class, scorers=[{name}]")
+    return found[name]

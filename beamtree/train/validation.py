@@ -1,0 +1,79 @@
+"""How good a model is along the way, and when to stop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from beamtree.data import Data
+from beamtree.evaluate import evaluate
+from beamtree.model import TreeModel
+
+OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
+
+
+def usual_m(num_items: int) -> int:
+    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
+    return min(200, max(10, num_items // 10))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training run stands."""
+
+    step: int  # steps done
+    start: float | None = None  # recall before the first step, if it was measured
+    best: float = 0.0  # the highest recall that was measured
+    best_step: int = -1  # after how many steps; -1 if none was
+    checks_since_best: int = 0
+
+    def checked(self, recall: float) -> "Progress":
+        """The same after recall was measured once more; a tie is no progress."""
+        start = recall if self.step == 0 else self.start
+        if self.best_step < 0 or recall > self.best:
+            return replace(self, start=start, best=recall, best_step=self.step, checks_since_best=0)
+        return replace(self, start=start, checks_since_best=self.checks_since_best + 1)
+
+    @property
+    def kept_the_start(self) -> bool:
+        """Whether training found nothing better than what it began with."""
+        return self.best_step == 0
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Users whose recall says how good a model is, and how often and for how long to ask.
+
+    Args:
+        data: the users, such as `data.val`.
+        beam_size: k of the search.
+        m: how many items are retrieved; 200, or a tenth of a small catalogue, unless given.
+        every: steps between two checks; a twentieth of all unless given.
+        patience: checks in a row without a rise after which training stops.
+        on_check: hears the steps done and the recall.
+    """
+
+    data: Data
+    beam_size: int = 400
+    m: int | None = None
+    every: int | None = None
+    patience: int = 8
+    on_check: OnCheck | None = None
+
+    def recall(self, model: TreeModel) -> float:
+        """What says how good a model is."""
+        m = self.m or usual_m(model.tree.num_items)
+        was_training = model.training
+        model.eval()
+        found = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))
+        model.train(was_training)
+        return found["recall", m]
+
+    def check(self, model: TreeModel, progress: Progress) -> Progress:
+        """Measure once more."""
+        recall = self.recall(model)
+        if self.on_check is not None:
+            self.on_check(progress.step, recall)
+        return progress.checked(recall)
+
+    def is_over(self, progress: Progress) -> bool:
+        """Whether recall has not risen for too long."""
+        return progress.checks_since_best >= self.patience

@@ -1,0 +1,53 @@
+"""The rules of the house that a program can check."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import beamtree as bt
+
+PACKAGE = Path(__file__).parent.parent / "beamtree"
+FILES = sorted(PACKAGE.rglob("*.py"))
+LONGEST_FILE, LONGEST_FUNCTION = 300, 50
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_and_no_function_holds_two_ideas(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def test_the_door_has_about_25_names_and_each_says_what_it_is_for():
+    assert 20 <= len(bt.__all__) <= 28
+    for name in set(bt.__all__) - {"PAD"}:
+        text = inspect.getdoc(getattr(bt, name))
+        assert text, name
+        assert len(text.splitlines()[0]) > 20, name
+
+
+def test_the_pairs_of_the_door_match():
+    assert {"load_data", "load_model", "save_model"} <= set(bt.__all__)
+    assert not {"load", "save"} & set(dir(bt))
+
+
+@pytest.mark.parametrize("name", sorted(set(bt.__all__) - {"PAD"}))
+def test_arguments_of_the_door_are_listed_one_by_one_where_there_are_many(name):
+    thing = getattr(bt, name)
+    functions = [thing] if inspect.isfunction(thing) else [m for n, m in vars(thing).items() if n[0] != "_"]
+    for function in filter(inspect.isfunction, functions):
+        arguments = [word for word in inspect.signature(function).parameters if word != "self"]
+        if len(arguments) <= 4:
+            continue
+        text = inspect.getdoc(function) or ""
+        for argument in arguments:
+            assert re.search(rf"^    {argument}: ", text, flags=re.M), f"{function.__qualname__}: {argument}"
+
+
+def test_one_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", bt.__version__)

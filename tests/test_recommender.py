@@ -1,0 +1,179 @@
+"""The front door: a frame in, recommendations out, strings all the way."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from command import beamtree
+
+import beamtree as bt
+from beamtree.baselines import popularity
+from beamtree.ingest.simulate import simulate
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "market.parquet"
+    simulate(path, users=500, items=150, events=12_000)
+    # Ids that hold spaces, commas and quotes.
+    odd = pl.col("item").str.replace("i", 'item, "no. ').add('" | x')
+    return pl.read_parquet(path).with_columns(item=odd)
+
+
+@pytest.fixture(scope="module")
+def shop(log):
+    return bt.Recommender(beam_size=20, batch_size=50, steps=40, seed=3).fit(log)
+
+
+def test_one_history_gives_ranks_items_and_scores(shop, log):
+    items = log["item"].unique().sort().to_list()
+    found = shop.recommend(items[:2], m=10)
+    assert found.columns == ["rank", "item", "score"]
+    assert found["rank"].to_list() == list(range(1, 11))
+    assert found["item"].n_unique() == 10
+    assert set(found["item"]) <= set(items)
+    assert found["score"].is_sorted(descending=True)
+    assert found["score"].is_between(0, 1).all()
+
+
+def test_a_string_is_an_id_and_not_a_list_of_letters(shop, log):
+    name = log["item"][0]
+    assert shop.recommend(name, m=3).equals(shop.recommend([name], m=3))
+    assert set(shop.recommend([name], m=5, allowed=name)["item"]) == {name}
+
+
+def test_several_histories_and_several_users(shop, log):
+    items = log["item"].unique().sort().to_list()
+    several = shop.recommend([items[:3], items[5:6], []], m=4)
+    assert several.columns == ["history", "rank", "item", "score"]
+    assert several["history"].to_list() == [0] * 4 + [1] * 4 + [2] * 4
+    assert several.filter(pl.col("history") == 1).drop("history").equals(shop.recommend([items[5]], m=4))
+    by_name = shop.recommend({"ann": items[:3], "bob": np.array(items[5:6])}, m=4)
+    assert by_name.columns == ["user", "rank", "item", "score"]
+    assert by_name.drop("user").equals(several.filter(pl.col("history") < 2).drop("history"))
+
+
+def test_users_of_the_log_are_known_by_all_their_events(shop, log):
+    user = shop.data.users[0]
+    history = log.filter(pl.col("user") == user).sort("timestamp", maintain_order=True)["item"].to_list()
+    found = shop.recommend(users=[user], m=7, exclude_seen=True)
+    assert found.columns == ["user", "rank", "item", "score"]
+    assert not set(found["item"]) & set(history)
+    assert found.drop("user").equals(shop.recommend(history, m=7, exclude_seen=True))
+    with pytest.raises(ValueError, match="user 'nobody' is not in the log"):
+        shop.recommend(users="nobody")
+
+
+def test_m_items_come_back_wherever_m_are_allowed(shop, log):
+    items = log["item"].unique().sort().to_list()
+    history = items[10:13]
+    in_stock, sold_out = items[:30], items[25:40]
+    found = shop.recommend(history, m=25, allowed=in_stock, exclude=sold_out, exclude_seen=True)
+    assert set(found["item"]) == set(items[:25]) - set(history)
+    assert len(shop.recommend(history, m=150)) == shop.data.num_items  # fewer than m only where fewer there are
+    assert len(shop.recommend(history, allowed=["no such item"])) == 0
+
+
+def test_a_history_of_which_nothing_is_known_gets_what_is_popular(shop):
+    counts = shop.data.train.events.popularity(shop.data.num_items)
+    expected = [shop.data.items[int(item)] for item in popularity(shop.data.train.events, len(counts))._items[:5]]
+    for history in (["no such item"], []):
+        found = shop.recommend(history, m=5)
+        assert found["item"].to_list() == expected
+        assert found["score"].to_list() == pytest.approx(
+            (counts.sort(descending=True).values[:5] / counts.sum()).tolist(), rel=1e-6
+        )
+    best = shop.recommend([], m=2, exclude=expected[:1])["item"].to_list()
+    assert best == expected[1:3]
+
+
+def test_it_is_evaluated_on_its_test_users(shop):
+    def at_least_one(hit, relevant, m):
+        return hit[:, :m].any(1)
+
+    found = shop.evaluate(m=(10, 50), metrics=("recall", "hit_rate", at_least_one))
+    assert found.users == len(shop.data.test)
+    frame = found.to_frame()
+    assert frame.columns == ["metric", "m", "value", "low", "high"]
+    assert len(frame) == 6
+    assert found["at_least_one", 10] == found["hit_rate", 10]
+    assert found["recall", 50] == pytest.approx(
+        bt.evaluate(shop.model, shop.data.test, beam_size=400, m=(50,))["recall", 50]
+    )
+
+
+def test_it_is_saved_with_its_log_and_loaded(shop, log, tmp_path):
+    shop.save(tmp_path / "shop")
+    again = bt.Recommender.load(tmp_path / "shop")
+    user = shop.data.users[3]
+    assert again.recommend(users=[user]).equals(shop.recommend(users=[user]))
+    assert again.evaluate(m=10).to_frame().equals(shop.evaluate(m=10).to_frame())
+    assert again.ids.names == shop.ids.names
+    assert repr(again) == repr(shop)
+    shop.save(tmp_path / "shop")  # once more into the same folder
+    assert len(bt.Recommender.load(tmp_path / "shop").recommend(log["item"][0])) == 10
+
+
+def test_commands_and_the_object_read_each_others_runs(shop, tmp_path):
+    shop.save(tmp_path / "saved")
+    user = shop.data.users[0]
+    beamtree("retrieve", "saved", "--users", user, "--m", "5", "--json", "best.json", folder=tmp_path)
+    best = pl.read_json(tmp_path / "best.json")
+    assert best["item"].to_list() == shop.recommend(users=[user], m=5)["item"].to_list()
+    prepared = str(tmp_path / "saved" / "data")
+    words = ("--beam-size", "20", "--batch-size", "50", "--steps", "40", "--seed", "3")
+    beamtree("train", prepared, "--out", "trained", *words, folder=tmp_path)
+    trained = bt.Recommender.load(tmp_path / "trained")
+    assert torch.equal(trained.model.scorer.table.weight, shop.model.scorer.table.weight)
+    assert trained.recommend(users=[user]).equals(shop.recommend(users=[user]))
+
+
+def test_a_saved_model_keeps_its_ids(shop, tmp_path):
+    data = shop.data
+    tree = bt.random_tree(data.num_items)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes))
+    bt.fit(model, data.train, bt.otm(beam_size=5), steps=1, batch_size=10)
+    bt.save_model(model, tmp_path / "model")
+    assert bt.load_model(tmp_path / "model").ids.names == data.items.names
+
+
+def test_everything_shows_one_helpful_line(shop):
+    assert repr(bt.Recommender()) == "Recommender(otm-mixed on a cluster tree, not fitted: call fit(log))"
+    for thing, words in (
+        (shop, "items, otm-mixed"),
+        (shop.data, "items"),
+        (shop.data.test, "users"),
+        (shop.data.train.events, "users"),
+        (shop.data.items, "Ids("),
+        (shop.model, "TreeModel(Tree("),
+    ):
+        assert words in repr(thing)
+        assert len(repr(thing)) < 200
+        assert "\n" not in repr(thing)
+    assert "recall" in repr(shop.evaluate(m=10))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"method": "otn"}, "method 'otn' is unknown: choose from plt"),
+        ({"tree": "oak"}, "tree 'oak' is unknown: choose from cluster"),
+        ({"recipe": "soup"}, "recipe 'soup' is unknown"),
+        ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
+        ({"lr": -1.0}, "lr=-1.0: give a number above 0"),
+        ({"steps": 3, "epochs": 3}, "`epochs` and `steps` both say how long"),
+        ({"device": "abacus"}, "device 'abacus' is not here"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(how, message, shop):
+    with pytest.raises(ValueError, match=message):
+        bt.Recommender(**how).fit(shop.data)
+
+
+def test_nothing_learned_nothing_recommended(shop, tmp_path):
+    with pytest.raises(ValueError, match=r"call fit\(log\)"):
+        bt.Recommender().recommend(["a"])
+    with pytest.raises(ValueError, match="one of the two"):
+        shop.recommend()
+    with pytest.raises(ValueError, match="is no run"):
+        bt.Recommender.load(tmp_path)

@@ -1,0 +1,266 @@
+"""Who trains, validates and tests, and on what: each protocol against its definition, written out plainly."""
+
+import sys
+from collections import Counter
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from command import beamtree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beamtree.data import load_data
+from beamtree.data.prepared import SPLITS
+from beamtree.ingest import arrays
+from beamtree.ingest import prepare as module
+from beamtree.ingest.prepare import prepare
+
+# The definitions
+
+
+def clean(rows, min_events, min_item_events):
+    """What stays when items and then users with few events have left, again and again; and the report."""
+    events = list(dict.fromkeys(rows))
+    report = Counter(duplicates=len(rows) - len(events))
+    while True:
+        sold = Counter(item for _, item, _ in events)
+        few_items = {item for item in sold if sold[item] < min_item_events}
+        left = [event for event in events if event[1] not in few_items]
+        active = Counter(user for user, _, _ in left)
+        few_users = {user for user, _, _ in events if active[user] < min_events}
+        stay = [event for event in left if event[0] not in few_users]
+        report["items_with_few_events"] += len(few_items)
+        report["events_of_items_with_few_events"] += len(events) - len(left)
+        report["users_with_few_events"] += len(few_users)
+        report["events_of_users_with_few_events"] += len(left) - len(stay)
+        if not few_items and not few_users:
+            return events, report
+        events = stay
+
+
+def by_user(events):
+    return {
+        user: [(item, time) for who, item, time in sorted(events, key=lambda event: event[2]) if who == user]
+        for user in sorted({user for user, _, _ in events})
+    }
+
+
+def leave_one_out(log):
+    """Of each section: user -> (events, how many of them are history)."""
+    return {
+        "train": {user: (events[:-2], (len(events) - 2) // 2) for user, events in log.items()},
+        "val": {user: (events[:-1], len(events) - 2) for user, events in log.items()},
+        "test": {user: (events, len(events) - 1) for user, events in log.items()},
+    }
+
+
+def time_split(log, date):
+    """The same; for validation and testing, of all users who could be drawn."""
+    before = {user: [event for event in events if event[1] < date] for user, events in log.items()}
+    both = {user: (log[user], len(before[user])) for user in log if 0 < len(before[user]) < len(log[user])}
+    train = {user: (events, len(events) // 2) for user, events in before.items() if events}
+    return {"train": train, "val": both, "test": both}
+
+
+def told(folder):
+    """What a prepared folder says of each section: user -> (events, how many of them are history)."""
+    data = load_data(folder)
+    times = torch.from_numpy(np.load(folder / "times.npy")) if (folder / "times.npy").exists() else None
+    names = iter(data.users.names)
+    found = {}
+    for split in SPLITS:
+        view = getattr(data, split)
+        found[split] = {}
+        for row in range(len(view)):
+            start, stop = view.events.offsets[row : row + 2].tolist()
+            items = [data.items[number] for number in view.events.items[start:stop]]
+            x, y = view.batch(torch.tensor([row]))
+            history = [data.items[number] for number in x[0].flip(0) if number >= 0]
+            assert history + [data.items[number] for number in y[0]] == items
+            moments = [None] * len(items) if times is None else times[start:stop].tolist()
+            found[split][next(names)] = (list(zip(items, moments, strict=True)), len(history))
+    assert next(names, None) is None
+    return found
+
+
+def write(folder, rows):
+    path = folder / "log.parquet"
+    pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_parquet(path)
+    return path
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from("ijklm"), st.integers(0, 9)), min_size=12, max_size=70
+)
+
+
+@settings(max_examples=30)
+@given(rows=rows, few=st.integers(1, 4), min_events=st.integers(2, 4), at_once=st.sampled_from([3, 1 << 24]))
+def test_leave_one_out_and_few_events_are_as_defined(tmp_path_factory, rows, few, min_events, at_once):
+    folder = tmp_path_factory.mktemp("log")
+    path = write(folder, rows)
+    events, report = clean(rows, max(3, min_events), few)
+    options = {"min_events": min_events, "min_item_events": few, "split": "leave-one-out"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "AT_ONCE", at_once)
+        patch.setattr(arrays, "AT_ONCE", at_once)
+        if len({user for user, _, _ in events}) < 2 or len({item for _, item, _ in events}) < 2:
+            with pytest.raises(ValueError, match="two items are needed"):
+                prepare(path, folder / "out", **options)
+            return
+        description = prepare(path, folder / "out", **options)
+    assert told(folder / "out") == leave_one_out(by_user(events))
+    num_users = len(by_user(events))
+    assert description["users"] == dict.fromkeys(SPLITS, num_users)
+    assert (description["num_users"], description["num_events"]) == (num_users, len(events))
+    sold = Counter(item for _, item, _ in events)
+    assert load_data(folder / "out").items.names == sorted(sold, key=lambda item: (-sold[item], item))
+    names = report.keys() if few > 1 else {name for name in report if "items" not in name}
+    assert {name: description["report"][name] for name in names} == {name: report[name] for name in names}
+    assert ("items_with_few_events" in description["report"]) == (few > 1)
+
+
+@settings(max_examples=30)
+@given(rows=rows, date=st.integers(-1, 11), few=st.integers(1, 3), at_once=st.sampled_from([3, 1 << 24]))
+def test_the_split_by_time_is_as_defined(tmp_path_factory, rows, date, few, at_once):
+    folder = tmp_path_factory.mktemp("log")
+    path = write(folder, rows)
+    log = by_user(clean(rows, 2, few)[0])
+    expected = time_split(log, date)
+    train = expected["train"]
+    kept = {user: log[user] for user in train}
+    sold = Counter(item for events in kept.values() for item, _ in events)
+    options = {"min_events": 2, "min_item_events": few, "split": f"time:{date}"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "AT_ONCE", at_once)
+        patch.setattr(arrays, "AT_ONCE", at_once)
+        if len(train) < 2 or len(sold) < 2 or not expected["test"]:
+            with pytest.raises(ValueError, match=r"two items are needed|divides nothing|no user has events both"):
+                prepare(path, folder / "out", **options)
+            return
+        description = prepare(path, folder / "out", **options)
+    found = told(folder / "out")
+    assert found["train"] == train
+    assert len(found["test"]) == 1
+    assert len(found["val"]) == min(1, len(expected["val"]) - 1)
+    assert not found["val"].keys() & found["test"].keys()
+    for split in ("val", "test"):
+        assert found[split] == {user: expected[split][user] for user in found[split]}
+    assert load_data(folder / "out").items.names == sorted(sold, key=lambda item: (-sold[item], item))
+    assert (description["num_users"], description["num_events"]) == (len(train), sold.total())
+    late = {user: events for user, events in log.items() if user not in train}
+    assert description["report"]["users_without_training_events"] == len(late)
+    assert description["report"]["events_of_users_without_training_events"] == sum(map(len, late.values()))
+
+
+# In the head
+
+
+LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
+
+
+def test_the_last_event_is_for_testing_and_the_one_before_for_validation(tmp_path):
+    prepare(write(tmp_path, LOG), tmp_path / "out", min_events=2, split="leave-one-out")
+    data = load_data(tmp_path / "out")
+    ids = data.items.names
+    for view, history, target in ((data.val, "lkji", "m"), (data.test, "mlkji", "n")):
+        x, y = view.batch(torch.arange(4))
+        assert [[ids[number] for number in row if number >= 0] for row in x] == [list(history)] * 4
+        assert [[ids[number] for number in row] for row in y] == [[target]] * 4
+        assert view.seen(torch.arange(1)).shape == (1, len(history))
+    assert data.train.events.counts().tolist() == [4, 4, 4, 4]
+    assert data.description["settings"]["split"] == "leave-one-out"
+
+
+def test_a_log_without_times_can_leave_one_out(tmp_path):
+    (tmp_path / "log.csv").write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item, _ in LOG))
+    prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, split="leave-one-out")
+    assert told(tmp_path / "out")["test"]["b"] == ([(item, None) for item in "ijklmn"], 5)
+
+
+def test_fewer_users_may_validate_and_test(tmp_path):
+    path, found = write(tmp_path, LOG), []
+    for seed in (0, 0, 1):
+        options = {"val_users": 3, "test_users": 1, "seed": seed}
+        description = prepare(path, tmp_path / "out", min_events=2, split="leave-one-out", **options)
+        assert description["users"] == {"train": 4, "val": 3, "test": 1}
+        found.append({split: list(users) for split, users in told(tmp_path / "out").items()})
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    for split, options in (("leave-one-out", {"val_users": 9}), ("time:3", {"val_users": 1, "test_users": 3})):
+        prepare(path, tmp_path / "out", min_events=2, split=split, **options)
+    assert {split: len(users) for split, users in told(tmp_path / "out").items()} == {"train": 4, "val": 1, "test": 3}
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "thirds"}, "split=thirds: choose halves, leave-one-out or time:DATE"),
+        ({"split": "time:"}, "split=time:: choose halves"),
+        ({"split": "time:soon"}, "'soon' cannot be read; the times of the log are numbers"),
+        ({"split": "time:2020-12-31"}, "'2020-12-31' cannot be read; the times of the log are numbers"),
+        ({"split": "time:0"}, "split=time:0 divides nothing: it is before all events, which are from 0 to 5"),
+        ({"split": "time:6"}, "split=time:6 divides nothing: it is after all events, which are from 0 to 5"),
+        (
+            {"split": "time:3", "test_users": 5},
+            "0 validation and 5 test users are more than the 4 who have events both",
+        ),
+        ({"min_item_events": 0}, "min_item_events=0: an item has 1 event at least"),
+        ({"min_item_events": 5}, "but 0 and 0 are left of 24 rows, 4 users with few events, 6 items with few events"),
+        ({"split": "leave-one-out", "min_events": 7}, "two users with at least 7 events"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, options, message):
+    path = write(tmp_path, LOG)
+    with pytest.raises(ValueError) as error:  # noqa: PT011  (the message is looked for below)
+        prepare(
+            path, tmp_path / "out", **{"min_events": 2, "val_users": 0 if "test_users" in options else None, **options}
+        )
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
+
+
+def test_a_split_by_time_needs_times_and_users_on_both_sides(tmp_path):
+    (tmp_path / "log.csv").write_text("user,item\na,i\na,j\nb,i\nb,j\n")
+    with pytest.raises(ValueError, match="the log has no times; name their column with `time`"):
+        prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, split="time:5")
+    days = [("a", "i", "2020-01-01"), ("a", "j", "2020-01-02"), ("b", "i", "2020-01-05"), ("b", "j", "2020-01-06")]
+    days += [("c", "i", "2020-01-01"), ("c", "j", "2020-01-01")]
+    path = write(tmp_path, days)
+    with pytest.raises(ValueError, match="no user has events both before and after it"):
+        prepare(path, tmp_path / "out", min_events=2, split="time:2020-01-04")
+    with pytest.raises(ValueError, match="'12' cannot be read; the times of the log are dates"):
+        prepare(path, tmp_path / "out", min_events=2, split="time:12")
+    with pytest.raises(ValueError, match="after all events, which are from 2020-01-01 00:00:00 to 2020-01-06 00:00:00"):
+        prepare(path, tmp_path / "out", min_events=2, split="time:2021-01-01")
+
+
+# The command
+
+
+def test_the_command_says_which_protocol(tmp_path):
+    write(tmp_path, [*LOG, ("late", "i", 5), ("late", "j", 5), ("a", "rare", 1)])
+    words = ["prepare", "log.parquet", "--out", "out", "--min-events", "2", "--min-item-events", "2"]
+    done = beamtree(*words, "--split", "leave-one-out", folder=tmp_path)
+    assert "Split: leave-one-out: every user's last event is to be predicted" in done.stdout
+    assert "rows of items with fewer than 2 events" in done.stdout
+    done = beamtree(*words, "--split", "time:3", folder=tmp_path)
+    assert "Split: time: what users do from 3 on is to be predicted" in done.stdout
+    assert "rows of users who have none before 3" in done.stdout
+    assert beamtree(*words, "--split", "thirds", folder=tmp_path, check=False).returncode == 2
+
+
+def test_without_matplotlib_there_is_a_note_and_no_picture(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "beamtree.plots", None)
+    write(tmp_path, LOG)
+    done = beamtree("prepare", "log.parquet", "--out", "out", "--min-events", "2", folder=tmp_path)
+    assert "pip install 'beamtree[plots]'" in done.stderr
+    assert not (tmp_path / "out" / "summary.png").exists()
+    assert "summary.png" not in done.stdout
+    assert "Split: halves: users are drawn apart" in done.stdout
