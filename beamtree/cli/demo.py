@@ -42,10 +42,10 @@ def demo(
     user = (prepared / "users.txt").read_text(encoding="utf-8").split("\n")[-2]
     _say(f"6. Ten recommendations for {user}, one of the test users")
     retrieve_items(run, users=user, beam_size=200, exclude_seen=True)
-    _say(f"That was all, in {time.monotonic() - began:.0f} seconds. Pictures:")
-    for picture in (prepared / "summary.png", folder / "inspect.png"):
-        if picture.exists():  # not without matplotlib
-            out.print(f"  {picture}", highlight=False)
+    pictures = [path for path in (prepared / "summary.png", folder / "inspect.png") if path.exists()]
+    _say(f"That was all, in {time.monotonic() - began:.0f} seconds.{' Pictures:' if pictures else ''}")
+    for picture in pictures:
+        out.print(f"  {picture}", highlight=False)
     item = (prepared / "items.txt").read_text(encoding="utf-8").split("\n", 1)[0]
     out.print("Next:")
     for command in (

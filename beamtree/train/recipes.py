@@ -96,7 +96,6 @@ class Settings:
     lr: float
     optimizer: str = "adam"
     patience: int = 8
-    val_beam_size: int = 400
     seed: int = 0
     device: str = "cpu"
 
@@ -179,11 +178,7 @@ def train_model(
     on_check: OnCheck | None = None,
 ) -> Progress:
     """Train a model in place as decided; the best weights by recall on the validation users are kept."""
-    validation = None
-    if len(data.val):
-        validation = Validation(
-            data.val, beam_size=settings.val_beam_size, patience=settings.patience, on_check=on_check
-        )
+    validation = Validation(data.val, patience=settings.patience, on_check=on_check) if len(data.val) else None
     return fit(
         model,
         settings.instances(data),
