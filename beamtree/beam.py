@@ -140,7 +140,7 @@ def retrieve(
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
     model.scorer.check(x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
-    if mask.is_empty:
+    if mask.is_empty or not len(x):
         nothing = torch.full((len(x), m), PAD, device=x.device)
         return nothing, nothing.float().fill_(-torch.inf)
 
@@ -152,7 +152,8 @@ def retrieve(
         return items, model.rank_to_log_prob(rank)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
-    if not kernels.fits(x) or isinstance(allowed, Tensor):  # a mask of one search is not worth a recording
+    mask.searches += 1
+    if not kernels.fits(x) or (allowed is not None and mask.searches <= REHEARSALS):  # few searches: not recorded
         return search(*inputs)
     items, scores = _recorder_of(model)((beam_size, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
@@ -176,7 +177,7 @@ def brute_force(
     m: int = 10,
     allowed: NodeMask | Tensor | None = None,
     exclude: Tensor | None = None,
-    together: int = 4096,
+    leaves_at_once: int = 4096,
 ) -> tuple[Tensor, Tensor]:
     """What `retrieve` would find if the beam lost nothing: every allowed leaf is scored.
 
@@ -186,14 +187,14 @@ def brute_force(
         m: how many items.
         allowed: the items that may be found, all unless given.
         exclude: items that single users are not to be shown [B, E], PAD where fewer.
-        together: leaves that are scored at once.
+        leaves_at_once: leaves that are scored together.
     """
     model.scorer.check(x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)
-    for leaves in mask.nodes(model.tree.height).split(together):
+    for leaves in mask.nodes(model.tree.height).split(leaves_at_once):
         more = query.log_prob(model.tree.height, leaves.unsqueeze(0))
         items = torch.cat([items, model.tree.item_of_leaf(leaves).expand(len(x), -1)], dim=1)
         items, scores = _best(items, torch.cat([scores, more], dim=1), m, exclude)

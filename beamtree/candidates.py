@@ -28,7 +28,7 @@ def children_of_positives(query: Query, positives: list[Targets], generator: tor
 
 
 def uniform(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
-    """The authors' TDM: so many nodes of each level, whether positive or not."""
+    """The authors' TDM: some nodes of each level, drawn uniformly, whether positive or not."""
     for level in query.levels:
         yield level, query.tree.sample(level, len(query.x), nodes, generator)
 

@@ -35,10 +35,14 @@ class Score:
 class Evaluation(Mapping[tuple[str, int], float]):
     """The scores of a model: `evaluation["recall", 200]` is a mean, printing it gives a table."""
 
-    def __init__(self, scores: list[Score], values: Tensor) -> None:
+    def __init__(
+        self, scores: list[Score], values: Tensor, users_asked: int | None = None, exclude_seen: bool = False
+    ) -> None:
         self.scores = scores
         self.per_user = values  # of every user [U, cuts, metrics]
         self.users = len(values)
+        self.users_asked = self.users if users_asked is None else users_asked  # with those left out
+        self.exclude_seen = exclude_seen
         self._means = {(score.metric, score.m): score.value for score in scores}
 
     def __getitem__(self, key: tuple[str, int]) -> float:
@@ -57,7 +61,12 @@ class Evaluation(Mapping[tuple[str, int], float]):
             shown = [score for score in self.scores if score.metric == metric]
             cells = [f"{f'{s.value:.2%}'[:-1]} [{s.low * 100:.2f}, {s.high * 100:.2f}]" for s in shown]
             lines.append("".join([f"{metric:<10}", *(f"{cell:>25}" for cell in cells)]))
-        return "\n".join([*lines, f"{self.users:,} users; in brackets the 95 % interval of the mean over users"])
+        lines.append(f"{self.users:,} users; in brackets the 95 % interval of the mean over users")
+        if self.exclude_seen:
+            left_out = self.users_asked - self.users
+            who = f"; so were {left_out:,} of {self.users_asked:,} users, who chose nothing new" if left_out else ""
+            lines.append(f"seen items left out{who}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -72,8 +81,8 @@ def evaluate(
     data: Data,
     *,
     beam_size: int = 400,
-    m: Sequence[int] = (10, 50, 100, 200),
-    metrics: Sequence[str | Metric] = ("precision", "recall", "f1"),
+    m: Sequence[int] | int = (10, 50, 100, 200),
+    metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
@@ -84,21 +93,21 @@ def evaluate(
         model: what is searched.
         data: users and what they chose, such as `data.test`.
         beam_size: k.
-        m: how many items are retrieved; several cuts of one list.
-        metrics: names of `metrics.METRICS`, or functions of your own: (hits [B, m], |I_x| [B], m) -> [B].
+        m: how many items are retrieved: a number, or several cuts of one list.
+        metrics: one or several: names of `metrics.METRICS`, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
         exclude_seen: whether what a user has seen is neither retrieved nor expected.
         batch_size: users that are searched together.
         on_users: hears how many users were done since it was last called.
     """
     model.tree.check_items(data.item_numbers())
-    device = model.tree.device
+    device, cuts = model.tree.device, _cuts(m)
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
-        items, _ = retrieve(model, x.to(device), beam_size=beam_size, m=max(m), exclude=exclude.to(device))
+        items, _ = retrieve(model, x.to(device), beam_size=beam_size, m=max(cuts), exclude=exclude.to(device))
         return items
 
     return measure(
-        find, data, m=m, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
+        find, data, m=cuts, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
     )
 
 
@@ -106,8 +115,8 @@ def measure(
     find: Find,
     data: Data,
     *,
-    m: Sequence[int] = (10, 50, 100, 200),
-    metrics: Sequence[str | Metric] = ("precision", "recall", "f1"),
+    m: Sequence[int] | int = (10, 50, 100, 200),
+    metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
@@ -117,9 +126,11 @@ def measure(
     With `exclude_seen`, what a user has seen is neither retrieved nor expected: it is left out of y, and users of
     whom nothing is left are left out.
     """
-    named = named_metrics(metrics)
-    if not named or not m:
+    named, cuts = named_metrics(metrics), _cuts(m)
+    if not named or not cuts:
         raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(METRICS)}")
+    if not len(data):
+        raise ValueError("there are no users to measure")
     parts = []
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))
@@ -132,13 +143,17 @@ def measure(
             x, y, exclude = x[left], y[left], exclude[left]
         if len(x):
             hit, relevant = hits(find(x, exclude).cpu(), y), num_relevant(y)
-            values = [[metric(hit, relevant, size).float() for metric in named.values()] for size in m]
+            values = [[metric(hit, relevant, size).float() for metric in named.values()] for size in cuts]
             parts.append(torch.stack([torch.stack(row, dim=1) for row in values], dim=1))  # [B, cuts, metrics]
         if on_users is not None:
             on_users(len(rows))
     if not parts:
         raise ValueError("no user has a target that was not seen before: nothing to measure")
-    return summarise(torch.cat(parts), tuple(m), tuple(named))
+    return summarise(torch.cat(parts), cuts, tuple(named), len(data), exclude_seen)
+
+
+def _cuts(m: Sequence[int] | int) -> tuple[int, ...]:
+    return (m,) if isinstance(m, int) else tuple(m)
 
 
 def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int) -> Find:
@@ -155,22 +170,30 @@ def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int
     return find
 
 
-def named_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
-    """Metrics by name; a ValueError where one is unknown."""
+def named_metrics(metrics: Sequence[str | Metric] | str | Metric) -> dict[str, Metric]:
+    """Metrics by name, of one or of several; a ValueError where one is unknown."""
+    if isinstance(metrics, str) or callable(metrics):
+        metrics = (metrics,)
     unknown = [name for name in metrics if isinstance(name, str) and name not in METRICS]
     if unknown:
         raise ValueError(f"metric {unknown[0]!r} is unknown: choose from {', '.join(METRICS)}")
     named: dict[str, Metric] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-        if name in named and not isinstance(metric, str):
+        function = METRICS[metric] if isinstance(metric, str) else metric
+        if named.setdefault(name, function) is not function:
             raise ValueError(f"two metrics are called {name!r}: give each function a name of its own")
-        named[name] = METRICS[metric] if isinstance(metric, str) else metric
     return named
 
 
-def summarise(values: Tensor, m: Sequence[int], metrics: Sequence[str]) -> Evaluation:
-    """Means and intervals of every user's values [U, cuts, metrics]."""
+def summarise(
+    values: Tensor,
+    m: Sequence[int],
+    metrics: Sequence[str],
+    users_asked: int | None = None,
+    exclude_seen: bool = False,
+) -> Evaluation:
+    """Means and intervals of every user's values [U, cuts, metrics], and whom and what they leave out."""
     means = values.double().mean(0)
     low, high = (bound.view_as(means) for bound in bootstrap(values.flatten(1)))
     scores = [
@@ -178,4 +201,4 @@ def summarise(values: Tensor, m: Sequence[int], metrics: Sequence[str]) -> Evalu
         for j, name in enumerate(metrics)
         for i, size in enumerate(m)
     ]
-    return Evaluation(scores, values)
+    return Evaluation(scores, values, users_asked, exclude_seen)

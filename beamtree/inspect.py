@@ -165,7 +165,7 @@ def inspect(
     m: tuple[int, ...] = (10, 50, 100, 200),
     batch_size: int = 32,
     users: int | None = None,
-    trained_on_beams: bool = False,
+    trained_on_beams: bool | None = None,
     on_users: Callable[[int], None] | None = None,
 ) -> Inspection:
     """Where relevant items are lost. Every user counts the same, and repeats in y count once.
@@ -177,7 +177,8 @@ def inspect(
         m: how many items are retrieved.
         batch_size: users that are searched together.
         users: how many to look at, from the first; 1,000 unless given.
-        trained_on_beams: whether the model was trained by OTM or the like, so that the advice is not to do so.
+        trained_on_beams: whether it was trained by OTM or the like, so that the advice is not to do so; as the model
+            says unless given.
         on_users: hears how many users were done since it was last called.
     """
     cuts = sorted(set(m))
@@ -202,7 +203,8 @@ def inspect(
     errors = (spread.clamp(min=0) / max(1, count - 1)).sqrt()
     losses = _cut_losses(cuts, searches, overlap, errors, levels[-1].survival)
     shared = isinstance(model.scorer, TableScorer) and model.scorer.share
-    return Inspection(count, beam_size, levels, losses, trained_on_beams, shared)
+    on_beams = model.trained_on_beams if trained_on_beams is None else trained_on_beams
+    return Inspection(count, beam_size, levels, losses, on_beams, shared)
 
 
 def num_users(data: Data, users: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,14 @@ class Method:
     """One row: S_h, the labels, whether p_g is chained, and two things that training asks.
 
     Methods are the same if all of this is: two with one name are two methods.
+
+    Args:
+        name: what tables and runs call it.
+        candidates: S_h, a function from a query, the positives and a generator to the nodes of every level.
+        labels: z, ẑ, or a function of your own from a query and the positives to the targets of every level.
+        chained: whether p_g is the product down the path.
+        single_target: whether every instance has one relevant item.
+        walks: whether S_h comes from a beam, so that training warms up first.
     """
 
     name: str
@@ -76,11 +85,19 @@ def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _call(function: Callable[..., Any]) -> str:
-    """A function and the numbers it was given, as text."""
+    """A function with all that it was given, as text: by `functools.partial`, or by the function that made it."""
     if isinstance(function, partial):
-        given = ", ".join(f"{name}={value}" for name, value in function.keywords.items())
-        return f"{_call(function.func)}({given})"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+        given = [_value(value) for value in function.args]
+        given += [f"{name}={_value(value)}" for name, value in function.keywords.items()]
+        return f"{_call(function.func)}({', '.join(given)})"
+    function = unwrap(function)  # out of a decorator such as torch.no_grad
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    kept = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return f"{name}[{', '.join(map(_value, kept))}]" if kept else name
+
+
+def _value(value: object) -> str:
+    return _call(value) if callable(value) else str(value)
 
 
 class Row(NamedTuple):
@@ -126,7 +143,7 @@ def _filled(candidates: Callable[..., Any], **numbers: int) -> Sampler:
 
 
 def sized(name: str, beam_size: int, nodes: int) -> Method:
-    """The row of the table with this name, for a beam of k nodes and so many others per level."""
+    """The row of the table with this name, for a beam of k nodes and a number of others per level."""
     if name not in METHODS:
         raise ValueError(f"method {name!r} is unknown: choose from {', '.join(METHODS)}")
     return by_name(name, beam_size=beam_size, nodes=nodes, negatives=nodes, extra=nodes)

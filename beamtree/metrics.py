@@ -13,6 +13,8 @@ Metric = Callable[[Tensor, Tensor, int], Tensor]
 
 def hits(items: Tensor, y: Tensor) -> Tensor:
     """Whether each retrieved item [B, m] is among the relevant ones y [B, P]."""
+    if not y.shape[1]:
+        return torch.zeros_like(items, dtype=torch.bool)
     known = y.sort(dim=1).values
     place = torch.searchsorted(known, items.contiguous()).clamp(max=known.shape[1] - 1)
     return (known.gather(1, place) == items) & (items != PAD)

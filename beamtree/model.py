@@ -27,6 +27,13 @@ class TreeModel(nn.Module):
 
     Levels above `first_level` are neither trained nor searched: a beam starts from all nodes just above it. A model
     keeps the ids of the items it was trained on, and how often each was chosen; they are saved and loaded with it.
+
+    Args:
+        tree: T, with the items on its leaves.
+        scorer: g, made for as many nodes as the tree has.
+        chained: whether p_g is the product down the path.
+        first_level: the first level that is trained and searched.
+        ids: of the items, where they have any.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class TreeModel(nn.Module):
         self.first_level = first_level
         self.ids = ids
         self.popularity: Tensor | None = None  # events of each item in training [M], where that is known
+        self.trained_on_beams = False
 
     def __repr__(self) -> str:
         scorer, levels = type(self.scorer).__name__, f"levels {self.first_level} to {self.tree.height}"
@@ -63,11 +71,11 @@ class TreeModel(nn.Module):
         choices = len(self.tree.level(self.first_level))  # as many, or the next more
         first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= choices), tree.height)
         scorer = self._table_scorer().on_tree(self.tree, tree)
-        return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).knowing(self)
+        return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).with_items_of(self)
 
-    def knowing(self, other: "TreeModel") -> "TreeModel":
+    def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with what another one over the same items knows of them."""
-        self.ids, self.popularity = other.ids, other.popularity
+        self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
         return self
 
     def item_vectors(self) -> Tensor:
@@ -112,7 +120,7 @@ def quantized(model: TreeModel) -> TreeModel:
         raise ValueError(f"{name} would not be faster with int8 weights: search with it as it is")
     scorer = model.scorer.quantized()
     found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
-    return found.knowing(model).eval()
+    return found.with_items_of(model).eval()
 
 
 class Query:

@@ -1,5 +1,6 @@
 """Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -11,7 +12,7 @@ matplotlib.use("Agg")  # no screen needed
 import matplotlib.pyplot as plt
 
 from beamtree.compare import Result, table
-from beamtree.compare.results import shown_metric
+from beamtree.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.inspect import INTERVAL, Inspection
 from beamtree.paper.report import Cell
 
@@ -38,7 +39,7 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
 
 
 def plot_bars(cells: Sequence[Cell], path: Path) -> None:
-    """Regret per method, one panel per m."""
+    """Regret per method, one panel per m; the lowest is marked."""
     cuts = list(dict.fromkeys(each.key["m"] for each in cells))
     rows = list(dict.fromkeys(each.key["row"] for each in cells))
     figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
@@ -54,10 +55,14 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
         )
         known = [(place, c.paper) for place, c in zip(places, shown, strict=True) if c.paper]
         axis.plot(*zip(*known, strict=True), "ko", mfc="white") if known else None
+        best = min(shown, key=lambda each: each.value)
+        top = max(best.value + best.half, best.paper or 0.0)  # of the bar, its interval and the circle
+        above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        axis.annotate("best", (rows.index(best.key["row"]), top), **above)
         axis.set(title=f"m = {m}")
         axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
         axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("regret (circles: the paper)")
+    axes[0][0].set_ylabel("regret, 95 % interval (circles: the paper)")
     save(figure, path)
 
 
@@ -97,22 +102,45 @@ def plot_comparison(results: Sequence[Result], path: Path) -> None:
     """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked."""
     metric = shown_metric(results[0].metrics)
     entries = [entry for entry in table(results) if entry.metric == metric]
-    rows, cuts = [result.row for result in results], results[0].m
-    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 1.6), squeeze=False)
+    rows, cuts = [f"{each.row} †" if each.kept_the_start else each.row for each in results], results[0].m
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 2.2), squeeze=False)
     for axis, m in zip(axes[0], cuts, strict=True):
-        shown = [entry for entry in entries if entry.m == m]
-        values = [entry.value * 100 for entry in shown]
-        spread = [[(e.value - e.low) * 100 for e in shown], [(e.high - e.value) * 100 for e in shown]]
-        colours = [COLOURS[2] if e.best else COLOURS[1] if e.row.startswith("otm") else COLOURS[0] for e in shown]
-        axis.barh(range(len(rows)), values, xerr=spread, color=colours, capsize=2)
-        for place, entry in enumerate(shown):
-            text = f"{entry.value * 100:.1f}{' best' if entry.best else ''}"
-            axis.text(entry.high * 100, place, f"  {text}", va="center", fontsize="small")
-        axis.set(title=f"{metric}@{m}", xlabel="%", xlim=(0, 1.35 * max(entry.high * 100 for entry in shown) + 1e-9))
+        _draw_rows(axis, [entry for entry in entries if entry.m == m])
+        axis.set(title=f"{metric}@{m}", xlabel="%")
         axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
         axis.invert_yaxis()
         axis.grid(alpha=0.3, axis="x")
+    figure.supxlabel(textwrap.fill(_caption(results), 48 * len(cuts)), fontsize="small")
     save(figure, path)
+
+
+def _draw_rows(axis: Any, entries: Sequence[Entry]) -> None:
+    """One bar for each row, in percent, and its number beside it, or inside it where there is no room."""
+    values = [entry.value * 100 for entry in entries]
+    spread = [[(e.value - e.low) * 100 for e in entries], [(e.high - e.value) * 100 for e in entries]]
+    colours = [COLOURS[2] if e.best else COLOURS[1] if e.row.startswith("otm") else COLOURS[0] for e in entries]
+    axis.barh(range(len(entries)), values, xerr=spread, color=colours, capsize=2)
+    top = max(entry.high * 100 for entry in entries)
+    end = 1.45 * top + 1e-9
+    end = min(end, 100) if top <= 100 else end  # a metric of one's own may be no share
+    for place, entry in enumerate(entries):
+        text = f"{entry.value * 100:.1f}{' best' if entry.best else ''}"
+        inside = entry.high * 100 > 0.7 * end
+        where = {"x": (entry.low if inside else entry.high) * 100, "ha": "right" if inside else "left"}
+        axis.text(**where, y=place, s=f"  {text}  ", va="center", fontsize="small", color="w" if inside else "k")
+    axis.set_xlim(0, end)
+
+
+def _caption(results: Sequence[Result]) -> str:
+    """What bars, lines and colours of a comparison mean."""
+    parts = [measured_users(records(results)), "bars: the mean over users, lines: its 95 % interval"]
+    colours = ["green: the best row"]
+    if any(each.row.startswith("otm") for each in results):
+        colours.append("red: otm and its variants")
+    parts += [", ".join([*colours, "blue: other rows"])]
+    if any(each.kept_the_start for each in results):
+        parts.append("† training found nothing better than the start")
+    return "; ".join(parts)
 
 
 def plot_levels(shares: dict[str, list[float]], path: Path) -> None:

@@ -1,27 +1,35 @@
 """Recommender: one object that learns from a log and recommends, ids in and ids out."""
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from beamtree.answers import Answer, History, answer, history_of_user, item_filter, read_histories
-from beamtree.data import Ids, Prepared, load_data
+from beamtree.answers import (
+    Answer,
+    History,
+    answer,
+    as_columns,
+    history_of_user,
+    item_filter,
+    listed,
+    read_histories,
+)
+from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.frames import frame
+from beamtree.ingest.logs import open_log
 from beamtree.ingest.trees import any_builder
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
-from beamtree.storage import save_model
+from beamtree.storage import holds_model, load_model, save_model
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
 from beamtree.train.runs import (
     DATA,
+    RUN,
     data_folder,
     describe_run,
     finish_run,
@@ -30,6 +38,7 @@ from beamtree.train.runs import (
     open_model,
     progress_of,
     read_run,
+    replace_data,
     write_run,
 )
 from beamtree.train.validation import OnCheck, Progress
@@ -47,7 +56,7 @@ class Recommender:
         items: a table of item and category: category trees need it, cluster trees can use it.
         vectors: vectors of the items to cluster, in a file.
         arity: children per node.
-        scorer: a function (tree, data, seed) -> Scorer; the recipe's unless given.
+        scorer: a class, or a function (tree, data, seed) -> Scorer; the recipe's unless given.
         recipe: beamtree, good on ordinary data, or paper, as published; or a `Recipe` of your own.
         beam_size: k in training; 400 on a GPU and 100 on a CPU unless given.
         nodes: uniform nodes per level, for methods that draw them; 2k unless given.
@@ -56,7 +65,7 @@ class Recommender:
         batch_size: users per step; 200 on a GPU and 50 on a CPU unless given.
         lr: Adam's learning rate; the recipe's unless given.
         optimizer: adam, or lazy for millions of items.
-        patience: training stops when recall on validation users has not risen so many checks.
+        patience: training stops after this many checks without a rise in recall on validation users.
         device: cpu or cuda.
         seed: same seed, same model.
     """
@@ -69,7 +78,7 @@ class Recommender:
         items: str | Path | None = None,
         vectors: str | Path | None = None,
         arity: int = 2,
-        scorer: MakeScorer | None = None,
+        scorer: MakeScorer | type[Scorer] | None = None,
         recipe: str | Recipe = "beamtree",
         beam_size: int | None = None,
         nodes: int | None = None,
@@ -88,12 +97,13 @@ class Recommender:
             "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
             "patience": patience, "device": device, "seed": seed,
         }  # fmt: skip
-        self._arity = arity
+        self._arity, self._files = arity, {"items": items, "vectors": vectors}
         self._tree_name, self._build = any_builder(tree, items, vectors)
         self._model: TreeModel | None = None
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}
-        self._is_temporary = False  # whether the prepared data go with this object
+        self._where: tuple[Path, Path] | None = None  # the run that was loaded, and its data, which are opened late
+        self._owns_data = False  # whether the prepared log was made for this object and goes with it
         self.progress: Progress | None = None  # where training ended
 
     def __repr__(self) -> str:
@@ -101,10 +111,9 @@ class Recommender:
             method = self._how["method"]
             name = method if isinstance(method, str) else method.name
             return f"Recommender({name} on a {self._tree_name} tree, not fitted: call fit(log))"
-        recall = ""
-        if self.progress is not None and self.progress.best_step >= 0:
-            recall = f", recall on validation users {self.progress.best:.1%}"
-        return f"Recommender({self._model.tree.num_items:,} items, {self._run.get('method')}{recall})"
+        brought = "" if self.progress is None else self.progress.in_words(self._model.tree.num_items)
+        name = self._run.get("method", "a model")
+        return f"Recommender({self._model.tree.num_items:,} items, {name}{brought and ', ' + brought})"
 
     @property
     def model(self) -> TreeModel:
@@ -116,6 +125,10 @@ class Recommender:
     @property
     def data(self) -> Prepared:
         """The prepared log."""
+        model = self.model
+        if self._data is None and self._where is not None:
+            run, folder = self._where
+            self._data = open_data(run, model, folder)
         if self._data is None:
             raise ValueError("the log of this recommender is not here: load it with data=FOLDER")
         return self._data
@@ -134,7 +147,7 @@ class Recommender:
         user: str | None = None,
         item: str | None = None,
         time: str | None = None,
-        min_events: int = 10,
+        min_events: int | None = None,
         val_users: int | None = None,
         test_users: int | None = None,
         on_step: OnStep | None = None,
@@ -147,43 +160,25 @@ class Recommender:
             user: the column of users, where it has an unusual name.
             item: the column of items, likewise.
             time: the column of times, likewise.
-            min_events: users with fewer are left out.
+            min_events: users with fewer are left out; 10 unless given.
             val_users: how many are kept apart for validation; 5 %, at most 1,000, unless given.
             test_users: and for testing.
             on_step: hears the steps done, those in all, and the loss.
             on_check: hears the steps done and the recall on validation users.
         """
-        self._data = self._prepared(
-            log,
-            user=user,
-            item=item,
-            time=time,
-            min_events=min_events,
-            val_users=val_users,
-            test_users=test_users,
-        )
-        settings = settle(self._data, **self._how)
-        tree = self._build(self._data, self._arity, settings.seed)
-        self._model = start_model(settings, self._data, tree)
+        columns = {"user": user, "item": item, "time": time}
+        sizes = {"min_events": min_events, "val_users": val_users, "test_users": test_users}
+        options = {name: value for name, value in {**columns, **sizes}.items() if value is not None}
+        data, own = open_log(log, self._how["seed"], options)
+        settings = settle(data, **self._how)
+        model = start_model(settings, data, self._build(data, self._arity, settings.seed))
         recipe = self._how["recipe"]
         name = recipe if isinstance(recipe, str) else "own"
-        self._run = describe_run(settings, self._data.folder, self._tree_name, name)
-        self.progress = train_model(settings, self._data, self._model, on_step=on_step, on_check=on_check)
+        run = describe_run(settings, data.folder, self._tree_name, name, arity=self._arity, **self._files)
+        progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
+        self._data, self._model, self._run, self.progress = data, model, run, progress
+        self._where, self._owns_data = None, own
         return self
-
-    def _prepared(self, log: Any, **options: Any) -> Prepared:
-        """The log as prepared data: where that is no folder of such yet, in a folder that goes with this object."""
-        if isinstance(log, Prepared):
-            return log
-        if isinstance(log, str | Path) and (Path(log) / "description.json").exists():
-            return load_data(log)
-        from beamtree.ingest.prepare import prepare
-
-        place = tempfile.mkdtemp(prefix="beamtree-")
-        weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
-        self._is_temporary, folder = True, Path(place) / DATA
-        prepare(log, folder, seed=self._how["seed"], **options)
-        return load_data(folder)
 
     def recommend(
         self,
@@ -207,30 +202,24 @@ class Recommender:
             allowed: ids that may be recommended, all unless given.
             exclude: ids that may not.
 
-        For one history the columns are rank, item and score; for several a column before them says which, `history`
-        (0, 1, 2, …) or `user`. The score is the probability by which items were ranked. A user of whom nothing is known
-        gets what is popular. Everybody gets m items, unless fewer may be found.
+        Where there are several, a column before these says which: `history` (0, 1, 2, …) or `user`. The score is the
+        probability by which items were ranked. Who is unknown gets what is popular. All get m items, if m may be found.
         """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
-        key, found = read_histories(self.ids, histories) if users is None else self._of_users(users)
+        key, found = read_histories(self.ids, histories) if users is None else ("user", self._of_users(users))
         mask = item_filter(self.model, self.ids, allowed, exclude)
-        beam, rows = beam_size or max(400, m), list(found.values())
+        beam = max(400, m) if beam_size is None else beam_size
+        names, rows = [name for name, _ in found], [history for _, history in found]
         answers: list[Answer] = []
         for start in range(0, len(rows), BATCH):
             some = rows[start : start + BATCH]
             answers += answer(self.model, self.ids, some, beam_size=beam, m=m, exclude_seen=exclude_seen, allowed=mask)
-        columns: dict[str, list[Any]] = {}
-        if key:
-            columns[key] = [name for name, each in zip(found, answers, strict=True) for _ in each.items]
-        columns["rank"] = [rank for each in answers for rank in range(1, len(each.items) + 1)]
-        columns["item"] = [item for each in answers for item in each.items]
-        columns["score"] = [score for each in answers for score in each.scores]
-        return frame(columns)
+        types = {"user": str, "history": int, "rank": int, "item": str, "score": float}
+        return frame(as_columns(key, names, answers), types)
 
-    def _of_users(self, users: Any) -> tuple[str, dict[str, History]]:
-        names = [users] if isinstance(users, str) else list(users)
-        return "user", {as_id(user): history_of_user(self.data, user) for user in names}
+    def _of_users(self, users: Any) -> list[tuple[str, History]]:
+        return [(as_id(user), history_of_user(self.data, user)) for user in listed(users)]
 
     def evaluate(
         self,
@@ -254,21 +243,20 @@ class Recommender:
         users = self.data.test if data is None else data
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
-        beam = beam_size or max(400, *cuts)
+        beam = max((400, *cuts)) if beam_size is None else beam_size
         return evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it."""
-        folder = Path(folder)
-        run = {**self._run}
-        if self._data is not None and (self._is_temporary or run.get("data") is None):
-            if self._data.folder.resolve() != (folder / DATA).resolve():
-                shutil.copytree(self._data.folder, folder / DATA, dirs_exist_ok=True)
-            run["data"] = None
+        folder, model, run = Path(folder), self.model, {**self._run}
+        source = self._data.folder if self._data is not None else self._where and self._where[1]
+        if source is not None:
+            run["data"] = None if self._owns_data else str(source.resolve())
+            replace_data(folder, source if self._owns_data else None)
         write_run(folder, run)
         if self.progress is not None:
             finish_run(folder, self.progress)
-        save_model(self.model, folder)
+        save_model(model, folder)
 
     @classmethod
     def load(
@@ -288,13 +276,16 @@ class Recommender:
             scorers: classes of scorers from outside the package.
         """
         folder = Path(folder)
-        model = open_model(folder, device, scorers)
+        is_run = (folder / RUN).exists() or not holds_model(folder)  # else a model that `save_model` wrote
+        check_device(device)
+        model = open_model(folder, device, scorers) if is_run else load_model(folder, device, scorers=scorers)
         ids_of(folder, model)
         found = cls(device=device)
-        found._model = model
-        found._run = read_run(folder)
-        theirs = data_folder(folder)
-        if data is not None or (theirs is not None and theirs.exists()):
-            found._data = open_data(folder, model, None if data is None else Path(data))
+        found._model, found._run = model, read_run(folder) if is_run else {}
+        where = Path(data) if data is not None else data_folder(folder) if is_run else None
+        if data is not None:
+            found._data = open_data(folder, model, Path(data))
+        elif where is not None and where.exists():
+            found._where, found._owns_data = (folder, where), where == folder / DATA
         found.progress = progress_of(found._run)
         return found

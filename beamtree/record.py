@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 Outputs = tuple[Tensor, ...]
+REMEMBERED = 64  # keys of what is not recorded yet
 
 
 class Recorder:
@@ -39,6 +40,8 @@ class Recorder:
         key = (key, *(tensor.shape for tensor in inputs))
         with self._lock:  # a recording has one place for its inputs
             if key not in self._recorded:
+                if len(self._rehearsed) >= REMEMBERED:  # a key may hold what should be let go
+                    self._rehearsed.clear()
                 self._rehearsed[key] = self._rehearsed.get(key, 0) + 1
                 if self._rehearsed[key] <= self.rehearsals or len(self._recorded) == self.most:
                     return _rehearse(run, *inputs)

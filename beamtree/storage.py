@@ -73,7 +73,7 @@ def load_model(
     scorer.to(getattr(torch, settings["dtype"]))
     ids = Ids(folder / settings["files"]["items"][0]) if "items" in settings["files"] else None
     model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
-    model.popularity = items.get("events")
+    model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
     load_weights(folder, settings, model, assign=True)
     model.to(device).eval()
     if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(scorer, TableScorer):
@@ -119,6 +119,7 @@ def write_model(
         "dtype": next((str(each.dtype).removeprefix("torch.") for each in model.scorer.parameters()), "float32"),
         "chained": model.chained,
         "first_level": model.first_level,
+        "trained_on_beams": model.trained_on_beams,
         "progress": progress,
         "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
     }

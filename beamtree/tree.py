@@ -139,7 +139,7 @@ class Tree:
 
     def lift(self, leaves: Tensor, levels: range) -> Tensor:
         """The ancestors of leaves on each of some levels, one after another [len(levels), ...]."""
-        up = range(self.height - levels.start, self.height - levels.stop, -1)  # so many times up
+        up = range(self.height - levels.start, self.height - levels.stop, -1)  # levels to go up
         starts = self._starts[: up.start + 1].flip(0)[: len(up)].view(-1, *[1] * leaves.dim())
         # k times up from n is ⌊(n - start of level k) / b^k⌋, and the start of level k is (b^k - 1) / (b - 1).
         return torch.div(leaves - starts, starts * (self.arity - 1) + 1, rounding_mode="floor")  # -1 stays -1

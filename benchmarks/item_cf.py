@@ -3,7 +3,7 @@
     python benchmarks/item_cf.py LOG [--splits 5] [--history 69] [--expect 13.1,6.9,4.9,3.4,11.4,19.5,23.3,27.4]
 
 Events of one time are put in any order, anew for each split: a log that was sorted by time alone says no more. With
---history, test users are known by so many of their newest events; by all of them unless given.
+--history, test users are known by that many of their newest events; by all of them unless given.
 """
 
 import argparse

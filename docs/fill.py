@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamtree.compare.results import MARKDOWN, cost_grid, legend, score_grid
+from beamtree.compare.results import MARKDOWN, cost_grid, legend, measured_users, score_grid
+from beamtree.paper.report import Cell, half_interval
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -30,8 +31,7 @@ def load(table: str) -> Cells:
 def show(cell: dict[str, Any], digits: int, best: bool = False) -> str:
     ours = f"{cell['value']:.{digits}f}"
     ours = f"**{ours}**" if best else ours
-    half = 1.96 * cell["std"] / cell["runs"] ** 0.5  # of the 95 % interval of the mean over runs
-    spread = f" ± {half:.{digits}f}" if cell["runs"] > 1 else ""
+    spread = f" ± {half_interval(cell['std'], cell['runs']):.{digits}f}" if cell["runs"] > 1 else ""
     paper = "" if cell["paper"] is None else f" ({cell['paper']:.{digits}f})"
     mark = {True: "", False: " ✗", None: ""}[cell["within"]]
     return f"{ours}{spread}{paper}{mark}"
@@ -94,14 +94,15 @@ def comparison(name: str) -> str:
     """The table that `beamtree compare` writes, from the results that are kept."""
     cells = load(f"compare-{name}")
     notes = textwrap.fill(legend(cells).replace("*", MARKDOWN.star), 100)
-    return "\n\n".join([score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
+    users = [f"{measured_users(cells)}."] if measured_users(cells) else []
+    return "\n\n".join([*users, score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
 
 
 def elsewhere() -> str:
     """Recall@200 of rows that other programs measured on the same users, beside our best known one."""
     rows: dict[str, dict[str, list[float]]] = json.loads((ROOT / "results" / "elsewhere.json").read_text())["recall"]
     found = {name: [each[log][-1] for log in LOGS] for name, each in rows.items()}
-    ours = {log: {(c["row"], c["metric"], c.get("m")): c["value"] for c in load(f"compare-{log}")} for log in LOGS}
+    ours = {log: {(c.get("row"), c["metric"], c.get("m")): c["value"] for c in load(f"compare-{log}")} for log in LOGS}
     found["otm, a row of `compare`"] = [ours[log]["otm", "recall", 200] * 100 for log in LOGS]
     best = [max(column) for column in zip(*found.values(), strict=True)]
     lines = [
@@ -224,7 +225,6 @@ PARTS = {
 def draw() -> None:
     """The pictures of the paper's tables; that of Figure 2 is drawn from the data sets, by the command."""
     from beamtree import plots
-    from beamtree.paper.report import Cell
 
     pictures = {"table1": plots.plot_toy, "tableA1": plots.plot_toy}
     pictures |= {"table2": plots.plot_bars, "tableA2": plots.plot_sparsity}

@@ -1,4 +1,4 @@
-"""From a log to recommendations in Python: strings in, strings out.
+"""From a log to recommendations in Python: ids in, ids out.
 
 python examples/recommend.py
 """
@@ -6,41 +6,24 @@ python examples/recommend.py
 import tempfile
 from pathlib import Path
 
-import torch
-
 import beamtree as bt
 from beamtree.baselines import popularity
 from beamtree.evaluate import leaving_out, measure
 from beamtree.ingest.simulate import simulate
-from beamtree.train import Schedule, Validation
 
-with tempfile.TemporaryDirectory() as name:
-    folder = Path(name)
-    simulate(folder / "market.parquet", users=1500, items=500, events=30_000)  # or a log of your own
-    bt.prepare(folder / "market.parquet", folder / "prepared")
-    data = bt.load_data(folder / "prepared")
+with tempfile.TemporaryDirectory() as folder:
+    log = Path(folder) / "market.parquet"
+    simulate(log, users=1500, items=500, events=30_000)  # or a log of your own
 
-    tree = bt.cluster_tree(data)
-    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes).start_from(tree, data.factors), first_level=4)
-    bt.fit(
-        model,
-        data.train.stretches(),
-        bt.otm_mixed(beam_size=30, extra=60),
-        epochs=4,
-        batch_size=50,
-        schedule=Schedule(warm_up=bt.tdm(60)),
-        val=Validation(
-            data.val, on_check=lambda step, recall: print(f"step {step}: recall {recall:.1%} on validation users")
-        ),
-    )
+    shop = bt.Recommender(beam_size=30, steps=60, seed=0)  # without arguments: right for most logs
+    print(shop.fit(log))
 
-    print(bt.evaluate(model, data.test, beam_size=100, m=(10, 50)))
-    plain = popularity(data.train.events, data.num_items)
+    user = shop.data.users[0]
+    in_stock = shop.ids.names[:100]
+    best = shop.recommend(users=[user], m=5, allowed=in_stock, exclude_seen=True)
+    print(f"recommended to {user}:", ", ".join(best["item"]))
+
+    print(shop.evaluate(m=(10, 50)))
+    plain = popularity(shop.data.train.events, shop.data.num_items)
     print("popularity alone:")
-    print(measure(leaving_out(plain.retrieve, 50), data.test, m=(10, 50)))
-
-    x, _ = data.test.batch(torch.arange(1))
-    items, scores = bt.retrieve(model, x, beam_size=100, m=5)
-    history = [data.items[int(item)] for item in x[0] if item != bt.PAD]
-    print("newest events of a test user:", ", ".join(history[:5]))
-    print("recommended:", ", ".join(data.items[int(item)] for item in items[0]))
+    print(measure(leaving_out(plain.retrieve, 50), shop.data.test, m=(10, 50)))

@@ -7,12 +7,12 @@ import torch
 
 import beamtree as bt
 from beamtree.beam import walk
-from beamtree.train import Schedule
+from beamtree.train import Schedule, constant
 
 data = bt.gaussian(num_items=200, dim=8, bias=-4.0, train=2000, test=50, seed=0)
 tree = bt.random_tree(200, seed=0)
 model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
-bt.fit(model, data.train, bt.otm(beam_size=10), epochs=12, batch_size=100, schedule=Schedule(lr=1e-2))
+bt.fit(model, data.train, bt.otm(beam_size=10), epochs=10, batch_size=100, schedule=Schedule(2e-2, constant))
 
 x = data.test.x[:1]
 best = data.eta(x).topk(10)

@@ -11,7 +11,7 @@ import beamtree as bt
 from beamtree.candidates import Levels, beam_candidates, children_of_positives, union
 from beamtree.model import Query
 from beamtree.targets import Targets, best_child
-from beamtree.train import Schedule
+from beamtree.train import Schedule, constant
 
 
 def beam_and_children(query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int) -> Levels:
@@ -26,6 +26,6 @@ if __name__ == "__main__":
     for method in (bt.otm(beam_size=20), own):
         tree = bt.random_tree(200, seed=0)
         model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))
-        bt.fit(model, data.train, method, epochs=12, batch_size=100, schedule=Schedule(lr=1e-2))
+        bt.fit(model, data.train, method, epochs=10, batch_size=100, schedule=Schedule(2e-2, constant))
         quality = bt.evaluate(model, data.test, beam_size=20, m=(20,))
         print(f"{method.name:<18} recall@20 {quality['recall', 20]:.2%}")

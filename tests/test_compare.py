@@ -1,9 +1,9 @@
 """Comparisons: every row on the same users, gone on with, and tested in pairs."""
 
 import json
-import math
 import time
 from dataclasses import replace
+from functools import wraps
 
 import polars as pl
 import pytest
@@ -13,14 +13,10 @@ from command import beamtree
 import beamtree as bt
 from beamtree.compare import ROWS, Plan, Result, compare, table
 from beamtree.compare.plan import read_seconds, timed
-from beamtree.compare.results import load_result, markdown, save_result
-from beamtree.data import BeforeAfter, Events
+from beamtree.compare.results import COSTS, load_result, markdown, records, save_result
 from beamtree.ingest import simulate
-from beamtree.metrics import paired_p
 from beamtree.paper import figure2, realdata
-from beamtree.paper.timing import timing
 from beamtree.train import constant
-from beamtree.train.optimizer import adam
 from beamtree.train.recipes import RECIPES
 
 
@@ -82,8 +78,12 @@ def test_the_two_searches_of_the_dnn_find_about_the_same(compared):
 
 def test_what_is_finished_is_not_done_again(compared, monkeypatch):
     plan, results, _ = compared
-    nothing = {name: replace(row, make=None) for name, row in ROWS.items()}
-    monkeypatch.setattr("beamtree.compare.rows.ROWS", nothing)  # so that nothing can be made
+
+    def unmade(row):
+        return replace(row, make=wraps(row.make)(lambda name, row, plan, note: pytest.fail(f"{name} is made again")))
+
+    rows = {name: unmade(row) for name, row in ROWS.items()}
+    monkeypatch.setattr("beamtree.compare.rows.ROWS", rows)
     again = compare(plan, list(ROWS))
     for one, other in zip(results, again, strict=True):
         assert torch.equal(one.values, other.values)
@@ -123,13 +123,6 @@ def test_the_time_of_training_adds_up_over_stops(tmp_path):
         with timed(tmp_path):
             time.sleep(0.05)
     assert read_seconds(tmp_path) >= 0.1
-
-
-def test_logs_too_short_for_windows_are_told():
-    short = BeforeAfter(Events(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"))
-    tree = bt.random_tree(4)
-    with pytest.raises(ValueError, match="needs a user with eight events"):
-        bt.fit(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)), short.windows(), bt.hsm(), steps=1)
 
 
 def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
@@ -174,9 +167,9 @@ def test_wrong_words_end_in_one_line_before_any_work(market, tmp_path):
     assert "otm-joint judges new trees by validation users" in failed.stderr
 
 
-def result(row, values):
+def result(row, values, *more):
     metrics = ("precision", "recall", "f1")
-    return Result(row, torch.as_tensor(values).view(-1, 1, 3), (10,), metrics, 1.0, 2.0, 3_000_000, (), "cpu")
+    return Result(row, torch.as_tensor(values).view(-1, 1, 3), (10,), metrics, 1.0, 2.0, 3_000_000, (), "cpu", *more)
 
 
 def test_the_table_marks_the_best_and_tests_users_in_pairs():
@@ -193,6 +186,18 @@ def test_the_table_marks_the_best_and_tests_users_in_pairs():
     assert "\\*\\*" in text
 
 
+def test_the_table_says_who_was_measured(data, tmp_path):
+    some = torch.rand(21, 3, generator=torch.Generator().manual_seed(0))
+    assert markdown([result("otm", some, False, 60, True)]).startswith("21 of 60 users, seen items left out.\n\n|")
+    assert markdown([result("otm", some)]).startswith("21 users, seen items left in.\n\n|")
+    plan = plan_of(data, tmp_path, exclude_seen=True)
+    model = bt.TreeModel(plan.tree, bt.DeepScorer(plan.tree.num_nodes))
+    for _ in range(2):  # the second is read
+        *_, users = records(compare(plan, ["popularity"]))
+        measured = bt.evaluate(model, data.test, m=5, beam_size=5, exclude_seen=True).users
+        assert users == {"metric": "users", "value": measured, "asked": len(data.test), "exclude_seen": True}
+
+
 def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
     first = result("als", torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) / 3)
     save_result(tmp_path, first, {"seed": 1}, {"m": [10]})
@@ -200,14 +205,6 @@ def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
     assert load_result(tmp_path, "als", {"seed": 1}, {"m": [20]}) is None  # to be measured again
     with pytest.raises(ValueError, match="made with seed=1, not 2"):
         load_result(tmp_path, "als", {"seed": 2}, {"m": [10]})
-
-
-def test_p_of_a_paired_difference_is_that_of_the_normal_distribution():
-    ours = torch.tensor([[1.0], [2.0], [3.0], [6.0]])
-    theirs = torch.tensor([[0.0], [2.0], [1.0], [3.0]])  # differences 1, 0, 2, 3: mean 1.5, std 1.29
-    expected = math.erfc(1.5 / (math.sqrt(5 / 3) / 2) / math.sqrt(2))
-    assert float(paired_p(ours, theirs)) == pytest.approx(expected, rel=1e-6)
-    assert float(paired_p(ours, ours)) == 1.0
 
 
 def test_the_command_compares_and_writes_tables_and_a_picture(market, tmp_path):
@@ -218,7 +215,10 @@ def test_the_command_compares_and_writes_tables_and_a_picture(market, tmp_path):
     assert "ms per query" in found.stdout
     assert {path.name for path in (tmp_path / "out").glob("table.*")} == {"table.json", "table.md", "table.png"}
     cells = json.loads((tmp_path / "cells.json").read_text())
-    assert {"row": "otm", "metric": "training_seconds"}.items() <= cells[-3].items()
+    assert {("otm", cost) for cost in COSTS} <= {(cell.get("row"), cell["metric"]) for cell in cells}
+    users = f"{len(bt.load_data(market / 'data').test)} users, seen items left in"
+    assert users in found.stdout
+    assert (tmp_path / "out" / "table.md").read_text().startswith(users)
     assert len([cell for cell in cells if cell["metric"] == "recall"]) == 4
     assert beamtree("compare", str(market / "data"), "--rows", "x", folder=tmp_path, check=False).returncode == 2
 
@@ -289,9 +289,3 @@ def test_figure_2_and_timing_are_commands(market, tmp_path):
     found = beamtree("paper", "timing", *words, "--json", "t.json", folder=tmp_path)
     assert [each["row"] for each in json.loads((tmp_path / "t.json").read_text())] == ["plt", "tdm", "otm"]
     assert "0.6710" in found.stdout
-
-
-def test_timing_measures_every_method():
-    cells = timing(5, 4, 4, 2, adam, "cpu")
-    assert [cell.key["row"] for cell in cells] == ["plt", "tdm", "otm"]
-    assert all(cell.value > 0 for cell in cells)

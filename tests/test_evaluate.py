@@ -1,4 +1,4 @@
-"""Means over users, their intervals, and what was seen."""
+"""Means over users or runs, their intervals and pictures, and what was seen."""
 
 import math
 
@@ -6,10 +6,15 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import PAD
+from beamtree import PAD, plots
+from beamtree.compare import Result
 from beamtree.data import BeforeAfter, Events
 from beamtree.evaluate import Evaluation, Score, leaving_out, measure
-from beamtree.metrics import METRICS, bootstrap, hits, num_relevant
+from beamtree.inspect import INTERVAL
+from beamtree.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
+from beamtree.paper.report import STUDENT, Cell, cell, half_interval
+from beamtree.paper.timing import timing
+from beamtree.train.optimizer import adam
 
 
 def a_market(users=40, items=30, seed=0):
@@ -91,7 +96,7 @@ def test_brute_force_is_a_beam_that_loses_nothing():
     x, _ = users.batch(torch.arange(12))
     for chained in (False, True):
         model.chained = chained
-        items, scores = bt.brute_force(model, x, m=8, together=7)
+        items, scores = bt.brute_force(model, x, m=8, leaves_at_once=7)
         wide, wide_scores = bt.retrieve(model, x, beam_size=30, m=8)
         torch.testing.assert_close(scores, wide_scores)
         assert torch.equal(items, wide)
@@ -148,3 +153,92 @@ def test_numbers_beside_each_other_do_not_run_together():
     assert [head.strip() for head in heads if head] == ["%", "@10", "@200"]
     for line in lines[:-1]:  # the last says what the brackets are
         assert [cell.strip() for cell in line if cell][-2:] == ["100.00 [100.00, 100.00]"] * 2
+
+
+def test_p_of_a_paired_difference_is_that_of_the_normal_distribution():
+    ours = torch.tensor([[1.0], [2.0], [3.0], [6.0]])
+    theirs = torch.tensor([[0.0], [2.0], [1.0], [3.0]])  # differences 1, 0, 2, 3: mean 1.5, std 1.29
+    expected = math.erfc(1.5 / (math.sqrt(5 / 3) / 2) / math.sqrt(2))
+    assert float(paired_p(ours, theirs)) == pytest.approx(expected, rel=1e-6)
+    assert float(paired_p(ours, ours)) == 1.0
+
+
+def test_logs_too_short_for_windows_are_told():
+    short = BeforeAfter(Events(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"))
+    tree = bt.random_tree(4)
+    with pytest.raises(ValueError, match="needs a user with eight events"):
+        bt.fit(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)), short.windows(), bt.hsm(), steps=1)
+
+
+def test_one_metric_and_one_m_need_no_list():
+    users, model = a_market(), a_model()
+    listed = bt.evaluate(model, users, beam_size=10, m=(10,), metrics=("recall",))
+    assert dict(bt.evaluate(model, users, beam_size=10, m=10, metrics="recall")) == dict(listed)
+    assert dict(bt.evaluate(model, users, beam_size=10, m=10, metrics=METRICS["recall"])) == dict(listed)
+    for nothing in ({"m": ()}, {"metrics": ()}):
+        with pytest.raises(ValueError, match="nothing to measure: give an m and a metric of precision"):
+            bt.evaluate(model, users, beam_size=10, **nothing)
+
+
+def test_two_metrics_of_one_name_are_told_in_any_order():
+    def recall(hit, relevant, m):
+        return hit[:, 0]
+
+    for metrics in (("recall", recall), (recall, "recall")):
+        with pytest.raises(ValueError, match="two metrics are called 'recall'"):
+            measure(lambda x, exclude: x, a_market(), metrics=metrics)
+
+
+def test_nobody_to_measure_is_told():
+    nobody = BeforeAfter(Events(torch.tensor([0]), torch.empty(0, dtype=torch.int32), "nobody"))
+    with pytest.raises(ValueError, match="there are no users to measure"):
+        bt.evaluate(a_model(), nobody, beam_size=10, m=5)
+
+
+def test_it_says_whether_seen_items_and_users_were_left_out():
+    """Of three users the first chose nothing that she had not seen."""
+    events = torch.tensor([1, 2, 1, 2, 1, 2, 3, 4, 5, 6, 5, 7]).int()
+    users = BeforeAfter(Events(torch.tensor([0, 4, 8, 12]), events, "three"))
+    found = bt.evaluate(a_model(), users, beam_size=10, m=5, exclude_seen=True)
+    assert (found.users, found.users_asked, found.exclude_seen) == (2, 3, True)
+    assert str(found).endswith("seen items left out; so were 1 of 3 users, who chose nothing new")
+    later = BeforeAfter(Events(torch.tensor([0, 4, 8]), events[4:], "two"))
+    assert str(bt.evaluate(a_model(), later, beam_size=10, m=5, exclude_seen=True)).endswith("\nseen items left out")
+    assert "left out" not in str(bt.evaluate(a_model(), users, beam_size=10, m=5))
+
+
+def test_few_runs_have_wide_intervals():
+    """Of 1, 2, 3, 4, 5 the mean is 3 and its error √0.5; 95 % of Student's t with 4 degrees are within 2.776."""
+    found = cell("table", {}, [1.0, 2.0, 3.0, 4.0, 5.0], None, None)
+    assert found.half == pytest.approx(2.776 * math.sqrt(0.5))
+    assert half_interval(1.0, 31) == pytest.approx(2.042 / math.sqrt(31))
+    assert half_interval(1.0, 32) == pytest.approx(INTERVAL / math.sqrt(32))
+    assert half_interval(0.5, 1) == INTERVAL * 0.5  # one run over many users
+    stats = pytest.importorskip("scipy.stats")
+    assert list(STUDENT) == pytest.approx([stats.t.ppf(0.975, n) for n in range(1, 31)], abs=6e-4)
+
+
+def test_pictures_mark_the_best_and_say_what_is_drawn(tmp_path, monkeypatch):
+    def result(row, values, kept=False):
+        return Result(row, values.view(-1, 1, 1), (10,), ("recall",), 1.0, 2.0, 3, (), "cpu", kept)
+
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    high = torch.rand(50, generator=torch.Generator().manual_seed(0)) / 10 + 0.9
+    plots.plot_comparison([result("otm", high, True), result("als", high / 2)], tmp_path / "table.png")
+    cells = [Cell("table2", {"row": r, "m": 1}, v, 0.1, 5, None, None) for r, v in (("plt", 3.0), ("otm", 2.0))]
+    plots.plot_bars(cells, tmp_path / "table2.png")
+    (bars,), (panel,) = figures[0].axes, figures[1].axes
+    assert bars.get_xlim() == (0, 100)
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["otm †", "als"]
+    caption = figures[0].get_supxlabel().replace("\n", " ")
+    assert "50 users, seen items left in; bars: the mean over users, lines: its 95 % interval" in caption
+    assert "green: the best row" in caption
+    assert "† training found nothing better" in caption
+    assert [(text.get_text(), text.xy[0]) for text in panel.texts] == [("best", 1)]
+
+
+def test_timing_measures_every_method():
+    cells = timing(5, 4, 4, 2, adam, "cpu")
+    assert [cell.key["row"] for cell in cells] == ["plt", "tdm", "otm"]
+    assert all(cell.value > 0 for cell in cells)

@@ -67,6 +67,8 @@ def test_a_prepared_folder(prepared):
 
 @pytest.mark.parametrize(("recipe", "tree"), [("paper", "random"), ("beamtree", "cluster")])
 def test_a_training_of_50_steps_and_a_retrieval(recipe, tree, prepared):
+    if recipe == "beamtree" and not SAME_MACHINE:
+        pytest.skip("factors depend on how a machine rounds, and these were taken on another")
     before = BEFORE["training"][recipe]
     data = bt.load_data(prepared)
     checks = []
@@ -84,7 +86,7 @@ def test_a_training_of_50_steps_and_a_retrieval(recipe, tree, prepared):
         assert digest.hexdigest() == before["best"]["digest"]
         assert checks == before["recall"]
         assert items.tolist() == before["items"]
-    elif recipe == "paper":
+    else:
         for name, parts in before["best"]["parts"].items():
             value = weights[name].double().flatten()
             now = [float(value.sum()), float(value.abs().sum()), *value[:4].tolist()]

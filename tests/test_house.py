@@ -39,14 +39,15 @@ def test_the_pairs_of_the_door_match():
 @pytest.mark.parametrize("name", sorted(set(bt.__all__) - {"PAD"}))
 def test_arguments_of_the_door_are_listed_one_by_one_where_there_are_many(name):
     thing = getattr(bt, name)
-    functions = [thing] if inspect.isfunction(thing) else [m for n, m in vars(thing).items() if n[0] != "_"]
-    for function in filter(inspect.isfunction, functions):
-        arguments = [word for word in inspect.signature(function).parameters if word != "self"]
+    methods = [] if inspect.isfunction(thing) else [each for key, each in vars(thing).items() if key[0] != "_"]
+    methods = [each.__func__ if isinstance(each, classmethod) else each for each in methods]
+    for described in (thing, *filter(inspect.isfunction, methods)):  # a class describes what makes it
+        arguments = [word for word in inspect.signature(described).parameters if word not in ("self", "cls")]
         if len(arguments) <= 4:
             continue
-        text = inspect.getdoc(function) or ""
+        text = inspect.getdoc(described) or ""
         for argument in arguments:
-            assert re.search(rf"^    {argument}: ", text, flags=re.M), f"{function.__qualname__}: {argument}"
+            assert re.search(rf"^    {argument}: ", text, flags=re.M), f"{described.__qualname__}: {argument}"
 
 
 def test_one_version():

@@ -355,7 +355,7 @@ def test_the_command_takes_other_users_and_another_picture(a_run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--beam-size", "10"], "--m 200 with --beam-size 10: at most so many items can be retrieved"),
+        (["run", "--beam-size", "10"], "--m 200 with --beam-size 10: the beam holds fewer items than that"),
         (["run", "--m", "many"], "give whole numbers separated by commas"),
         (["run", "--split", "val"], "data has no val users: choose another --split, or prepare with --val-users"),
         (["run", "--split", "all"], "choose test, val or train"),

@@ -68,7 +68,7 @@ def test_learning_splits_every_group_as_well_as_can_be(seed, num_items):
     logits = torch.randn(6, tree.num_nodes, generator=generator) * 2
     y = torch.randint(num_items, (6, 3), generator=generator)
     data = Instances(FixedScorer.every(6), y)
-    learned = learn_tree(bt.TreeModel(tree, FixedScorer(logits)), data, gap=1, stay=0.0)
+    learned = learn_tree(bt.TreeModel(tree, FixedScorer(logits)), data, levels_at_once=1, stay=0.0)
     assert sorted(learned.items().tolist()) == sorted(tree.items().tolist())
     assert ((learned.items() == PAD) == (tree.items() == PAD)).all()  # the same slots are taken
     log_p = torch.nn.functional.logsigmoid(logits)
@@ -99,7 +99,7 @@ def test_the_way_down_to_the_first_level_finds_about_the_best_there_is(seed, gap
     logits = torch.randn(5, tree.num_nodes, generator=generator) * 3
     y = torch.randint(6, (5, 2), generator=generator)
     model = bt.TreeModel(tree, FixedScorer(logits), first_level=first)
-    learned = learn_tree(model, Instances(FixedScorer.every(5), y), gap=gap, stay=0.0)
+    learned = learn_tree(model, Instances(FixedScorer.every(5), y), levels_at_once=gap, stay=0.0)
     span = tree.level(first)
     weights = torch.zeros(6, len(span))
     for row, targets in enumerate(y.tolist()):
@@ -123,10 +123,10 @@ def test_with_little_room_items_go_down_in_smaller_steps_to_nearly_as_good_a_tre
         nodes = tree.ancestor(tree.leaf_of_item(data.y), 4)
         return float(torch.nn.functional.logsigmoid(logits.gather(1, nodes)).sum())
 
-    at_once, stepwise = (total(learn_tree(model, data, stay=0.0, room=room)) for room in (64 * 16, 64 * 4))
+    at_once, stepwise = (total(learn_tree(model, data, stay=0.0, max_weights=room)) for room in (64 * 16, 64 * 4))
     assert at_once > total(tree)
     assert stepwise - total(tree) > 0.5 * (at_once - total(tree))
-    assert learn_tree(model, data, room=64).num_items == 64  # not even room for one level
+    assert learn_tree(model, data, max_weights=64).num_items == 64  # not even room for one level
 
 
 def test_an_item_without_instances_stays_and_so_does_everything_that_gains_too_little():
@@ -254,4 +254,4 @@ def test_trees_with_one_item_and_of_any_shape_can_be_learned():
         tree = Tree(torch.arange(items), arity)
         scorer = FixedScorer(torch.randn(4, tree.num_nodes))
         data = Instances(FixedScorer.every(4), torch.randint(items, (4, 2)))
-        assert learn_tree(bt.TreeModel(tree, scorer), data, gap=3).num_items == items
+        assert learn_tree(bt.TreeModel(tree, scorer), data, levels_at_once=3).num_items == items

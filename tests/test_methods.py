@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import oracle
 import pytest
@@ -162,3 +163,18 @@ def test_gradient_flows_only_to_trained_nodes(generator):
     methods.otm(3).loss(model, x, y, generator).backward()
     moved = set(model.scorer.table.weight.grad.abs().sum(1).nonzero().flatten().tolist())
     assert moved == trained
+
+
+def test_samplers_that_one_function_made_are_told_apart():
+    """What a function was made with is part of what a method is."""
+
+    def every(step):
+        def sampler(query, positives, generator):
+            yield from ((level, query.tree.mask.nodes(level)[::step].unsqueeze(0)) for level in query.levels)
+
+        return sampler
+
+    first, second = (bt.Method("own", every(step), bt.plt().labels).describe() for step in (1, 2))
+    assert first["candidates"] != second["candidates"]
+    given = bt.Method("own", partial(every, 3), bt.plt().labels).describe()
+    assert given["candidates"].endswith("every(3)")

@@ -1,6 +1,8 @@
 """A scorer, a method and a tree builder from outside the package: trained, saved, loaded and compared."""
 
 import importlib.util
+import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +11,12 @@ import torch
 
 import beamtree as bt
 from beamtree.compare import Plan, Row, compare, tree_row
-from beamtree.compare.results import markdown
+from beamtree.compare.plan import ReadyRow
+from beamtree.compare.results import markdown, records
+from beamtree.compare.rows import steps_of
+from beamtree.evaluate import leaving_out
 from beamtree.ingest.simulate import simulate
+from beamtree.train.recipes import RECIPES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -64,6 +70,11 @@ def test_no_rows_of_nodes_no_carrying_over(shop):
         shop.model.on_tree(bt.random_tree(shop.data.num_items))
 
 
+def plan_of(data, folder, **more):
+    settings = {"beam_size": 10, "batch_size": 40, "steps": 2, "m": (5, 10), "test_beam": 50, **more}
+    return Plan(data, bt.random_tree(data.num_items), folder, **settings)
+
+
 def test_they_are_rows_of_a_comparison(data, tmp_path):
     own = {
         "mine": Row(
@@ -75,9 +86,7 @@ def test_they_are_rows_of_a_comparison(data, tmp_path):
             scorers=(SCORER.MeanScorer,),
         )
     }
-    plan = Plan(
-        data, bt.random_tree(data.num_items), tmp_path, beam_size=10, batch_size=40, steps=20, m=(5, 10), test_beam=50
-    )
+    plan = plan_of(data, tmp_path, steps=20)
     found = compare(plan, ["popularity", "otm", "mine"], own)
     assert [result.row for result in found] == ["popularity", "otm", "mine"]
     assert "| mine |" in markdown(found).replace(" † ", " ")
@@ -98,3 +107,100 @@ def test_a_method_is_what_it_does_and_not_what_it_is_called(data, tmp_path):
     run(model, method=bt.otm(10), checkpoints=Checkpoints(tmp_path / "run"))
     with pytest.raises(ValueError, match="candidates=beam_candidates"):
         run(model, method=impostor, checkpoints=Checkpoints(tmp_path / "run", resume=True))
+
+
+def first_items(name, row, plan, note):
+    """A row that finds the same items for everybody."""
+    items = torch.arange(plan.data.num_items)
+    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), -items[:m].expand(len(x), -1)), max(plan.m))
+    return ReadyRow(found, num_bytes=0)
+
+
+def last_items(name, row, plan, note):
+    """The opposite."""
+    items = torch.arange(plan.data.num_items).flip(0)
+    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), items[:m].expand(len(x), -1)), max(plan.m))
+    return ReadyRow(found, num_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Row(tree_row, "tree", bt.otm(10)), "method=plt, not otm"),
+        (Row(tree_row, "tree", replace(bt.plt(), labels=bt.otm(10).labels)), "labels=every_positive, not best_child"),
+        (Row(tree_row, "tree", bt.plt(), scorer=SCORER.mean_scorer), "scorer=None, not mean_scorer"),
+        (Row(tree_row, "tree", bt.plt(), tree=TREE.tree_by_id), "tree="),
+        (Row(tree_row, "tree", bt.plt(), joint=True), "joint=False, not True"),
+    ],
+)
+def test_a_finished_row_is_not_another_of_the_same_name(data, tmp_path, other, said):
+    plan, first = plan_of(data, tmp_path), Row(tree_row, "tree", bt.plt())
+    before = compare(plan, ["mine"], {"mine": first})
+    with pytest.raises(ValueError, match=rf"mine\.json was made with {said}"):
+        compare(plan, ["mine"], {"mine": other})
+    assert torch.equal(compare(plan, ["mine"], {"mine": first})[0].values, before[0].values)
+
+
+def test_a_finished_row_without_a_tree_is_not_another_of_the_same_name(data, tmp_path):
+    plan = plan_of(data, tmp_path)
+    compare(plan, ["mine"], {"mine": Row(first_items)})
+    with pytest.raises(ValueError, match=r"mine\.json was made with make=first_items, not last_items"):
+        compare(plan, ["mine"], {"mine": Row(last_items)})
+
+
+def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(data, tmp_path):
+    def missed(hit, relevant, m):
+        """The share of relevant items that are not among the first m."""
+        return 1 - hit[:, :m].sum(1) / relevant
+
+    recipe = replace(RECIPES["beamtree"], lr=0.01)
+    plan = plan_of(data, tmp_path, metrics=("recall", missed), recipe=recipe)
+    found = compare(plan, ["otm"])[0]
+    assert found.metrics == ("recall", "missed")
+    assert found.evaluation["missed", 10] == pytest.approx(1 - found.evaluation["recall", 10])
+    assert {"recall", "missed"} < {cell["metric"] for cell in json.loads(json.dumps(records([found])))}
+    assert torch.equal(compare(plan, ["otm"])[0].values, found.values)
+    assert json.loads((tmp_path / "otm" / "run.json").read_text())["recipe"] == "own"
+    with pytest.raises(ValueError, match=r"recipe_parts=.*'lr': 0.01"):
+        compare(replace(plan, recipe=replace(recipe, lr=0.02)), ["otm"])
+
+
+def test_a_row_of_yours_called_tdm_is_trained_as_you_say(data, tmp_path):
+    compare(plan_of(data, tmp_path / "table"), ["tdm"])
+    assert not bt.load_model(tmp_path / "table" / "tdm").scorer.lift  # the history at its leaves, as published
+    compare(plan_of(data, tmp_path / "mine"), ["tdm"], {"tdm": Row(tree_row, "tree", bt.tdm(20))})
+    assert bt.load_model(tmp_path / "mine" / "tdm").scorer.lift
+
+
+def broken(name, row, plan, note):
+    raise ValueError("it does not work here")
+
+
+def test_a_row_that_fails_does_not_cost_the_table(data, tmp_path):
+    said = []
+    plan = plan_of(data, tmp_path, say=said.append)
+    own = {"broken": Row(broken), "jtm": Row(broken, "tree", "tdm"), "mine": Row(first_items)}
+    found = compare(plan, ["broken", "mine", "popularity"], own)
+    assert [result.row for result in found] == ["mine", "popularity"]
+    assert "broken: skipped: it does not work here" in said
+    with pytest.raises(ValueError, match="it does not work here"):
+        compare(plan, ["broken"], own)
+    found = compare(plan, ["popularity", "otm", "jtm"], own)
+    assert [result.row for result in found] == ["popularity"]
+    assert "otm: skipped: it shares the tree of jtm, which was skipped" in said
+
+
+def test_a_metric_that_fails_fails_before_any_training(data, tmp_path):
+    def wrong(hit, relevant, m):
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        compare(plan_of(data, tmp_path, metrics=(wrong,)), ["otm"])
+    assert not (tmp_path / "otm").exists()
+
+
+def test_the_steps_of_rows_of_your_own_are_counted(data, tmp_path):
+    own = {"mine": Row(tree_row, "tree", OWN), "first": Row(first_items), "learned": Row(tree_row, "tree", joint=True)}
+    plan = plan_of(data, tmp_path, steps=100)
+    assert steps_of(plan, ["mine", "first", "otm"], own) == 200
+    assert steps_of(plan, ["learned"], own) == 175

@@ -482,6 +482,7 @@ def test_the_summary_can_be_done_in_the_head():
         ("user,item\nu,i\n", {"time": "when"}, "no column 'when' for `time`: the columns are user, item"),
         ("user,item\nu,i\n", {"user": "item", "item": "item"}, "must be different columns"),
         ('user,item\n"a\nb",i\na,i\n', {}, r"the id 'a\\nb' of a user has a line break inside"),
+        ('user,item\na,"i\nj"\na,i\n', {}, r"the id 'i\\nj' of an item has a line break inside"),
         ("user,item\nu,i\nu,i,9\n", {}, "cannot be read: found more fields"),
         ("user,item\nu,\xff\n", {}, "cannot be read: invalid utf-8"),
         ("user,item\nu,i\n", {"min_events": 1}, "min_events=1: a user needs 2"),

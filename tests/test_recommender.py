@@ -1,5 +1,9 @@
 """The front door: a frame in, recommendations out, strings all the way."""
 
+import copy
+import gc
+import random
+
 import numpy as np
 import polars as pl
 import pytest
@@ -177,3 +181,134 @@ def test_nothing_learned_nothing_recommended(shop, tmp_path):
         shop.recommend()
     with pytest.raises(ValueError, match="is no run"):
         bt.Recommender.load(tmp_path)
+
+
+def small_log(prefix, seed):
+    draw = random.Random(seed)
+    rows = [(f"u{user}", f"{prefix}{draw.randrange(25)}") for user in range(20) for _ in range(12)]
+    return pl.DataFrame(rows, schema=["user", "item"], orient="row")
+
+
+QUICK = {"steps": 1, "beam_size": 4, "batch_size": 10}
+
+
+def test_a_run_may_be_saved_over_another_and_who_reads_the_old_one_reads_on(tmp_path):
+    run, prepared = tmp_path / "run", tmp_path / "prepared"
+    bt.Recommender(**QUICK).fit(small_log("a", 1)).save(run)
+    reader = bt.Recommender.load(run)
+    before = reader.recommend(users=["u1"], m=3)
+    bt.prepare(small_log("b", 2), prepared)
+    bt.Recommender(**QUICK).fit(prepared).save(run)
+    assert reader.recommend(users=["u1"], m=3).equals(before)
+    again = bt.Recommender.load(run)
+    assert all(item.startswith("b") for item in again.recommend(users=["u1"], m=3)["item"])
+    assert not (run / "data").exists()
+    bt.Recommender(**QUICK).fit(small_log("c", 3)).save(run)
+    assert all(item.startswith("c") for item in bt.Recommender.load(run).recommend(users=["u1"], m=3)["item"])
+
+
+def test_ids_stay_with_a_model_whatever_becomes_of_the_files(tmp_path):
+    model = bt.Recommender(**QUICK).fit(small_log("a", 1)).model  # the object and its folder are gone
+    gc.collect()
+    bt.save_model(model, tmp_path / "model")
+    loaded = bt.load_model(tmp_path / "model")
+    other = bt.Recommender(**QUICK).fit(small_log("b", 2)).model
+    for _ in range(2):
+        bt.save_model(other, tmp_path / "model")
+    assert loaded.ids.names == model.ids.names
+    assert all(name.startswith("a") for name in copy.deepcopy(loaded).ids.names)
+
+
+def test_a_model_of_save_model_is_loaded_too(tmp_path):
+    shop = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    bt.save_model(shop.model, tmp_path / "model")
+    again = bt.Recommender.load(tmp_path / "model")
+    assert again.recommend(["a1"], m=3).equals(shop.recommend(["a1"], m=3))
+    with pytest.raises(ValueError, match="the log of this recommender is not here"):
+        again.recommend(users=["u1"])
+
+
+def test_a_fit_that_fails_leaves_what_was_there(shop):
+    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    before = ours.recommend(users=["u1"], m=3)
+
+    def stop(step, recall):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ours.fit(small_log("b", 2), val_users=2, on_check=stop)
+    assert ours.recommend(users=["u1"], m=3).equals(before)
+    with pytest.raises(ValueError, match="prepared already"):
+        ours.fit(shop.data, min_events=3)
+    assert ours.recommend(users=["u1"], m=3).equals(before)
+
+
+def test_a_loaded_recommender_does_not_need_its_log_for_a_history(tmp_path):
+    bt.prepare(small_log("a", 1), tmp_path / "prepared")
+    bt.Recommender(**QUICK).fit(tmp_path / "prepared").save(tmp_path / "run")
+    bt.prepare(small_log("b", 2), tmp_path / "prepared")  # tonight's log in the place of yesterday's
+    again = bt.Recommender.load(tmp_path / "run")
+    assert len(again.recommend(["a1", "a2"], m=4)) == 4
+    with pytest.raises(ValueError, match="holds other items"):
+        again.recommend(users=["u1"])
+
+
+def test_what_is_no_list_of_ids_is_not_taken_for_one(shop):
+    for wrong in (pl.DataFrame({"item": ["a"]}), shop.data.test, torch.tensor([1, 2])):
+        with pytest.raises(ValueError, match="is no list of ids"):
+            shop.recommend(wrong)
+        with pytest.raises(ValueError, match="is no list of ids"):
+            shop.recommend([], allowed=wrong)
+
+
+def test_a_user_who_is_asked_for_twice_is_answered_twice(shop):
+    user = shop.data.users[0]
+    found = shop.recommend(users=[user, user], m=2)
+    assert found["user"].to_list() == [user] * 4
+    empty = shop.recommend(users=[user], allowed=[])
+    assert empty.schema == found.schema
+    assert len(empty) == 0
+
+
+def test_a_scorer_may_be_a_class():
+    class Flat(bt.Scorer):
+        """The same for everybody."""
+
+        def __init__(self, num_nodes, *, seed=0):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(num_nodes))
+
+        def context(self, tree, x):
+            return x
+
+        def forward(self, context, level, nodes):
+            scores = self.bias[nodes.clamp(min=0)].expand(len(context), -1)
+            return scores.masked_fill(nodes == bt.PAD, -torch.inf)
+
+        def settings(self):
+            return {"num_nodes": len(self.bias)}
+
+    ours = bt.Recommender(scorer=Flat, **QUICK).fit(small_log("a", 1))
+    assert isinstance(ours.model.scorer, Flat)
+    assert len(ours.recommend(["a1"], m=5)) == 5
+
+
+def test_zero_is_a_number_and_not_a_default(shop):
+    for how in ({"beam_size": 0}, {"batch_size": 0}, {"nodes": 0}):
+        with pytest.raises(ValueError, match=r"=0: must be at least 1"):
+            bt.Recommender(**how).fit(shop.data)
+    with pytest.raises(ValueError, match="beam_size=0"):
+        shop.recommend([shop.ids[0]], beam_size=0)
+
+
+def test_a_recommenders_run_is_finished_and_not_resumed(tmp_path):
+    bt.prepare(small_log("a", 1), tmp_path / "prepared")
+    bt.Recommender(**QUICK).fit(tmp_path / "prepared").save(tmp_path / "run")
+    words = ("--steps", "1", "--beam-size", "4", "--batch-size", "10", "--resume")
+    done = beamtree("train", "prepared", "--out", "run", *words, folder=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "no checkpoint to go on from" in done.stderr
+
+
+def test_the_advice_knows_how_the_model_was_trained(shop):
+    assert bt.inspect(shop.model, shop.data.test, beam_size=20, m=(10,)).trained_on_beams

@@ -422,7 +422,10 @@ def fails(done, message):
         (["--input", "empty.csv", "--output", "out.csv"], "empty.csv is empty"),
         (["--input", "no.parquet", "--output", "out.csv"], "no.parquet cannot be read"),
         (["--input", "struct.jsonl", "--output", "out.csv"], "column 'history' holds Struct"),
-        (["--history", "007", "--m", "11", "--beam-size", "10"], "--m 11 with --beam-size 10: at most so many items"),
+        (
+            ["--history", "007", "--m", "11", "--beam-size", "10"],
+            "--m 11 with --beam-size 10: the beam holds fewer items",
+        ),
         (["--history", "007", "--m", "0"], "--m"),
         (["--history", "007", "--device", "tpu"], "is not here"),
         (["--history", "007", "--json", "folder.csv"], "folder.csv cannot be written: it is a folder"),

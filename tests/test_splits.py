@@ -11,6 +11,7 @@ from command import beamtree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beamtree.answers import history_of_user
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.ingest import arrays
@@ -189,9 +190,27 @@ def test_fewer_users_may_validate_and_test(tmp_path):
         found.append({split: list(users) for split, users in told(tmp_path / "out").items()})
     assert found[0] == found[1]
     assert found[0] != found[2]
-    for split, options in (("leave-one-out", {"val_users": 9}), ("time:3", {"val_users": 1, "test_users": 3})):
+    for split, options in (("leave-one-out", {"val_users": 4}), ("time:3", {"val_users": 1, "test_users": 3})):
         prepare(path, tmp_path / "out", min_events=2, split=split, **options)
     assert {split: len(users) for split, users in told(tmp_path / "out").items()} == {"train": 4, "val": 1, "test": 3}
+
+
+def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
+    path = write(tmp_path, LOG)
+    expected = {
+        "halves": {"train": 6, "val": 6, "test": 6},
+        "time:3": {"train": 3, "val": 6, "test": 6},
+        "leave-one-out": {"train": 4, "val": 5, "test": 6},
+    }
+    for split, lengths in expected.items():
+        prepare(
+            path, tmp_path / "out", min_events=2, split=split, val_users=1 + (split == "leave-one-out"), test_users=1
+        )
+        data, sections = load_data(tmp_path / "out"), told(tmp_path / "out")
+        for user in "abcd":
+            last = [name for name in SPLITS if user in sections[name]][-1]
+            assert len(history_of_user(data, user).items) == lengths[last], (split, user)
+        assert {name for name in SPLITS if sections[name]} == set(SPLITS)
 
 
 # Bad input
@@ -209,6 +228,14 @@ def test_fewer_users_may_validate_and_test(tmp_path):
         (
             {"split": "time:3", "test_users": 5},
             "0 validation and 5 test users are more than the 4 who have events both",
+        ),
+        (
+            {"split": "leave-one-out", "test_users": 5},
+            "5 test users are more than the 4 of the log: lower `test_users`",
+        ),
+        (
+            {"split": "leave-one-out", "val_users": 9},
+            "9 validation users are more than the 4 of the log: lower `val_users`",
         ),
         ({"min_item_events": 0}, "min_item_events=0: an item has 1 event at least"),
         ({"min_item_events": 5}, "but 0 and 0 are left of 24 rows, 4 users with few events, 6 items with few events"),

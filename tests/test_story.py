@@ -10,20 +10,8 @@ import beamtree as bt
 from beamtree.baselines.item_cf import item_cf_nearest
 from beamtree.evaluate import measure
 
-TRAIN = [
-    "train",
-    "prepared",
-    "--out",
-    "run",
-    "--beam-size",
-    "8",
-    "--nodes",
-    "16",
-    "--epochs",
-    "3",
-    "--batch-size",
-    "40",
-]
+TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]
+TRAIN += ["--batch-size", "40"]
 SMALL = ["--beam-size", "50", "--m", "10,50"]
 
 
@@ -168,7 +156,7 @@ def test_every_method_and_recipe_can_be_named(story):
         (["train", "prepared", "--out", "x", "--seed", "99999999999999999999"], "--seed"),
         (["demo", "--out", "market.parquet"], "market.parquet is there already"),
         (["evaluate", "nowhere"], "nowhere is no run"),
-        (["evaluate", "run", "--m", "500"], "--m 500 with --beam-size 400: at most so many items can be retrieved"),
+        (["evaluate", "run", "--m", "500"], "--m 500 with --beam-size 400: the beam holds fewer items than that"),
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
         (["evaluate", "run", "--metrics", "map"], "metric 'map' is unknown: choose from precision"),
         (["evaluate", "run", "--metrics", ","], "nothing to measure: give an m and a metric of precision"),

@@ -2,11 +2,14 @@
 
 import datetime
 
+import numpy as np
 import polars as pl
 import pytest
+from command import beamtree
 
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
+from beamtree.ingest.simulate import simulate
 from beamtree.ingest.times import TimeScale
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
@@ -44,10 +47,57 @@ def test_numbers_are_in_the_unit_of_the_log(tmp_path, factor, date, before):
     assert load_data(tmp_path / "out").train.events.counts().tolist() == [before] * 4
 
 
+@pytest.mark.parametrize("unit", [1, 10**3, 10**6, 10**9])
+@pytest.mark.parametrize("date", ["2020-12-31", "2020-12-31 01:00:00+01:00", "1609372800"])
+@pytest.mark.parametrize("kind", [int, str, lambda number: number + 0.25])
+def test_a_date_is_read_in_the_unit_of_unix_times(tmp_path, unit, date, kind):
+    days = 1_609_372_800 + 86_400 * pl.int_range(
+        -3, 3, eager=True
+    )  # three before 2020-12-31, then that day and two more
+    rows = [(user, item, kind(days[time] * unit)) for user, item, time in LOG]
+    date = str(int(date) * unit) if date.isdigit() else date
+    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
+    assert load_data(tmp_path / "out").train.events.counts().tolist() == [3, 3, 3, 3]
+
+
+def test_a_few_wrong_times_do_not_hide_the_unit(tmp_path):
+    rows = [(user, item, 1_600_000_000 + 86_400 * time) for user, item, time in LOG]
+    rows += [("a", "m", 0), ("b", "m", -5), ("c", "m", 10**15)]
+    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split="time:2020-09-16")
+    assert load_data(tmp_path / "out").train.events.counts().tolist() == [4, 4, 3, 3]
+
+
+@pytest.mark.parametrize("first", [0, 500_000_000, 5_000_000_000, 10**14])
+def test_other_numbers_are_not_read_as_dates(tmp_path, first):
+    path = write(tmp_path, [(user, item, first + time) for user, item, time in LOG])
+    with pytest.raises(ValueError, match="'2020-09-16' cannot be read; the times of the log are numbers"):
+        prepare(path, tmp_path / "out", min_events=2, split="time:2020-09-16")
+
+
+def test_a_made_up_market_is_split_at_a_date(tmp_path):
+    simulate(tmp_path / "market.parquet", users=300, items=100, events=6000)
+    done = beamtree("prepare", "market.parquet", "--out", "out", "--split", "time:2024-06-01", folder=tmp_path)
+    assert "what users do from 2024-06-01 on is to be predicted" in done.stdout
+    moment = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC).timestamp()
+    data = load_data(tmp_path / "out")
+    times = np.load(tmp_path / "out" / "times.npy")
+    train = int(data.train.events.counts().sum())
+    assert times[:train].max() < moment <= times[train:].max()
+    late = beamtree(
+        "prepare", "market.parquet", "--out", "out", "--split", "time:2034-06-01", folder=tmp_path, check=False
+    )
+    assert late.returncode == 2
+    assert "it is after all events, which are from 2023-11-1" in " ".join(late.stderr.split())
+
+
 def test_times_are_shown_as_they_were_written():
     assert TimeScale(dates=False).show(1_600_000_000) == "1600000000"
     assert TimeScale(dates=False, factor=1_000_000).show(2_500_000) == "2.5"
     assert TimeScale(dates=True).show(86_400_000_000) == "1970-01-02 00:00:00"
     assert TimeScale(dates=True).show(2**62).endswith("microseconds since 1970")
+    assert TimeScale(dates=False, unit=1).show(1_600_000_000) == "2020-09-13 12:26:40"
+    assert TimeScale(dates=False, unit=1).read("9999-12-31") == 253_402_214_400
+    assert TimeScale(dates=False, unit=10**9).read("9999-12-31") == 2**63 - 1
+    assert TimeScale(dates=False, unit=1).read("2020-09-13 12:26:39.5") == 1_600_000_000
     assert TimeScale(dates=False).read("1e30") == 2**63 - 1
     assert TimeScale(dates=False).read("nan") is TimeScale(dates=False).read("1e9999999999") is None

@@ -37,8 +37,10 @@ class Answer(NamedTuple):
     is_popular: bool = False  # whether this is what everybody likes, for want of anything known
 
 
-def split_ids(text: str) -> list[str]:
-    """The ids of a history that is written as text: a JSON list, or words between spaces, commas or |."""
+def split_ids(text: str, ids: Ids | None = None) -> list[str]:
+    """The ids of a history that is written as text: one of these ids, JSON, or words between spaces, commas or |."""
+    if ids is not None and text.strip() and ids.find([text])[0] is not None:
+        return [as_id(text)]
     listed = json_list(text)
     if listed is not None:
         return [as_id(name) for name in listed if name is not None and as_id(name)]
@@ -46,14 +48,14 @@ def split_ids(text: str) -> list[str]:
 
 
 def json_list(text: str) -> list[object] | None:
-    """The entries of a list that is written as JSON; None where the text is none."""
-    if not text.lstrip().startswith("["):
+    """The entries of a list, or the one string, that is written as JSON; None where the text is neither."""
+    if not text.lstrip().startswith(("[", '"')):
         return None
     try:
         found = json.loads(text)
     except (json.JSONDecodeError, RecursionError):  # an id such as [a]
         return None
-    return found if isinstance(found, list) else None
+    return found if isinstance(found, list) else [found] if isinstance(found, str) else None
 
 
 def read_history(ids: Ids, history: Iterable[object]) -> History:
@@ -64,14 +66,14 @@ def read_history(ids: Ids, history: Iterable[object]) -> History:
     return History([number for number in numbers if number is not None], unknown)
 
 
-def read_histories(ids: Ids, histories: Any) -> tuple[str, dict[Any, History]]:
+def read_histories(ids: Ids, histories: Any) -> tuple[str, list[tuple[Any, History]]]:
     """One history, several in a list, or several by user; and what a column that tells them apart is called."""
     if isinstance(histories, Mapping):
-        return "user", {as_id(user): read_history(ids, _listed(each)) for user, each in histories.items()}
-    histories = _listed(histories)
+        return "user", [(as_id(user), read_history(ids, listed(each))) for user, each in histories.items()]
+    histories = listed(histories)
     if all(_is_id(each) for each in histories):
-        return "", {0: read_history(ids, histories)}
-    return "history", {place: read_history(ids, _listed(each)) for place, each in enumerate(histories)}
+        return "", [(0, read_history(ids, histories))]
+    return "history", [(place, read_history(ids, listed(each))) for place, each in enumerate(histories)]
 
 
 def _is_id(value: object) -> bool:
@@ -79,7 +81,11 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) or not isinstance(value, Iterable)
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Ids as a list: one id, or any list of them; a ValueError for what holds something else."""
+    if isinstance(value, Tensor | NodeMask | Mapping) or hasattr(value, "columns") or hasattr(value, "batch"):
+        kind = type(value).__name__
+        raise ValueError(f"a {kind} is no list of ids: give ids in a list, or a dict from user to list")
     return [value] if _is_id(value) else list(value)
 
 
@@ -111,7 +117,7 @@ def item_filter(
 
 
 def _known(ids: Ids, names: Iterable[object]) -> Tensor:
-    return torch.tensor([number for number in ids.find(_listed(names)) if number is not None], dtype=torch.int64)
+    return torch.tensor([number for number in ids.find(listed(names)) if number is not None], dtype=torch.int64)
 
 
 def answer(
@@ -156,6 +162,17 @@ def answer(
         Answer([ids[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
         for row, score, count, history, popular in rows
     ]
+
+
+def as_columns(key: str, names: Sequence[Any], answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """One row per item: whose it is, in a column called `key` if that is not empty, and rank, item and score."""
+    columns: dict[str, list[Any]] = {}
+    if key:
+        columns[key] = [name for name, each in zip(names, answers, strict=True) for _ in each.items]
+    columns["rank"] = [rank for each in answers for rank in range(1, len(each.items) + 1)]
+    columns["item"] = [item for each in answers for item in each.items]
+    columns["score"] = [score for each in answers for score in each.scores]
+    return columns
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> Tensor:

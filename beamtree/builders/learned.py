@@ -12,9 +12,9 @@ from beamtree.model import Query, TreeModel
 from beamtree.seeds import mix
 from beamtree.tree import PAD, Tree, distinct
 
-GAP = 2  # levels at a time
+LEVELS_AT_ONCE = 2  # levels at a time
 PASSES = 2  # over instances that are drawn
-ROOM = 1 << 29  # weights, of all items, that a step holds at most
+MAX_WEIGHTS = 1 << 29  # weights, of all items, that a step holds at most
 WORST = -100.0  # log p of a node that nothing lies below
 STAY = 5.0  # log p that an item gains by staying where it is: few instances alone do not move it
 
@@ -24,10 +24,10 @@ def learn_tree(
     model: TreeModel,
     data: Data,
     *,
-    gap: int = GAP,
+    levels_at_once: int = LEVELS_AT_ONCE,
     passes: int = PASSES,
     stay: float = STAY,
-    room: int = ROOM,
+    max_weights: int = MAX_WEIGHTS,
     batch_size: int = 256,
     seed: int = 0,
 ) -> Tree:
@@ -41,15 +41,15 @@ def learn_tree(
     Args:
         model: a trained model, whose tree is the old one.
         data: instances that say where items are looked for.
-        gap: levels at a time.
+        levels_at_once: that items go down in a step.
         passes: readings of instances that are drawn anew each time; weights are their mean.
         stay: log p that an item gains by staying, so that few instances do not move it by chance.
-        room: weights, of all items, that a step holds at most.
+        max_weights: weights, of all items, that a step holds at most.
         batch_size: instances that are scored together.
         seed: of the instances that are drawn.
     """
-    if gap < 1 or passes < 1:
-        raise ValueError(f"gap={gap}, passes={passes}: both are at least 1")
+    if levels_at_once < 1 or passes < 1:
+        raise ValueError(f"levels_at_once={levels_at_once}, passes={passes}: both are at least 1")
     tree = model.tree
     tree.check_items(data.item_numbers())
     data = data.to(tree.device)
@@ -57,7 +57,7 @@ def learn_tree(
     turns = passes if data.varies else 1  # else every pass would be the same
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level = 0
-    for bottom in _steps(tree, model.first_level, gap, room):
+    for bottom in _steps(tree, model.first_level, levels_at_once, max_weights):
         weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
         for x, y in _instances(data, turns, batch_size, seed, tree.device):
             _add(weights, model.query(x), y, place, level, bottom)
@@ -69,11 +69,11 @@ def learn_tree(
     return Tree(slots, tree.arity, admit_empty=tree.admit_empty)
 
 
-def _steps(tree: Tree, first: int, gap: int, room: int) -> Iterator[int]:
-    """The level that each step goes down to: few large steps to the first that is trained, then `gap` at a time."""
-    most = max(h for h in range(1, tree.height + 1) if h == 1 or tree.num_items * tree.arity**h <= room)
+def _steps(tree: Tree, first: int, levels_at_once: int, max_weights: int) -> Iterator[int]:
+    """The level that each step goes down to: few large steps to the first that is trained, then some at a time."""
+    most = max(h for h in range(1, tree.height + 1) if h == 1 or tree.num_items * tree.arity**h <= max_weights)
     yield from range(most, first, most)
-    yield from range(first, tree.height, gap)
+    yield from range(first, tree.height, levels_at_once)
     yield tree.height
 
 

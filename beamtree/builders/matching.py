@@ -1,4 +1,4 @@
-"""Which item goes where: matching of the highest total weight, where every place takes only so many."""
+"""Which item goes where: matching of the highest total weight, where every place has a limit."""
 
 import torch
 from torch import Tensor

@@ -12,7 +12,17 @@ from beamtree.cli.options import BeamSize, Cuts, Device, ExcludeSeen, Json, Metr
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.compare import ROWS, Plan, Result, compare
-from beamtree.compare.results import Grid, Marks, cost_grid, is_finished, legend, markdown, records, score_grid
+from beamtree.compare.results import (
+    Grid,
+    Marks,
+    cost_grid,
+    is_finished,
+    legend,
+    markdown,
+    measured_users,
+    records,
+    score_grid,
+)
 from beamtree.compare.rows import check_rows, steps_of
 from beamtree.data import load_data
 from beamtree.evaluate import named_metrics
@@ -33,7 +43,11 @@ def compare_rows(
     items: ItemsFile = None,
     vectors: VectorsFile = None,
     own_trees: Annotated[
-        bool, typer.Option("--own-trees", help="All but jtm and otm-joint keep to the first.")
+        bool,
+        typer.Option(
+            "--own-trees",
+            help="All rows but jtm and otm-joint use the first tree, not the one that jtm learns.",
+        ),
     ] = False,
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
     test_beam: BeamSize = 400,
@@ -84,7 +98,7 @@ def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
     pictures = write(plan.folder, results)
     if json is not None:
         write_json(json, records(results))
-    show(results, plan.exclude_seen)
+    show(results)
     for file in (plan.folder / "table.md", plan.folder / "table.json", *pictures):
         out.print(f"Saved {file}", highlight=False, soft_wrap=True)
     return results
@@ -97,12 +111,10 @@ def write(folder: Path, results: Sequence[Result]) -> list[Path]:
     return draw(lambda plots: plots.plot_comparison(results, folder / "table.png"), folder / "table.png")
 
 
-def show(results: Sequence[Result], exclude_seen: bool) -> None:
+def show(results: Sequence[Result]) -> None:
     """Blocks for people, in percent, and what each row costs."""
     found = records(results)
-    users = len(results[0].values)
-    seen = "seen items left out" if exclude_seen else "seen items left in"
-    _show(score_grid(found, Marks("[bold]", "[/bold]", "*")), f"{users:,} users, {seen}", legend(found), names=2)
+    _show(score_grid(found, Marks("[bold]", "[/bold]", "*")), measured_users(found), legend(found), names=2)
     _show(cost_grid(found), "What it takes", None, names=1)
     for result in results:
         for note in result.notes:

@@ -51,11 +51,11 @@ Split = Annotated[
         help="[bold]halves[/bold]: users are drawn apart for training, validation and testing; the first half of each "
         "one's events is history, the second is to be predicted. [bold]leave-one-out[/bold]: every user's last event "
         "is for testing, the last but one for validation, those before for training. [bold]time:2020-12-31[/bold]: "
-        "all events before a date (a number where times are numbers) are for training; what some users did later is "
-        "for validation and testing.",
+        "all events before a date are for training; what some users did later is for validation and testing. Give a "
+        "number instead where times are numbers other than Unix times.",
     ),
 ]
-USUAL = "5 %, at most 1,000, if not given; with leave-one-out, all."
+USUAL = "unless given, 5 %, at most 1,000; with leave-one-out, all."
 ValUsers = Annotated[int | None, typer.Option(min=0, help=f"Users for validation; {USUAL}")]
 TestUsers = Annotated[int | None, typer.Option(min=0, help=f"Users for testing; {USUAL}")]
 Seed = Annotated[int, typer.Option(min=0, help="Draws the users for validation and testing: same seed, same files.")]

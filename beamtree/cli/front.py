@@ -3,6 +3,7 @@
 import re
 import sys
 from concurrent.futures import BrokenExecutor
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -66,18 +67,24 @@ def _fail(message: str) -> int:
     return 2
 
 
-OTHER_NAMES = {"names": "format"}  # arguments whose flags are called otherwise
-PLAIN = "m|seed|patience|epochs|steps|lr|split"  # arguments of one word that errors name with their value
+@cache
+def flags() -> dict[str, str]:
+    """The flag of every argument of the library that some command takes."""
+    found = {"names": "--format"}
+    groups = [typer.main.get_command(app)]
+    for group in groups:
+        for command in getattr(group, "commands", {}).values():
+            groups.append(command)
+            found |= {each.name: each.opts[0] for each in command.params if each.name and each.opts[0][0] == "-"}
+    return found
 
 
 def as_flags(message: str) -> str:
     """A message of the library in the words of the command: `val_users` and min_events=1 become flags."""
-    message = re.sub(r"`([a-z]+(?:_[a-z]+)*)`", lambda word: _flag(word[1]), message)
-    return re.sub(rf"(?<!\w\()\b([a-z]+(?:_[a-z]+)+|{PLAIN})=(?=\S)", lambda word: _flag(word[1]) + " ", message)
-
-
-def _flag(name: str) -> str:
-    return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
+    message = re.sub(r"`([a-z_]+)`", lambda word: flags().get(word[1], word[0]), message)
+    # Not inside a path or a call: event_date=2020 may be a folder, and beam(beam_size=3) is one value.
+    pattern = r"(?<![\w/.(=-])([a-z_]+)=(?=\S)"
+    return re.sub(pattern, lambda word: f"{flags()[word[1]]} " if word[1] in flags() else word[0], message)
 
 
 @app.callback(invoke_without_command=True)

@@ -21,7 +21,9 @@ def inspect_run(
     split: Split = "test",
     beam_size: BeamSize = 400,
     m: Cuts = "10,50,100,200",
-    users: Annotated[int | None, typer.Option(min=1, help=f"The first so many users; {USERS:,} unless given.")] = None,
+    users: Annotated[
+        int | None, typer.Option(min=1, help=f"How many users to look at, from the first; {USERS:,} unless given.")
+    ] = None,
     device: Device = "cpu",
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="The picture; RUN/inspect.png unless given.")] = None,
@@ -31,7 +33,7 @@ def inspect_run(
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
     sizes = cuts(m, beam_size)
-    on_beams = bool(read_run(run).get("walks"))
+    read_run(run)
     picture = plot or run / "inspect.png"
     if picture.suffix.lower() not in PICTURES:
         raise ValueError(f"{picture}: pictures are written to {', '.join(PICTURES)}; end the name in one of these")
@@ -40,9 +42,7 @@ def inspect_run(
     model = open_model(run, device)
     people = split_of(open_data(run, model, data), split)
     with progress(num_users(people, users), "users") as (advance, _):
-        found = inspect(
-            model, people, beam_size=beam_size, m=sizes, users=users, trained_on_beams=on_beams, on_users=advance
-        )
+        found = inspect(model, people, beam_size=beam_size, m=sizes, users=users, on_users=advance)
     if json is not None:
         write_json(json, found.records())
     saved = draw(lambda plots: plots.plot_inspection(found, picture), picture)

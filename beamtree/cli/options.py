@@ -35,7 +35,7 @@ def cuts(text: str, beam_size: int, option: str = "--beam-size") -> tuple[int, .
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
     if max(found) > beam_size:
-        raise ValueError(f"--m {max(found)} with {option} {beam_size}: at most so many items can be retrieved")
+        raise ValueError(f"--m {max(found)} with {option} {beam_size}: the beam holds fewer items than that")
     return found
 
 

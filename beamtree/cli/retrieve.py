@@ -98,7 +98,7 @@ def retrieve_items(
     Unknown items are passed over with a note. A user of whom nothing is known gets what is popular.
     """
     if m > beam_size:
-        raise ValueError(f"--m {m} with --beam-size {beam_size}: at most so many items can be retrieved")
+        raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
     names = chosen(FORMATS, "--format", format) if format else None
     columns = {"names": names, "user": user, "item": item, "time": time}
     _check_words(history, users, input, output, json, any(columns.values()))
@@ -107,10 +107,10 @@ def retrieve_items(
     mask = item_filter(model, ids, _lines(allowed), _lines(exclude))
     search = Search(model, ids, m, beam_size, exclude_seen, mask)
     if history is not None:
-        _answer_here(search, {"": read_history(ids, split_ids(history))}, json)
+        _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
     elif users is not None:
         prepared = open_data(run, model, data)
-        _answer_here(search, {name: history_of_user(prepared, name) for name in split_ids(users)}, json)
+        _answer_here(search, {name: history_of_user(prepared, name) for name in split_ids(users, prepared.users)}, json)
     elif input is not None and output is not None:
         _answer_file(search, input, output, columns)
 
@@ -141,7 +141,7 @@ def _lines(path: Path | None) -> list[str] | None:
         return None
     if not path.is_file():
         raise ValueError(f"{path} is no file of ids")
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def _answer_here(search: Search, histories: dict[str, History], json: Path | None) -> None:

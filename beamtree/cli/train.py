@@ -37,11 +37,11 @@ def train(
     nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
     recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
     epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps, on a CPU 3,000.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of epochs: so many steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="How long to train, in steps instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
-    patience: Annotated[int, typer.Option(min=1, help="Stop when recall has not risen so many checks.")] = 8,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after this many checks without a rise in recall.")] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
@@ -61,8 +61,9 @@ def train(
         prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
         batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device,
     )  # fmt: skip
-    files = {"items": items and str(items), "vectors": vectors and str(vectors), "arity": arity}
-    run = {**describe_run(settings, prepared.folder, tree, recipe), **files}
+    run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
+    if resume and _has_ended(out_folder, run):
+        return
     model, step = _start(out_folder, run, prepared, build, settings, resume)
     found = _train(out_folder, settings, prepared, model, step)
     finish_run(out_folder, found)
@@ -110,6 +111,26 @@ def _say_what_it_brought(found: Progress, data: Prepared) -> None:
     out.print(f"[bold]{line}[/bold] (best after step {found.best_step:,})", highlight=False, soft_wrap=True)
 
 
+def _check_same(folder: Path, before: dict[str, Any], run: dict[str, Any]) -> None:
+    for key, value in run.items():
+        if before.get(key) != value:
+            raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
+
+
+def _has_ended(folder: Path, run: dict[str, Any]) -> bool:
+    """Whether there is nothing to go on with, and say so."""
+    if not (folder / RUN).exists() or not holds_model(folder):
+        return False
+    before = read_run(folder)
+    _check_same(folder, before, run)
+    if not holds_model(folder / TRAINING):
+        raise ValueError(f"{folder} holds a finished model and no checkpoint to go on from: choose another folder")
+    ended = before.get("training", {}).get("steps_done")
+    if ended is not None:
+        out.print(f"Training ended at step {ended:,}: nothing to go on with. {folder} is as it was.", highlight=False)
+    return ended is not None
+
+
 @contextmanager
 def _said_how_to_go_on(folder: Path) -> Iterator[None]:
     """Errors of a disk in one line: what was trained so far is not lost."""
@@ -129,9 +150,7 @@ def _start(
         before = read_run(folder)
         if not resume:
             raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
-        for key, value in run.items():
-            if before.get(key) != value:
-                raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
+        _check_same(folder, before, run)
         if holds_model(folder / TRAINING):
             step = steps_done(folder / TRAINING)
             out.print(f"Going on from step {step:,} of {settings.num_steps(data):,}", highlight=False)

@@ -24,7 +24,7 @@ def dnn_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> Rea
         from beamtree.baselines.two_tower import BATCH, TwoTower, two_tower
 
     folder = plan.folder / "youtube-dnn"
-    begin(folder, {**plan.training("dnn"), "row": "youtube-dnn"})
+    begin(folder, {**plan.training(row), "row": "youtube-dnn"})
     file = folder / "weights.pt"
     if file.exists():
         model = TwoTower(plan.data.num_items, plan.seed).eval()

@@ -3,17 +3,20 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from beamtree.data import BeforeAfter, Prepared
+from beamtree.evaluate import named_metrics
 from beamtree.files import read_json, write_json
 from beamtree.methods import Method
+from beamtree.metrics import Metric
 from beamtree.scorers import Scorer
-from beamtree.train.recipes import MakeScorer, Settings, settle
+from beamtree.train.recipes import MakeScorer, Recipe, Settings, settle, unlifted
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
@@ -30,7 +33,7 @@ class Plan:
         tree: the first tree.
         folder: where rows are kept: each its result, and its model in a folder of its own.
         tree_name: where the first tree comes from.
-        recipe: how tree rows are trained: beamtree, or paper, as published.
+        recipe: how tree rows are trained: beamtree, or paper, as published; or a recipe of your own.
         beam_size: k in training.
         batch_size: users per step.
         steps: of training.
@@ -38,7 +41,7 @@ class Plan:
         seed: of all that is random.
         own_trees: whether rows other than jtm keep to the first tree.
         m: how many items are retrieved.
-        metrics: names of `metrics.METRICS`.
+        metrics: names of `metrics.METRICS`, or functions of your own, as `evaluate` takes them.
         test_beam: k of the search.
         exclude_seen: whether what a user has seen is neither retrieved nor expected.
         say: hears what happens.
@@ -49,7 +52,7 @@ class Plan:
     tree: Tree
     folder: Path
     tree_name: str = "own"
-    recipe: str = "beamtree"
+    recipe: str | Recipe = "beamtree"
     beam_size: int = 400
     batch_size: int = 200
     steps: int = 10_000
@@ -57,7 +60,7 @@ class Plan:
     seed: int = 0
     own_trees: bool = False
     m: tuple[int, ...] = CUTS
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str | Metric, ...] = METRICS
     test_beam: int = 400
     exclude_seen: bool = False
     say: Callable[[str], None] = field(default=lambda line: None, compare=False)
@@ -68,9 +71,19 @@ class Plan:
         """Who is asked."""
         return self.data.test
 
-    def settings(self, method: str | Method, scorer: MakeScorer | None = None) -> Settings:
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What the metrics are called."""
+        return tuple(named_metrics(self.metrics))
+
+    @property
+    def recipe_name(self) -> str:
+        """What the recipe is called: own where it is none of the package."""
+        return self.recipe if isinstance(self.recipe, str) else "own"
+
+    def settings(self, method: str | Method, scorer: MakeScorer | None = None, lifted: bool = True) -> Settings:
         """How a tree row is trained."""
-        return settle(
+        found = settle(
             self.data,
             recipe=self.recipe,
             method=method,
@@ -81,21 +94,35 @@ class Plan:
             seed=self.seed,
             device=self.device,
         )
+        if lifted:
+            return found
+        return replace(found, recipe=replace(found.recipe, scorer=unlifted(found.recipe.scorer)))
 
-    def training(self, kind: str) -> dict[str, Any]:
-        """What a model of this kind depends on, `flat`, `dnn` or `tree`: one that is there already must agree."""
+    def for_row(self, row: "Row") -> "Plan":
+        """The same plan with the tree that a row builds for itself, if it does."""
+        return self if row.tree is None else replace(self, tree=row.tree(self.data), tree_name=name_of(row.tree))
+
+    def training(self, row: "Row") -> dict[str, Any]:
+        """What the model of a row depends on, its name aside: one that is there already must agree."""
         found: dict[str, Any] = {"data": self.data.description["fingerprint"], "seed": self.seed}
-        if kind != "flat":
+        if row.kind != "flat":
             found |= {"steps": self.steps, "batch_size": self.batch_size}
-        if kind == "tree":
-            found |= {"tree": self.tree.fingerprint(), "recipe": self.recipe, "beam_size": self.beam_size}
+        if row.kind == "tree":
+            found |= {"tree": self.tree.fingerprint(), "recipe": self.recipe_name, "beam_size": self.beam_size}
+            found |= self.settings(row.method).method.describe()
+            found |= {"scorer": row.scorer and name_of(row.scorer), "lifted": row.lifted, "joint": row.joint}
+            if isinstance(self.recipe, Recipe):
+                parts = {each.name: getattr(self.recipe, each.name) for each in fields(self.recipe)}
+                found["recipe_parts"] = {
+                    name: name_of(part) if callable(part) else part for name, part in parts.items()
+                }
         return found
 
     def measuring(self) -> dict[str, Any]:
         """What its numbers depend on beside: where that differs, it is measured again."""
         return {
             "m": list(self.m),
-            "metrics": list(self.metrics),
+            "metrics": list(self.metric_names),
             "test_beam": self.test_beam,
             "exclude_seen": self.exclude_seen,
         }
@@ -121,6 +148,7 @@ class Row:
         scorer: of a tree row: (tree, data, seed) -> Scorer; the recipe's unless given.
         tree: of a tree row: data -> Tree; the plan's unless given.
         joint: whether a tree row learns its tree.
+        lifted: whether a deep scorer reads the history at the level that it scores, as since JTM, or at the leaves.
         scorers: classes of scorers from outside the package, to load a finished row.
     """
 
@@ -130,7 +158,20 @@ class Row:
     scorer: MakeScorer | None = None
     tree: Callable[[Prepared], Tree] | None = None
     joint: bool = False
+    lifted: bool = True
     scorers: tuple[type[Scorer], ...] = ()
+
+
+class OtherSettingsError(ValueError):
+    """What is there already was made in another way than is asked for now."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function as text, with what `functools.partial` gave it."""
+    if isinstance(function, partial):
+        given = [*map(str, function.args), *(f"{name}={value}" for name, value in function.keywords.items())]
+        return f"{name_of(function.func)}({', '.join(given)})"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 @contextmanager
@@ -161,9 +202,9 @@ def begin(folder: Path, training: dict[str, Any]) -> None:
 
 
 def check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a ValueError that names the first setting which differs."""
+    """Raise an error that names the first setting which differs."""
     for name, value in now.items():
         if before.get(name) != value:
-            raise ValueError(
+            raise OtherSettingsError(
                 f"{path} was made with {name}={before.get(name)}, not {value}: compare into another folder"
             )

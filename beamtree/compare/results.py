@@ -32,10 +32,12 @@ class Result:
     notes: tuple[str, ...]  # what was said on the way
     device: str
     kept_the_start: bool = False  # whether training found nothing better than what it began with
+    users_asked: int | None = None  # of whom U were measured; None: all of them were
+    exclude_seen: bool = False  # whether what a user has seen was neither retrieved nor expected
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return summarise(self.values, self.m, self.metrics)
+        return summarise(self.values, self.m, self.metrics, self.users_asked, self.exclude_seen)
 
 
 def shown_metric(metrics: Sequence[str]) -> str:
@@ -79,11 +81,23 @@ def table(results: Sequence[Result]) -> list[Entry]:
 
 
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The table as flat records, with what each row cost."""
+    """The table as flat records, with what each row cost, and last who was measured, which holds for all rows."""
     found: list[dict[str, Any]] = [entry._asdict() for entry in table(results)]
     found += [{"row": each.row, "metric": cost, "value": getattr(each, cost)} for each in results for cost in COSTS]
     kept = [each.row for each in results if each.kept_the_start]
-    return found + [{"row": row, "metric": "kept_the_start", "value": 1} for row in kept]
+    found += [{"row": row, "metric": "kept_the_start", "value": 1} for row in kept]
+    one = results[0].evaluation
+    users = {"metric": "users", "value": one.users, "asked": one.users_asked, "exclude_seen": one.exclude_seen}
+    return [*found, users]
+
+
+def measured_users(found: Sequence[Mapping[str, Any]]) -> str:
+    """Who was measured, and whether seen items counted, from `records`; nothing where they do not say."""
+    for cell in found:
+        if cell["metric"] == "users" and "asked" in cell:
+            some = "" if cell["value"] == cell["asked"] else f"{cell['value']:,} of "
+            return f"{some}{cell['asked']:,} users, seen items left {'out' if cell['exclude_seen'] else 'in'}"
+    return ""
 
 
 class Grid(NamedTuple):
@@ -93,7 +107,7 @@ class Grid(NamedTuple):
     lines: list[list[str]]
 
     def markdown(self, names: int = 1) -> str:
-        """The same as Markdown, with so many columns of names before the numbers."""
+        """The same as Markdown; `names` columns come before the numbers."""
         rule = ["---"] * names + ["---:"] * (len(self.heads) - names)
         return "\n".join("| " + " | ".join(line) + " |" for line in (self.heads, rule, *self.lines))
 
@@ -152,10 +166,11 @@ def cost_grid(found: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The scores, what the marks mean, and the costs."""
+    """Who was measured, the scores, what the marks mean, and the costs."""
     found = records(results)
     notes = legend(found).replace("*", MARKDOWN.star)
-    return "\n\n".join([score_grid(found).markdown(2), notes, cost_grid(found).markdown()]) + "\n"
+    parts = [f"{measured_users(found)}.", score_grid(found).markdown(2), notes, cost_grid(found).markdown()]
+    return "\n\n".join(parts) + "\n"
 
 
 def seconds(value: float) -> str:

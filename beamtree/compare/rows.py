@@ -3,17 +3,18 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from beamtree.compare.flat import dnn_row, plain_row
-from beamtree.compare.plan import Plan, Row
+from beamtree.compare.plan import OtherSettingsError, Plan, ReadyRow, Row, name_of
 from beamtree.compare.results import Result, is_finished, load_result, save_result, shown_metric
 from beamtree.compare.trees import all_leaves_row, num_steps, tree_row
-from beamtree.evaluate import measure
+from beamtree.evaluate import Evaluation, measure
 from beamtree.storage import load_model
-from beamtree.train.recipes import RECIPES, unlifted
+from beamtree.tree import PAD
 
 ROWS: dict[str, Row] = {
     "popularity": Row(plain_row),
@@ -24,7 +25,7 @@ ROWS: dict[str, Row] = {
     "youtube-dnn-hnsw": Row(dnn_row, "dnn"),
     "hsm": Row(tree_row, "tree", "hsm"),
     "plt": Row(tree_row, "tree", "plt"),
-    "tdm": Row(tree_row, "tree", "tdm"),
+    "tdm": Row(tree_row, "tree", "tdm", lifted=False),  # the history at its leaves, as in 2018
     "jtm": Row(tree_row, "tree", "tdm", joint=True),
     "otm": Row(tree_row, "tree", "otm"),
     "otm-no-beam": Row(tree_row, "tree", "otm-no-beam"),
@@ -48,35 +49,62 @@ def compare(plan: Plan, rows: Sequence[str], own: Mapping[str, Row] | None = Non
     """Train and measure rows, or read what an earlier comparison in the same folder found, in the order given.
 
     Rows share one tree: the one that `jtm` learns, if it is among them and they are not to keep to the first. `own` are
-    rows of yours by name, such as `Row(tree_row, "tree", my_method)`; name them among `rows` as well.
+    rows of yours by name, such as `Row(tree_row, "tree", my_method)`; name them among `rows` as well. A row that ends
+    in a ValueError is left out, and `plan.say` hears why; where no row is left, or one was made with other settings,
+    the error is raised.
     """
     check_rows(rows, own)
     table = {**ROWS, **(own or {})}
-    if max(plan.m) > plan.test_beam:
+    _check_plan(plan, [row for row in rows if table[row].joint])
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    share = not plan.own_trees and ("jtm" in rows or is_finished(plan.folder, "jtm"))
+
+    @cache
+    def shared() -> Plan:
+        """The plan with the tree that jtm learned."""
+        if not is_finished(plan.folder, "jtm"):
+            raise ValueError("it shares the tree of jtm, which was skipped")
+        model = load_model(plan.folder / "jtm", scorers=table["jtm"].scorers)
+        return replace(plan, tree=model.tree, tree_name="jtm")
+
+    found: dict[str, Result] = {}
+    errors: list[ValueError] = []
+    for name in sorted(dict.fromkeys(rows), key=lambda name: name != "jtm"):  # jtm first, for its tree
+        row = table[name]
+        on_shared = share and name != "jtm" and row.kind == "tree" and row.tree is None
+        try:
+            found[name] = _result(shared() if on_shared else plan.for_row(row), name, row)
+        except OtherSettingsError:
+            raise
+        except ValueError as error:
+            errors.append(error)
+            plan.say(f"{name}: skipped: {error}")
+    if not found:
+        raise errors[0]
+    return [found[name] for name in rows if name in found]
+
+
+def _check_plan(plan: Plan, learned: Sequence[str]) -> None:
+    """Raise a ValueError where no row could be measured, or those that learn their tree could not judge it."""
+    if plan.m and max(plan.m) > plan.test_beam:
         raise ValueError(f"m={max(plan.m)} with a beam of {plan.test_beam}: at most as many items can be retrieved")
     if not len(plan.users):
         raise ValueError(f"{plan.data.folder} has no test users: prepare with `test_users`")
-    learned = [row for row in rows if table[row].joint]
     if learned and not len(plan.data.val):
         raise ValueError(
             f"{learned[0]} judges new trees by validation users, and there are none: prepare with `val_users`"
         )
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    share = not plan.own_trees and ("jtm" in rows or is_finished(plan.folder, "jtm"))
-    found: dict[str, Result] = {}
-    if "jtm" in rows:
-        found["jtm"] = _result(plan, "jtm", table["jtm"])
-    on_tree = plan
-    if share and any(table[row].kind == "tree" and row != "jtm" for row in rows):
-        on_tree = replace(plan, tree=load_model(plan.folder / "jtm").tree, tree_name="jtm")
-    for row in rows:
-        if row not in found:
-            found[row] = _result(on_tree if table[row].kind == "tree" else plan, row, table[row])
-    return [found[row] for row in rows]
+
+    def nothing(x: Tensor, exclude: Tensor) -> Tensor:
+        return torch.full((len(x), max(plan.m)), PAD)
+
+    # Metrics that fail, or nobody to measure, would fail in every row, each after hours of training.
+    measure(nothing, plan.users, m=plan.m, metrics=plan.metrics, exclude_seen=plan.exclude_seen)
 
 
 def _result(plan: Plan, name: str, row: Row) -> Result:
-    training, measuring = plan.training(row.kind), plan.measuring()
+    """What a row reached: read, or found out and written."""
+    training, measuring = {**plan.training(row), "make": name_of(row.make)}, plan.measuring()
     before = load_result(plan.folder, name, training, measuring)
     if before is not None:
         return before
@@ -88,10 +116,33 @@ def _result(plan: Plan, name: str, row: Row) -> Result:
 
     plan.say(f"{name}: begun")
     began = time.monotonic()
-    if name == "tdm" and row.scorer is None:  # the history at its leaves, as in 2018; the lifted one is JTM's
-        row = replace(row, scorer=unlifted(RECIPES[plan.recipe].scorer))
     ready = row.make(name, row, plan, note)
     took = ready.seconds or time.monotonic() - began
+    measured, ms = _measured(plan, ready)
+    if ready.kept_the_start:
+        note("training found nothing better than the start, which was kept")
+    result = Result(
+        name,
+        measured.per_user,
+        plan.m,
+        plan.metric_names,
+        took,
+        ms,
+        ready.num_bytes,
+        tuple(notes),
+        plan.device,
+        ready.kept_the_start,
+        measured.users_asked,
+        plan.exclude_seen,
+    )
+    save_result(plan.folder, result, training, measuring)
+    metric, most = shown_metric(result.metrics), max(plan.m)
+    plan.say(f"{name}: {metric}@{most} {measured[metric, most]:.2%}, {took:.0f} s of training, {ms:.2f} ms per query")
+    return result
+
+
+def _measured(plan: Plan, ready: ReadyRow) -> tuple[Evaluation, float]:
+    """What a row finds for the users of the plan, and the milliseconds that one of them takes."""
     x, _ = plan.users.batch(torch.arange(min(64, len(plan.users))))
     ready.find(x, torch.empty(len(x), 0, dtype=torch.int64))  # the first is slow, and does not count
     spent = 0.0
@@ -104,32 +155,15 @@ def _result(plan: Plan, name: str, row: Row) -> Result:
         return items
 
     measured = measure(find, plan.users, m=plan.m, metrics=plan.metrics, exclude_seen=plan.exclude_seen)
-    ms = spent / measured.users * 1e3
-    if ready.kept_the_start:
-        note("training found nothing better than the start, which was kept")
-    result = Result(
-        name,
-        measured.per_user,
-        plan.m,
-        plan.metrics,
-        took,
-        ms,
-        ready.num_bytes,
-        tuple(notes),
-        plan.device,
-        ready.kept_the_start,
-    )
-    save_result(plan.folder, result, training, measuring)
-    metric, most = shown_metric(plan.metrics), max(plan.m)
-    plan.say(f"{name}: {metric}@{most} {measured[metric, most]:.2%}, {took:.0f} s of training, {ms:.2f} ms per query")
-    return result
+    return measured, spent / measured.users * 1e3
 
 
-def steps_of(plan: Plan, rows: Sequence[str]) -> int:
+def steps_of(plan: Plan, rows: Sequence[str], own: Mapping[str, Row] | None = None) -> int:
     """About how many steps of training the rows take together that are not finished."""
+    table = {**ROWS, **(own or {})}
     left = {row for row in rows if not is_finished(plan.folder, row)}
     if "otm-brute-force" in left:
         left.discard("otm-brute-force")
         left |= set() if is_finished(plan.folder, "otm") else {"otm"}
-    trees = sum(num_steps(ROWS[row], plan) for row in left if ROWS[row].kind == "tree")
-    return trees + plan.steps * any(ROWS[row].kind == "dnn" for row in left)
+    trees = sum(num_steps(table[row], plan) for row in left if table[row].kind == "tree")
+    return trees + plan.steps * any(table[row].kind == "dnn" for row in left)

@@ -53,17 +53,15 @@ def num_steps(row: Row, plan: Plan) -> int:
 def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> TreeModel:
     """Train a row, or go on with it, or read it where it is finished."""
     folder = plan.folder / name
-    if row.tree is not None:
-        plan = replace(plan, tree=row.tree(plan.data), tree_name=getattr(row.tree, "__name__", "own"))
-    begin(folder, {**plan.training("tree"), "row": name})
+    begin(folder, {**plan.training(row), "row": name})
     if holds_model(folder):
         for line in read_json(folder / NOTES, "remove the folder and compare again") if row.joint else ():
             note(line)
         return load_model(folder, plan.device, scorers=row.scorers)
     with timed(folder):
-        settings = plan.settings(row.method, row.scorer)
+        settings = plan.settings(row.method, row.scorer, row.lifted)
         model = start_model(settings, plan.data, plan.tree)
-        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe))
+        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe_name))
         if row.joint:
             model, progress = _train_jointly(plan, settings, model, folder, note)
         else:

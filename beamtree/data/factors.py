@@ -17,7 +17,7 @@ USERS, OTHERS, FIRST = 500, 4096, 0.01  # how `share_near_history` asks: users, 
 def factors(events: Events, num_items: int, *, run_length: int | None = None, dim: int = DIM, seed: int = 0) -> Tensor:
     """VΣ of the truncated singular value decomposition of D_r^{-1/2} A D_i^{-1/2}, strongest first [M, ≤ dim].
 
-    A says which user chose which item; with `run_length`, there are also rows for runs of about so many events of a
+    A says which user chose which item; with `run_length`, there are also rows for runs of about that many events of a
     user, so that what was chosen together in time counts for more. D_r and D_i say how many each row and item has. The
     vectors have length 1 on average.
     """

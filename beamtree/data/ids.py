@@ -1,27 +1,38 @@
 """The ids that users write, and the numbers that stand for them inside."""
 
+import mmap
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 
 class Ids:
-    """Ids by number, from a file of one id per line that is read when it is first asked for, or from a list.
+    """Ids by number, from a file of one id per line or from a list.
 
-    `ids[3]` is the id of item 3, `ids.find(["B00A"])` gives its number.
+    `ids[3]` is the id of item 3, `ids.find(["B00A"])` gives its number. A file is opened at once and read when it is
+    first asked for: another file that takes its name later does not matter.
     """
 
     def __init__(self, source: Path | Sequence[str]) -> None:
         self._source = source
+        self._bytes: mmap.mmap | bytes = b""
+        if isinstance(source, Path) and source.stat().st_size:
+            with source.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     @cached_property
     def names(self) -> list[str]:
         if not isinstance(self._source, Path):
             return list(self._source)
         try:
-            return self._source.read_text(encoding="utf-8").split("\n")[:-1]
+            return bytes(self._bytes).decode("utf-8").split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise ValueError(f"{self._source} is damaged: it is no UTF-8") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is made of the ids themselves."""
+        return Ids, (self.names,)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

@@ -46,8 +46,9 @@ class BeforeAfter:
         return len(self.events)
 
     def __repr__(self) -> str:
-        where = "half of them" if self.cuts is None else "given places"
-        return f"BeforeAfter({self.events!r}, cut at {where})"
+        events = int(self.events.offsets[-1] - self.events.offsets[0])
+        where = "the first half is history" if self.cuts is None else "each user cut at a place of its own"
+        return f"BeforeAfter({len(self):,} users, {events:,} events, {where})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] newest first, and y [B, P], of some users; PAD where there are fewer."""
@@ -111,7 +112,7 @@ class Stretches:
     events: Events
     history: int = HISTORY
     forget: float = 0.1  # this share of a history is left out at random
-    targets: int = 100  # at most so many events follow
+    targets: int = 100  # that follow, at most
     reach: int | None = REACH  # how far back it looks at most; None: to the first event, and ahead to the last
     least: int = LEAST  # and how far at least
     varies = True

@@ -37,7 +37,7 @@ class Kept(NamedTuple):
 class Sections(NamedTuple):
     """Which events go into the sections of a prepared folder (SPLITS); they may overlap."""
 
-    take: Array  # of each user, so many of the first events; 0 where the user is not in a section [3, U]
+    take: Array  # how many of each user's first events; 0 where the user is not in a section [3, U]
     cuts: Array | None  # and how many of these are history [3, U]; None: half of them
 
 

@@ -63,8 +63,8 @@ def prepare(
         min_events: users with fewer are dropped.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         split: halves, leave-one-out or time:DATE, as `splits` explains them.
-        val_users: how many validate; 5 % of those who can, at most 1,000, unless given; all with leave-one-out.
-        test_users: how many test; as many unless given.
+        val_users: how many validate; unless given, 5 % of those who can, at most 1,000, and with leave-one-out all.
+        test_users: how many test; the same unless given.
         seed: draws these users; same seed, same files.
         on_stage: hears what is done next.
     """
@@ -77,6 +77,7 @@ def prepare(
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"looking at {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
         opened = open_logs(logs, names, user, item, time)
+        opened = opened._replace(scale=plan.find_unit(opened.events, opened.scale))
         plan.moment(opened.scale)  # a date that cannot be read is known before an hour of work
         return _fill(folder, opened, min_events, min_item_events, plan, on_stage)
 
@@ -201,7 +202,8 @@ def _ids(events: pl.LazyFrame, column: str) -> tuple[pl.DataFrame, pl.Series]:
     names = table.filter(pl.col("number").diff().fill_null(1) != 0)["name"]
     broken = names.str.contains(r"[\r\n]")
     if broken.any():
-        raise ValueError(f"the id {names.filter(broken)[0]!r} of a {column} has a line break inside: remove it")
+        whose = "an item" if column == "item" else "a user"
+        raise ValueError(f"the id {names.filter(broken)[0]!r} of {whose} has a line break inside: remove it")
     return table.drop("name"), names
 
 

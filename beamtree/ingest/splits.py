@@ -5,17 +5,18 @@
 - leave-one-out: every user trains on all events but the last two. Validation predicts the last but one, testing the
   last.
 - time:DATE: every user trains on what came before the date. Users who also have later events are drawn for validation
-  and testing, which predict all of the later ones.
+  and testing, which predict all of the later ones. The date is a number where times are numbers but no Unix times.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from beamtree.data.prepared import SPLITS
 from beamtree.ingest.arrays import Array, Kept, Sections, keep_events, pieces, read_piece
-from beamtree.ingest.times import TimeScale
+from beamtree.ingest.times import TimeScale, read_date, with_unit
 
 HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
@@ -47,6 +48,12 @@ class Split(NamedTuple):
         for name, count in (("val_users", self.val_users), ("test_users", self.test_users), ("seed", self.seed)):
             if count is not None and count < 0:
                 raise ValueError(f"{name}={count} is negative")
+
+    def find_unit(self, events: pl.LazyFrame, scale: TimeScale | None) -> TimeScale | None:
+        """The scale of the log's times, which are looked at where they are numbers and the split names a date."""
+        if scale is None or scale.dates or self.date is None or read_date(self.date) is None:
+            return scale
+        return with_unit(events, scale)
 
     def moment(self, scale: TimeScale | None) -> int | None:
         """The date on the scale of the log's times; None for protocols that need none."""
@@ -101,6 +108,10 @@ def split_users(num_users: int, val_users: int | None, test_users: int | None, s
 
 def leave_one_out(lengths: Array, split: Split) -> Sections:
     """All users in all sections, unless fewer are to validate or test."""
+    for name, count in (("val_users", split.val_users), ("test_users", split.test_users)):
+        if count is not None and count > len(lengths):
+            role = "validation" if name == "val_users" else "test"
+            raise ValueError(f"{count:,} {role} users are more than the {len(lengths):,} of the log: lower `{name}`")
     order = np.random.default_rng(split.seed).permutation(len(lengths))
     take = np.zeros((len(SPLITS), len(lengths)), np.int64)
     take[TRAIN] = lengths - 2

@@ -2,6 +2,9 @@
 
 Whole numbers stay as they are, in any unit. Where some have fractions, all become millionths; dates become microseconds
 since 1970. Text is read in the one way that most rows allow.
+
+Numbers are taken for Unix times where most of them lie between 1990 and 2100 in seconds, milliseconds, microseconds or
+nanoseconds since 1970. A date is then read in that unit, in universal time.
 """
 
 import datetime
@@ -14,6 +17,8 @@ import polars as pl
 WHITE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() takes away, as at retrieval
 LARGEST = decimal.Decimal(2**63 - 1)
 EPOCH = datetime.datetime(1970, 1, 1)
+UNITS = (1, 10**3, 10**6, 10**9)  # of Unix times: how many make a second
+PLAUSIBLE = (631_152_000, 4_102_444_800)  # the years from 1990 to 2100 in Unix seconds; no two units share a number
 
 
 class TimeScale(NamedTuple):
@@ -21,23 +26,32 @@ class TimeScale(NamedTuple):
 
     dates: bool  # microseconds since 1970
     factor: int = 1  # else a number of the log times this
+    unit: int | None = None  # where numbers of the log are known to be Unix times: how many make a second
 
     def read(self, text: str) -> int | None:
         """A date or a number that a user wrote, rounded up; None where the times of the log are not written so."""
         if self.dates:
-            found: int | None = pl.select(iso_date(pl.lit(text.strip()))).item()
-            return found
-        try:
-            number = decimal.Decimal(text.strip()) * self.factor
-        except decimal.DecimalException:
-            return None
-        if not number.is_finite():
+            return read_date(text)
+        number = self._read_number(text)
+        if number is None or not number.is_finite():
             return None
         return math.ceil(min(max(number, -LARGEST), LARGEST))
 
+    def _read_number(self, text: str) -> decimal.Decimal | None:
+        """A number of the log, or the date that is one in its unit, times the factor."""
+        date = None if self.unit is None else read_date(text)
+        if date is not None and self.unit is not None:
+            return decimal.Decimal(date) * self.unit * self.factor / 10**6
+        try:
+            return decimal.Decimal(text.strip()) * self.factor
+        except decimal.DecimalException:
+            return None
+
     def show(self, time: int) -> str:
         """A time of the log as people write it."""
-        if not self.dates:
+        if self.unit is not None:
+            time = time * 10**6 // (self.unit * self.factor)
+        elif not self.dates:
             return f"{time / self.factor:g}" if self.factor > 1 else str(time)
         try:
             return str(EPOCH + datetime.timedelta(microseconds=time))
@@ -91,6 +105,21 @@ def _most_read(
         "date": (iso_date(text), TimeScale(dates=True)),
     }
     return ways[max(ways, key=lambda way: seen[way])]
+
+
+def with_unit(events: pl.LazyFrame, scale: TimeScale) -> TimeScale:
+    """The scale of numbers with the unit of Unix times that most of them are in; without one where there is none."""
+    number = pl.col("time").cast(pl.Float64) / scale.factor
+    first, end = PLAUSIBLE
+    inside = {str(unit): number.is_between(first * unit, end * unit, closed="left").sum() for unit in UNITS}
+    seen = events.select(times=pl.col("time").count(), **inside).collect(engine="streaming").row(0, named=True)
+    return scale._replace(unit=next((unit for unit in UNITS if 2 * seen[str(unit)] > seen["times"]), None))
+
+
+def read_date(text: str) -> int | None:
+    """A date that a user wrote, in microseconds since 1970; None where it is none."""
+    found: int | None = pl.select(iso_date(pl.lit(text.strip()))).item()
+    return found
 
 
 def iso_date(text: pl.Expr) -> pl.Expr:

@@ -9,7 +9,6 @@ from beamtree.tree import Tree
 
 Build = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)
 FILES = (".parquet", ".jsonl", ".ndjson")
-NAMES = ("cluster", "category", "random")
 
 
 def tree_builder(name: str, items: Path | None = None, vectors: Path | None = None) -> Build:

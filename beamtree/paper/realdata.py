@@ -6,6 +6,7 @@ from pathlib import Path
 from beamtree.builders import cluster_tree
 from beamtree.compare import Plan, Result, table
 from beamtree.data import Prepared
+from beamtree.inspect import INTERVAL
 from beamtree.paper.report import Cell, expected
 from beamtree.train.recipes import RECIPES
 from beamtree.tree import Tree
@@ -49,7 +50,7 @@ def cells(name: str, results: Sequence[Result]) -> list[Cell]:
             name,
             {"row": entry.row, "metric": entry.metric, "m": entry.m},
             entry.value * 100,
-            (entry.high - entry.low) / 3.92 * 100,
+            (entry.high - entry.low) / (2 * INTERVAL) * 100,
             1,
             numbers.get((entry.row, entry.metric, entry.m)),
             None,

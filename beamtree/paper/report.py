@@ -13,9 +13,16 @@ from typing import Any
 import torch
 
 from beamtree.files import write_json
+from beamtree.inspect import INTERVAL
 from beamtree.train.runs import commit
 
 Key = dict[str, str | int | float]
+# What INTERVAL is of a normal distribution, of Student's t: by its degrees of freedom, from 1 to 30.
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Cell:
     @property
     def half(self) -> float:
         """Half of the 95 % interval of the value; 0 where one run says nothing about it."""
-        return 1.96 * self.std / math.sqrt(self.runs)
+        return half_interval(self.std, self.runs)
 
     @property
     def within(self) -> bool | None:
@@ -52,6 +59,13 @@ class Cell:
             "paper": self.paper,
             "within": self.within,
         }
+
+
+def half_interval(std: float, runs: int) -> float:
+    """Half of the 95 % interval of a mean over runs; of one run, `std` is the error of its mean over many users."""
+    freedom = runs - 1
+    quantile = STUDENT[freedom - 1] if 1 <= freedom <= len(STUDENT) else INTERVAL
+    return quantile * std / math.sqrt(runs)
 
 
 def cell(table: str, key: Key, values: Sequence[float], paper: float | None, tolerance: float | None) -> Cell:

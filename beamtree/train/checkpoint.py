@@ -22,7 +22,7 @@ from beamtree.storage import (
 from beamtree.train.validation import Progress
 
 BEST = "best"  # where in its folder a run keeps the best model
-COSTS = 10  # at most one part in so many of the time goes into checkpoints by the clock
+COSTS = 10  # checkpoints by the clock take at most a tenth of the time
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Keeper:
         return load_checkpoint(self.folder, self.model, self.optimizer, self.run, steps)
 
     def save(self, progress: Progress, *, last: bool) -> None:
-        """Write a checkpoint where one is due: every so many steps, every so many seconds, and at the end."""
+        """Write a checkpoint where one is due: by steps, by seconds, and at the end."""
         if self.checkpoints is None or self.folder is None:
             return
         now = time.monotonic()

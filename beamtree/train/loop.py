@@ -185,7 +185,7 @@ class Batches:
 
 def _finish(model: TreeModel, data: Data, method: Method, keeper: Keeper, progress: Progress) -> Progress:
     """Leave the model with its best weights, the ids of the items, and how often each was chosen."""
-    model.chained = method.chained
+    model.chained, model.trained_on_beams = method.chained, method.walks
     keeper.restore_best(progress)
     model.ids = model.ids if data.ids is None else data.ids
     items = data.item_numbers().flatten().cpu()

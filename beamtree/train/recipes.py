@@ -120,7 +120,7 @@ def settle(
     *,
     recipe: str | Recipe = "beamtree",
     method: str | Method = "otm-mixed",
-    scorer: MakeScorer | None = None,
+    scorer: MakeScorer | type[Scorer] | None = None,
     beam_size: int | None = None,
     nodes: int | None = None,
     epochs: int | None = None,
@@ -135,23 +135,37 @@ def settle(
     """Decide what was left open; the arguments are those of `Recommender`."""
     found = chosen(RECIPES, "recipe", recipe) if isinstance(recipe, str) else recipe
     chosen(OPTIMIZERS, "optimizer", optimizer)
-    found = found if scorer is None else replace(found, scorer=scorer)
+    found = found if scorer is None else replace(found, scorer=_of_class(scorer))
     if lr is not None and not 0 < lr < math.inf:
         raise ValueError(f"lr={lr}: give a number above 0")
     if epochs is not None and steps is not None:
         raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
     usual = usual_sizes(device)
-    beam_size, batch_size = beam_size or usual.beam_size, batch_size or usual.batch_size
-    row = sized(method, beam_size, nodes or 2 * beam_size) if isinstance(method, str) else method
+    beam_size = usual.beam_size if beam_size is None else beam_size
+    batch_size = usual.batch_size if batch_size is None else batch_size
+    for name, value in (("beam_size", beam_size), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+    nodes = 2 * beam_size if nodes is None else nodes
+    row = sized(method, beam_size, nodes) if isinstance(method, str) else method
     if len(data.train) < 2:
         raise ValueError(f"{data.folder} has one user for training, and two at least are needed: prepare a longer log")
+    rate = found.lr if lr is None else lr
     settings = Settings(
-        found, row, beam_size, batch_size, epochs, steps, lr or found.lr, optimizer, patience, seed=seed, device=device
+        found, row, beam_size, batch_size, epochs, steps, rate, optimizer, patience, seed=seed, device=device
     )
     if epochs is None and steps is None:
         every = max(1, per_epoch(settings.instances(data), batch_size))
         settings = replace(settings, epochs=found.epochs or max(1, round(usual.steps / every)))
     return settings
+
+
+def _of_class(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
+    """What makes a scorer: a function as it is, a class by the number of nodes and the seed."""
+    if not isinstance(scorer, type):
+        return scorer
+    kind: Callable[..., Scorer] = scorer
+    return lambda tree, data, seed: kind(tree.num_nodes, seed=seed)
 
 
 def chosen(table: dict[str, T], what: str, name: str) -> T:

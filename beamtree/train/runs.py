@@ -7,6 +7,8 @@ training/                     the checkpoint that `--resume` goes on from, and t
 data/                         the prepared data, where they were made for this run alone
 """
 
+import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,14 +25,26 @@ from beamtree.train.validation import Progress
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 
 
-def describe_run(settings: Settings, data: Path, tree: str, recipe: str) -> dict[str, Any]:
+def describe_run(
+    settings: Settings,
+    data: Path,
+    tree: str,
+    recipe: str,
+    *,
+    arity: int = 2,
+    items: str | Path | None = None,
+    vectors: str | Path | None = None,
+) -> dict[str, Any]:
     """How a run comes to be, in words that can be compared: `tree` and `recipe` say where these come from."""
     return {
         "data": str(data.resolve()),
         "tree": tree,
+        "arity": arity,
+        "items": None if items is None else str(items),
+        "vectors": None if vectors is None else str(vectors),
         "recipe": recipe,
         "method": settings.method.name,
-        "beam_size": settings.beam_size,  # before the functions that are given it: it is a flag that people know
+        "beam_size": settings.beam_size,
         **settings.method.describe(),
         "batch_size": settings.batch_size,
         "epochs": settings.epochs,
@@ -104,6 +118,23 @@ def open_data(folder: Path, model: TreeModel, data: Path | None = None) -> Prepa
     if prepared.items.names != ids_of(folder, model).names:
         raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
     return prepared
+
+
+def replace_data(folder: Path, source: Path | None) -> None:
+    """Put a copy of prepared data into a run in one move, or take out what was there; who reads it reads on."""
+    place = folder / DATA
+    if source is not None and source.resolve() == place.resolve():
+        return
+    draft, old = (folder / f"{DATA}.{word}-{os.getpid()}" for word in ("new", "old"))
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
+    if source is not None:
+        shutil.copytree(source, draft)
+    if place.exists():
+        os.rename(place, old)
+    if source is not None:
+        os.rename(draft, place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def data_folder(folder: Path) -> Path | None:

@@ -32,6 +32,13 @@ class Progress:
             return replace(self, start=start, best=recall, best_step=self.step, checks_since_best=0)
         return replace(self, start=start, checks_since_best=self.checks_since_best + 1)
 
+    def in_words(self, num_items: int) -> str:
+        """What training brought, such as "recall@200 31.2 → 34.8 %"; nothing where it was not measured."""
+        if self.start is None or self.best_step < 0:
+            return ""
+        what = f"recall@{usual_m(num_items)} {self.start * 100:.1f}"
+        return f"{what} %, the start was kept" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
+
     @property
     def kept_the_start(self) -> bool:
         """Whether training found nothing better than what it began with."""

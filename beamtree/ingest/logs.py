@@ -1,0 +1,35 @@
+"""A log in any shape, as prepared data."""
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+from beamtree.data import Prepared, load_data
+from beamtree.data.prepared import DESCRIPTION
+from beamtree.extras import needs
+
+
+def open_log(log: Any, seed: int, options: dict[str, Any]) -> tuple[Prepared, bool]:
+    """Prepared data as they are; a log of any other kind prepared in a folder that goes when it is let go.
+
+    Beside the data, it says whether they were prepared here, for the caller alone. `options` are those of `prepare`,
+    and have nothing to say about data that are prepared already.
+    """
+    if isinstance(log, Prepared) or (isinstance(log, str | Path) and (Path(log) / DESCRIPTION).exists()):
+        if options:
+            raise ValueError(f"{next(iter(options))} says how a log is prepared, and this one is prepared already")
+        return (log if isinstance(log, Prepared) else load_data(log)), False
+    with needs("", "reading a log"):
+        from beamtree.ingest.prepare import prepare
+
+    place = tempfile.mkdtemp(prefix="beamtree-")
+    try:
+        prepare(log, Path(place) / "data", seed=seed, **options)
+        data = load_data(Path(place) / "data")
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    weakref.finalize(data, shutil.rmtree, place, ignore_errors=True)
+    return data, True
