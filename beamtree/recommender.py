@@ -226,7 +226,7 @@ class Recommender:
         m: Sequence[int] | int = (10, 50, 100, 200),
         *,
         beam_size: int | None = None,
-        metrics: Sequence[str | Metric] = ("precision", "recall", "f1"),
+        metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
         data: Any = None,
     ) -> Evaluation:

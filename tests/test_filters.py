@@ -101,7 +101,7 @@ def test_a_beam_as_wide_as_the_tree_finds_what_brute_force_does(case, data):
     m = data.draw(st.integers(1, k))
     x, words = FixedScorer.every(ROWS), as_tensors(allowed, excluded)
     items, scores = bt.retrieve(model, x, beam_size=k, m=m, **words)
-    whole, best = bt.brute_force(model, x, m=m, together=data.draw(st.integers(1, k)), **words)
+    whole, best = bt.brute_force(model, x, m=m, leaves_at_once=data.draw(st.integers(1, k)), **words)
     torch.testing.assert_close(scores, best, check_dtype=False)
     leaf = case.tree.leaf_of_item(torch.arange(case.tree.num_items)).tolist()
     for row in range(ROWS):

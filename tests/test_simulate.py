@@ -215,4 +215,4 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path):
     assert pl.read_parquet(tmp_path / "shop.parquet").height == 2_000
     bad = beamtree("simulate", "--users", "10", "--events", "5", folder=tmp_path, check=False)
     assert bad.returncode == 2
-    assert bad.stderr == "beamtree: events=5 with users=10: every user has at least one event\n"
+    assert bad.stderr == "beamtree: --events 5 with --users 10: every user has at least one event\n"

@@ -71,9 +71,10 @@ def evaluate_run(
 
 def show(found: dict[str, Evaluation], sizes: Sequence[int], metrics: Sequence[str], exclude_seen: bool) -> None:
     """A table for people, in percent; the best row of each column in bold."""
-    users = next(iter(found.values())).users
+    first = next(iter(found.values()))
+    users = f"{first.users:,}" if first.users == first.users_asked else f"{first.users:,} of {first.users_asked:,}"
     seen = "seen items left out" if exclude_seen else "seen items left in"
-    table = Table(title=f"{users:,} users, %, {seen}", caption="below: the 95 % interval of the mean over users")
+    table = Table(title=f"{users} users, %, {seen}", caption="below: the 95 % interval of the mean over users")
     table.add_column("metric", no_wrap=True)
     table.add_column("row", no_wrap=True)
     for cut in sizes:
