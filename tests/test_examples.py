@@ -16,7 +16,6 @@ PROMISES = {
     "your_own_scorer.py": "recall",
     "your_own_tree.py": "recall@50",
 }
-QUICK = {"your_own_method.py"}  # a few seconds
 
 
 def run(name, folder):
@@ -26,15 +25,8 @@ def run(name, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(QUICK))
-def test_the_quick_example_runs(name, tmp_path):
-    run(name, tmp_path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted({path.name for path in EXAMPLES.glob("*.py")} - QUICK - {"regret_by_method.py"})
-)
+@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"regret_by_method.py"}))
 def test_the_example_runs(name, tmp_path):
     run(name, tmp_path)
 
