@@ -123,8 +123,14 @@ def measure(
 ) -> Evaluation:
     """The same for anything that finds items.
 
-    With `exclude_seen`, what a user has seen is neither retrieved nor expected: it is left out of y, and users of
-    whom nothing is left are left out.
+    Args:
+        find: (users x, items to leave out [B, E]) -> the best items, best first.
+        data: users and what they chose.
+        m: how many items are asked for.
+        metrics: names, or functions of your own.
+        exclude_seen: whether what a user has seen is left out of both, and users of whom nothing is left with it.
+        batch_size: users that are asked together.
+        on_users: hears how many users were done since it was last called.
     """
     named, cuts = named_metrics(metrics), _cuts(m)
     if not named or not cuts:
