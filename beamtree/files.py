@@ -83,6 +83,22 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def replace_folder(out: Path, draft: Path) -> None:
+    """Let a folder take the place of another in one move; after an error, what was there before is there still."""
+    if not out.exists():
+        os.rename(draft, out)
+        return
+    old = out.with_name(f"{out.name}.old-{os.getpid()}")
+    remove(old)
+    os.rename(out, old)
+    try:
+        os.rename(draft, out)
+    except BaseException:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old)
+
+
 def flush(path: Path) -> None:
     """Have the disk hold what was written before anything points to it."""
     handle = os.open(path, os.O_RDONLY)

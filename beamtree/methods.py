@@ -69,8 +69,8 @@ class Method:
         """What the method is, in words that a later run can compare: which functions, with which numbers."""
         return {
             "method": self.name,
-            "candidates": _call(self.candidates),
-            "labels": _call(self.labels),
+            "candidates": describe_call(self.candidates),
+            "labels": describe_call(self.labels),
             "chained": self.chained,
             "single_target": self.single_target,
             "walks": self.walks,
@@ -84,20 +84,28 @@ def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x[user], y[user, place].unsqueeze(1)
 
 
-def _call(function: Callable[..., Any]) -> str:
-    """A function with all that it was given, as text: by `functools.partial`, or by the function that made it."""
+def describe_call(function: Callable[..., Any]) -> str:
+    """A function with all that it was given, as text: by `functools.partial`, or by the function that made it.
+
+    The same in every process: of what has no text of its own, only the name or the kind is told.
+    """
     if isinstance(function, partial):
         given = [_value(value) for value in function.args]
         given += [f"{name}={_value(value)}" for name, value in function.keywords.items()]
-        return f"{_call(function.func)}({', '.join(given)})"
+        return f"{describe_call(function.func)}({', '.join(given)})"
     function = unwrap(function)  # out of a decorator such as torch.no_grad
-    name = str(getattr(function, "__qualname__", type(function).__qualname__))
     kept = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return f"{name}[{', '.join(map(_value, kept))}]" if kept else name
+    return f"{_name(function)}[{', '.join(map(_value, kept))}]" if kept else _name(function)
 
 
 def _value(value: object) -> str:
-    return _call(value) if callable(value) else str(value)
+    if isinstance(value, partial):
+        return describe_call(value)
+    return _name(value) if callable(value) or type(value).__repr__ is object.__repr__ else str(value)
+
+
+def _name(thing: object) -> str:
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
 class Row(NamedTuple):

@@ -173,8 +173,7 @@ class Recommender:
         settings = settle(data, **self._how)
         model = start_model(settings, data, self._build(data, self._arity, settings.seed))
         recipe = self._how["recipe"]
-        name = recipe if isinstance(recipe, str) else "own"
-        run = describe_run(settings, data.folder, self._tree_name, name, arity=self._arity, **self._files)
+        run = describe_run(settings, data.folder, self._tree_name, recipe, arity=self._arity, **self._files)
         progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._where, self._owns_data = None, own
@@ -282,7 +281,7 @@ class Recommender:
         ids_of(folder, model)
         found = cls(device=device)
         found._model, found._run = model, read_run(folder) if is_run else {}
-        where = Path(data) if data is not None else data_folder(folder) if is_run else None
+        where = data_folder(folder) if is_run else None
         if data is not None:
             found._data = open_data(folder, model, Path(data))
         elif where is not None and where.exists():

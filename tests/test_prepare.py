@@ -7,15 +7,13 @@ import io
 import json
 import os
 import random
-import resource
 from collections import Counter
-from contextlib import contextmanager
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from command import beamtree
+from command import beamtree, largest_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -574,17 +572,6 @@ def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path, monkeypatch, prep
     done = beamtree("prepare", "log.csv", "--out", "out", folder=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "beamtree: [Errno 28] No space left on device"
-
-
-@contextmanager
-def largest_file(size):
-    """No file may grow beyond `size` bytes: as near to a full disk as a test can come."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [1_000, 150_000])  # the first stops Polars, the second the sorted times

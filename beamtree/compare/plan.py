@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +12,10 @@ from torch import Tensor
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.evaluate import named_metrics
 from beamtree.files import read_json, write_json
-from beamtree.methods import Method
+from beamtree.methods import Method, describe_call
 from beamtree.metrics import Metric
 from beamtree.scorers import Scorer
-from beamtree.train.recipes import MakeScorer, Recipe, Settings, settle, unlifted
+from beamtree.train.recipes import MakeScorer, Recipe, Settings, recipe_name, settle, unlifted
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
@@ -76,11 +75,6 @@ class Plan:
         """What the metrics are called."""
         return tuple(named_metrics(self.metrics))
 
-    @property
-    def recipe_name(self) -> str:
-        """What the recipe is called: own where it is none of the package."""
-        return self.recipe if isinstance(self.recipe, str) else "own"
-
     def settings(self, method: str | Method, scorer: MakeScorer | None = None, lifted: bool = True) -> Settings:
         """How a tree row is trained."""
         found = settle(
@@ -100,7 +94,7 @@ class Plan:
 
     def for_row(self, row: "Row") -> "Plan":
         """The same plan with the tree that a row builds for itself, if it does."""
-        return self if row.tree is None else replace(self, tree=row.tree(self.data), tree_name=name_of(row.tree))
+        return self if row.tree is None else replace(self, tree=row.tree(self.data), tree_name=describe_call(row.tree))
 
     def training(self, row: "Row") -> dict[str, Any]:
         """What the model of a row depends on, its name aside: one that is there already must agree."""
@@ -108,13 +102,13 @@ class Plan:
         if row.kind != "flat":
             found |= {"steps": self.steps, "batch_size": self.batch_size}
         if row.kind == "tree":
-            found |= {"tree": self.tree.fingerprint(), "recipe": self.recipe_name, "beam_size": self.beam_size}
+            found |= {"tree": self.tree.fingerprint(), "recipe": recipe_name(self.recipe), "beam_size": self.beam_size}
             found |= self.settings(row.method).method.describe()
-            found |= {"scorer": row.scorer and name_of(row.scorer), "lifted": row.lifted, "joint": row.joint}
+            found |= {"scorer": row.scorer and describe_call(row.scorer), "lifted": row.lifted, "joint": row.joint}
             if isinstance(self.recipe, Recipe):
                 parts = {each.name: getattr(self.recipe, each.name) for each in fields(self.recipe)}
                 found["recipe_parts"] = {
-                    name: name_of(part) if callable(part) else part for name, part in parts.items()
+                    name: describe_call(part) if callable(part) else part for name, part in parts.items()
                 }
         return found
 
@@ -164,14 +158,6 @@ class Row:
 
 class OtherSettingsError(ValueError):
     """What is there already was made in another way than is asked for now."""
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """A function as text, with what `functools.partial` gave it."""
-    if isinstance(function, partial):
-        given = [*map(str, function.args), *(f"{name}={value}" for name, value in function.keywords.items())]
-        return f"{name_of(function.func)}({', '.join(given)})"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 @contextmanager

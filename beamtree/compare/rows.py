@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from beamtree.compare.flat import dnn_row, plain_row
-from beamtree.compare.plan import OtherSettingsError, Plan, ReadyRow, Row, name_of
+from beamtree.compare.plan import OtherSettingsError, Plan, ReadyRow, Row
 from beamtree.compare.results import Result, is_finished, load_result, save_result, shown_metric
 from beamtree.compare.trees import all_leaves_row, num_steps, tree_row
 from beamtree.evaluate import Evaluation, measure
+from beamtree.methods import describe_call
 from beamtree.storage import load_model
 from beamtree.tree import PAD
 
@@ -104,7 +105,7 @@ def _check_plan(plan: Plan, learned: Sequence[str]) -> None:
 
 def _result(plan: Plan, name: str, row: Row) -> Result:
     """What a row reached: read, or found out and written."""
-    training, measuring = {**plan.training(row), "make": name_of(row.make)}, plan.measuring()
+    training, measuring = {**plan.training(row), "make": describe_call(row.make)}, plan.measuring()
     before = load_result(plan.folder, name, training, measuring)
     if before is not None:
         return before

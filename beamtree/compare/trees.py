@@ -61,7 +61,7 @@ def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
     with timed(folder):
         settings = plan.settings(row.method, row.scorer, row.lifted)
         model = start_model(settings, plan.data, plan.tree)
-        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe_name))
+        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe))
         if row.joint:
             model, progress = _train_jointly(plan, settings, model, folder, note)
         else:

@@ -16,7 +16,6 @@ It is written under another name and moved into place in one step, so a folder w
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
-from beamtree.files import check_replaceable, flush, read_json, remove
+from beamtree.files import check_replaceable, flush, read_json, remove, replace_folder
 
 DESCRIPTION = "description.json"
 FORMAT = 1
@@ -139,7 +138,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         for path in (*draft.iterdir(), draft):  # the disk holds every file before the folder gets its name
             flush(path)
         check_place(out)  # fill may have taken hours
-        _replace(out, draft)
+        replace_folder(out, draft)
     finally:
         try:
             remove(draft)
@@ -147,21 +146,6 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
             remove(draft)
             raise
     return description
-
-
-def _replace(out: Path, draft: Path) -> None:
-    if not out.exists():
-        os.rename(draft, out)
-        return
-    old = out.with_name(f"{out.name}.old-{os.getpid()}")
-    remove(old)
-    os.rename(out, old)
-    try:
-        os.rename(draft, out)
-    except BaseException:
-        os.rename(old, out)
-        raise
-    shutil.rmtree(old)
 
 
 def _map(path: Path) -> Tensor:

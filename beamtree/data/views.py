@@ -29,14 +29,10 @@ def window_of_behaviour() -> Tensor:
     return torch.eye(len(WINDOWS), device="cpu")[:, window]
 
 
-@dataclass(frozen=True)
-class BeforeAfter:
-    """Each user's events cut in two: x is the newest `history` before the cut, y everything after it."""
+class View:
+    """What the ways of reading events have in common."""
 
     events: Events
-    cuts: Tensor | None = None  # events before the cut of each user [U]; None: half of them
-    history: int = HISTORY
-    varies = False
 
     @property
     def ids(self) -> Ids | None:
@@ -44,6 +40,19 @@ class BeforeAfter:
 
     def __len__(self) -> int:
         return len(self.events)
+
+    def item_numbers(self) -> Tensor:
+        return self.events.item_numbers()
+
+
+@dataclass(frozen=True)
+class BeforeAfter(View):
+    """Each user's events cut in two: x is the newest `history` before the cut, y everything after it."""
+
+    events: Events
+    cuts: Tensor | None = None  # events before the cut of each user [U]; None: half of them
+    history: int = HISTORY
+    varies = False
 
     def __repr__(self) -> str:
         events = int(self.events.offsets[-1] - self.events.offsets[0])
@@ -69,9 +78,6 @@ class BeforeAfter:
     def observations(self) -> Tensor:
         """One history is like another."""
         return self.batch(torch.arange(1))[0]
-
-    def item_numbers(self) -> Tensor:
-        return self.events.item_numbers()
 
     def fingerprint(self) -> str:
         if self.cuts is None:
@@ -102,7 +108,7 @@ def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach:
 
 
 @dataclass(frozen=True)
-class Stretches:
+class Stretches(View):
     """Every reading draws a cut, how far to look back from it and as far ahead, and forgets some of the history.
 
     The way back is log-uniform, 5 to 10 events as often as 50 to 100, so that users of many events also teach what one
@@ -116,13 +122,6 @@ class Stretches:
     reach: int | None = REACH  # how far back it looks at most; None: to the first event, and ahead to the last
     least: int = LEAST  # and how far at least
     varies = True
-
-    @property
-    def ids(self) -> Ids | None:
-        return self.events.ids
-
-    def __len__(self) -> int:
-        return len(self.events)
 
     def __repr__(self) -> str:
         how = "whole" if self.reach is None else f"{self.least} to {self.reach} events long"
@@ -158,9 +157,6 @@ class Stretches:
     def observations(self) -> Tensor:
         return BeforeAfter(self.events, history=self.history).observations()
 
-    def item_numbers(self) -> Tensor:
-        return self.events.item_numbers()
-
     def fingerprint(self) -> str:
         reach = self.reach and f"{self.least}-{self.reach}"
         drawn = f"forget={self.forget} targets={self.targets} reach={reach}"
@@ -177,7 +173,7 @@ def _draw_cut(count: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(View):
     """A window that slides over every user's events: one target, and the `history` events before it."""
 
     events: Events
@@ -188,10 +184,6 @@ class Windows:
     def __post_init__(self) -> None:
         counts = (self.events.counts() - FIRST_TARGET).clamp(min=0)
         object.__setattr__(self, "firsts", torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
-
-    @property
-    def ids(self) -> Ids | None:
-        return self.events.ids
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -215,9 +207,6 @@ class Windows:
 
     def observations(self) -> Tensor:
         return BeforeAfter(self.events, history=self.history).observations()
-
-    def item_numbers(self) -> Tensor:
-        return self.events.item_numbers()
 
     def fingerprint(self) -> str:
         return f"windows of {self.events.name} history={self.history}"

@@ -83,6 +83,11 @@ RECIPES = {
 }
 
 
+def recipe_name(recipe: str | Recipe) -> str:
+    """What a recipe is called: own where it is none of the package."""
+    return recipe if isinstance(recipe, str) else "own"
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that a training run decided before it began."""

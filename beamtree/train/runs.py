@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.files import read_json, write_json
+from beamtree.files import read_json, remove, replace_folder, write_json
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage import holds_model, load_model
-from beamtree.train.recipes import Settings
+from beamtree.train.recipes import Recipe, Settings, recipe_name
 from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
@@ -29,7 +29,7 @@ def describe_run(
     settings: Settings,
     data: Path,
     tree: str,
-    recipe: str,
+    recipe: str | Recipe,
     *,
     arity: int = 2,
     items: str | Path | None = None,
@@ -42,7 +42,7 @@ def describe_run(
         "arity": arity,
         "items": None if items is None else str(items),
         "vectors": None if vectors is None else str(vectors),
-        "recipe": recipe,
+        "recipe": recipe_name(recipe),
         "method": settings.method.name,
         "beam_size": settings.beam_size,
         **settings.method.describe(),
@@ -125,16 +125,16 @@ def replace_data(folder: Path, source: Path | None) -> None:
     place = folder / DATA
     if source is not None and source.resolve() == place.resolve():
         return
-    draft, old = (folder / f"{DATA}.{word}-{os.getpid()}" for word in ("new", "old"))
-    for left in (draft, old):
-        shutil.rmtree(left, ignore_errors=True)
-    if source is not None:
+    if source is None:
+        remove(place)
+        return
+    draft = folder / f"{DATA}.new-{os.getpid()}"
+    remove(draft)
+    try:
         shutil.copytree(source, draft)
-    if place.exists():
-        os.rename(place, old)
-    if source is not None:
-        os.rename(draft, place)
-    shutil.rmtree(old, ignore_errors=True)
+        replace_folder(place, draft)
+    finally:
+        remove(draft)
 
 
 def data_folder(folder: Path) -> Path | None:
