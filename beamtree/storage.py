@@ -24,7 +24,7 @@ from torch import Tensor
 from beamtree.data.ids import Ids, write_ids
 from beamtree.files import flush, read_json
 from beamtree.model import TreeModel
-from beamtree.scorers import SCORERS, Scorer, TableScorer
+from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
 from beamtree.tree import Tree
 
 SETTINGS = "settings.json"
@@ -65,11 +65,7 @@ def load_model(
     tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
     if tree.fingerprint() != settings["tree"]:
         raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
-    kind = _scorer_class(folder, settings["scorer"], scorers)
-    try:
-        scorer = kind(**settings["scorer_settings"], seed=None)
-    except TypeError as error:  # a scorer must take what its `settings` gave
-        raise ValueError(f"{folder}: a {kind.__name__} cannot be made from its settings: {error}") from error
+    scorer = _make_scorer(folder, settings, scorers)
     scorer.to(getattr(torch, settings["dtype"]))
     ids = Ids(folder / settings["files"]["items"][0]) if "items" in settings["files"] else None
     model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
@@ -195,8 +191,15 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
         raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
 
 
-def _scorer_class(folder: Path, name: str, more: Sequence[type[Scorer]]) -> type[Scorer]:
-    found = {kind.__name__: kind for kind in (*SCORERS, *more)}
-    if name not in found:
-        raise ValueError(f"{folder} holds a {name}, which is not of this package: pass its class, scorers=[{name}]")
-    return found[name]
+def _make_scorer(folder: Path, settings: dict[str, Any], more: Sequence[type[Scorer]]) -> Scorer:
+    """A scorer as the settings describe it, without its weights."""
+    kinds = {kind.__name__: kind for kind in (*SCORERS, *more)}
+    name, own = settings["scorer"], settings["scorer_settings"]
+    parts = own.get("parts", {}) if name == SumScorer.__name__ else {}
+    for kind in (name, *(kind for kind, _ in parts.values())):
+        if kind not in kinds:
+            raise ValueError(f"{folder} holds a {kind}, which is not of this package: pass its class, scorers=[{kind}]")
+    try:
+        return kinds[name].from_settings(own, kinds)
+    except TypeError as error:  # a scorer must take what its `settings` gave
+        raise ValueError(f"{folder}: a {name} cannot be made from its settings: {error}") from error

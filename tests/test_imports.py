@@ -26,6 +26,7 @@ ROWS = [
     {"targets", "beam"},
     {"model"},
     {"scorers", "theory", "baselines"},
+    {"closed"},
     {"data"},
     {"loss", "metrics", "kernels", "record", "distributed"},
     {"tree"},

@@ -5,9 +5,22 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
+from beamtree.closed.ials import turned
+from beamtree.closed.partners import strongest
 from beamtree.kernels import products
 from beamtree.model import quantized
-from beamtree.scorers import SCORERS, DeepScorer, FixedScorer, LinearScorer, linear
+from beamtree.scorers import (
+    SCORERS,
+    DeepScorer,
+    FactorScorer,
+    FixedScorer,
+    LinearScorer,
+    MemoryScorer,
+    RepeatScorer,
+    SumScorer,
+    linear,
+)
+from beamtree.scorers.memory import fading
 
 
 def a_linear(tree):
@@ -26,6 +39,26 @@ def a_deep_without_sharing(tree):
     return DeepScorer(tree.num_nodes, scale=1.0, share=False), histories(tree.num_items)
 
 
+def a_memory(tree):
+    source, target = torch.randint(tree.num_items, (2, 300)).unique(dim=1)
+    partners = strongest(source, target, torch.randn(len(source)), tree.num_items)
+    return MemoryScorer.from_partners([partners], [fading(0.5)]), histories(tree.num_items)
+
+
+def some_repeats(tree):
+    return RepeatScorer(0.7), histories(tree.num_items)
+
+
+def some_factors(tree):
+    factors = turned(torch.randn(tree.num_items, 6), 0.1, 0.05)
+    return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
+
+
+def a_sum(tree):
+    parts = {"memory": a_memory(tree)[0], "factors": some_factors(tree)[0], "deep": a_deep(tree)[0]}
+    return SumScorer(parts, tree.height, "deep").weigh(deep=0.5), histories(tree.num_items)
+
+
 def histories(num_items):
     """Seven users: with a full history, with none, and between."""
     x = torch.randint(0, num_items, (7, 69))
@@ -39,6 +72,10 @@ SCORERS_UNDER_TEST = {
     "fixed": a_fixed,
     "deep": a_deep,
     "deep, no sharing": a_deep_without_sharing,
+    "memory": a_memory,
+    "repeats": some_repeats,
+    "factors": some_factors,
+    "sum": a_sum,
 }
 
 
@@ -60,7 +97,8 @@ def test_a_scorer_that_is_registered_is_made_from_its_settings(scored):
     tree, scorer, x = scored
     if type(scorer) not in SCORERS:
         return
-    other = type(scorer)(**scorer.settings(), seed=None)
+    kinds = {kind.__name__: kind for kind in SCORERS}
+    other = type(scorer).from_settings(scorer.settings(), kinds)
     assert other.settings() == scorer.settings()
     other.load_state_dict(scorer.state_dict())
     found, expected = (each.whole_level(each.context(tree, x), tree, 2) for each in (other, scorer))
@@ -98,7 +136,7 @@ def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, 
         logits = scorer(scorer.context(tree, x), 2, some)
         assert (logits[:, 1] == -torch.inf).all()
         assert logits[:, 0].isfinite().all()
-        weights = list(scorer.parameters())
+        weights = [weight for weight in scorer.parameters() if weight.requires_grad]
         if weights:
             scorer.zero_grad()
             bt.loss.bce(logits, torch.zeros(len(x), 2, dtype=torch.bool)).backward()

@@ -2,11 +2,27 @@
 
 from beamtree.scorers.base import Scorer, TableScorer
 from beamtree.scorers.deep import DeepScorer
+from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
+from beamtree.scorers.memory import MemoryScorer
+from beamtree.scorers.repeats import RepeatScorer
+from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable
 
 # What a saved model can name. A new scorer is one file and one line here; one from outside is passed to `load_model`.
-SCORERS: tuple[type[Scorer], ...] = (DeepScorer, LinearScorer)
+SCORERS: tuple[type[Scorer], ...] = (DeepScorer, LinearScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer)
 
-__all__ = ["SCORERS", "DeepScorer", "FixedScorer", "LinearScorer", "NodeTable", "Scorer", "TableScorer"]
+__all__ = [
+    "SCORERS",
+    "DeepScorer",
+    "FactorScorer",
+    "FixedScorer",
+    "LinearScorer",
+    "MemoryScorer",
+    "NodeTable",
+    "RepeatScorer",
+    "Scorer",
+    "SumScorer",
+    "TableScorer",
+]

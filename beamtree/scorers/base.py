@@ -1,13 +1,14 @@
 """g(x, n): what every node-wise scorer offers, and what those with rows of nodes offer beside."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from beamtree.scorers.table import NodeTable
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 
 class Scorer(nn.Module, ABC):
@@ -31,6 +32,11 @@ class Scorer(nn.Module, ABC):
         Nodes are [B, W], or [1, W] where all users share them.
         """
 
+    def scores(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+        """The same, but finite where a node is PAD: for a sum of scorers."""
+        logits: Tensor = self(context, level, nodes)
+        return logits.masked_fill(nodes == PAD, 0.0)
+
     def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) of nodes of several levels, each as `forward` gives it, on any device."""
         return [self(context, level, nodes) for level, nodes in found]
@@ -43,8 +49,23 @@ class Scorer(nn.Module, ABC):
         return logits
 
     @abstractmethod
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for the seed, as a checkpoint records them."""
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], kinds: "Mapping[str, type[Scorer]]") -> Self:
+        """A scorer whose weights will be loaded; `kinds` are the classes that parts of it may be of, by name."""
+        make: Any = cls
+        scorer: Self = make(**settings, seed=None)
+        return scorer
+
+    def learner(self) -> "Scorer":
+        """What gradients train: all of it, unless a scorer says otherwise."""
+        return self
+
+    def changing(self) -> dict[str, Tensor]:
+        """The weights that training changes, by their names in `state_dict`."""
+        return dict(self.state_dict())
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x cannot be scored."""

@@ -1,7 +1,7 @@
 """The deep scorer of the paper's real data (supplement C.3)."""
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,7 @@ class DeepScorer(TableScorer):
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         self.table.keep_vectors(tree, parts["vectors"])
 
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, Any]:
         rows, dim = self.table.weight.shape
         return {"num_nodes": rows, "dim": dim, "scale": self.scale, "share": self.share, "lift": self.lift}
 

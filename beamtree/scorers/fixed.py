@@ -1,5 +1,7 @@
 """A scorer that is told its answers: for theory, where p_g is given and not learned."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,5 +32,5 @@ class FixedScorer(Scorer):
     def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
         return self.logits[context, nodes.clamp(min=0)].masked_fill(nodes == PAD, -torch.inf)
 
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, Any]:
         return {"rows": len(self.logits), "num_nodes": self.logits.shape[1]}

@@ -1,6 +1,6 @@
 """The linear scorer of the synthetic experiment (Sec. 5.1)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class LinearScorer(TableScorer):
             return context.levels[level][:, 1:]
         return context.x @ self.table.span(tree.level(level)).T
 
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, Any]:
         return {"num_nodes": len(self.table.weight), "dim": self.dim, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:

@@ -1,0 +1,168 @@
+"""Partners by ridge regression: EASE (Steck 2019) without an M × M matrix, and the same from the past to the future.
+
+Items that lie near each other on a tree are solved for together, each block over the few thousand items that say most
+about it. Where all items fit into one block this is the exact solution.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from beamtree.closed.pairs import Pairs
+from beamtree.closed.partners import PARTNERS, Partners, strongest
+
+BLOCK = 256  # items that are solved for at once
+FEATURES = 1024  # items that they are explained by, unless all items fit
+WHOLE = 6144  # up to so many items all explain all
+POPULAR = 6144  # items among which the matrix is kept dense
+SPARE = 2  # times N: partners that each target keeps before each source is cut to its N
+
+
+def ridge_partners(
+    gram: Pairs,
+    order: Tensor,
+    penalty: float,
+    most: int = PARTNERS,
+    *,
+    features: int = FEATURES,
+    every: int = 1,
+) -> Partners:
+    """EASE: how much each item adds to another, given all others, which no item may explain itself by.
+
+    Args:
+        gram: XᵀX, from `together`.
+        order: the items such that neighbours are alike, such as the leaves of a tree [M].
+        penalty: λ.
+        most: N partners of an item.
+        features: items that explain a block.
+        every: solve every block, or for a trial every fourth.
+    """
+
+    def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
+        """-P[:, b] / diag(P)[b], where P is the inverse; `own` is the place of each target among the features."""
+        unit = torch.zeros_like(right)
+        column = torch.arange(len(own), device=own.device)
+        unit[own, column] = 1.0
+        inverse = torch.cholesky_solve(unit, torch.linalg.cholesky(system))
+        found = -inverse / inverse[own, column]
+        found[own, column] = 0.0
+        return found
+
+    return _by_blocks(gram, gram, order, penalty, solve, most, features, every)
+
+
+def follow_partners(
+    past: Pairs,
+    future: Pairs,
+    order: Tensor,
+    penalty: float,
+    most: int = PARTNERS,
+    *,
+    features: int = FEATURES,
+    every: int = 1,
+) -> Partners:
+    """The ridge regression of what follows on what came before: (PᵀP + λD)⁻¹PᵀF, where D is the mean of its diagonal.
+
+    Args:
+        past: PᵀP, from `followed`.
+        future: PᵀF.
+        order: the items such that neighbours are alike [M].
+        penalty: λ, as a share of the mean of the diagonal.
+        most: N partners of an item.
+        features: items that explain a block.
+        every: solve every block, or for a trial every fourth.
+    """
+    diagonal = past.diagonal()
+    mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
+
+    def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
+        return torch.cholesky_solve(right, torch.linalg.cholesky(system))
+
+    return _by_blocks(past, future.turned(), order, penalty * mean, solve, most, features, every)
+
+
+Solve = Callable[[Tensor, Tensor, Tensor], Tensor]  # (system [S, S], right side [S, b], targets' places [b]) -> [S, b]
+
+
+def _by_blocks(
+    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int, every: int
+) -> Partners:
+    """Solve block by block and keep what is strongest; with `every` 4, of every fourth block."""
+    diagonal, square = gram.diagonal(), Square(gram)
+    sources, targets, weights = [], [], []
+    for block in list(_blocks(order))[::every]:
+        chosen, right = _explain(by_target, diagonal, block, penalty, features)
+        system = square.of(chosen)
+        system.diagonal().add_(penalty)
+        found = solve(system, right, torch.searchsorted(chosen, block))  # [S, b]
+        kept = found.abs().topk(min(SPARE * most, len(found)), dim=0).indices
+        sources.append(chosen[kept].flatten())
+        targets.append(block.expand_as(kept).flatten())
+        weights.append(found.gather(0, kept).flatten())
+    return strongest(torch.cat(sources), torch.cat(targets), torch.cat(weights), gram.num_items, most)
+
+
+def _blocks(order: Tensor) -> Iterator[Tensor]:
+    """Blocks of items, each in rising order; one block where all fit."""
+    size = len(order) if len(order) <= WHOLE else BLOCK
+    for block in order.split(size):
+        yield block.sort().values
+
+
+def _explain(by_target: Pairs, diagonal: Tensor, block: Tensor, penalty: float, features: int) -> tuple[Tensor, Tensor]:
+    """The items that say most about a block, the block among them, sorted [S], and the right side [S, b]."""
+    place, source, value = by_target.rows(block)
+    if len(diagonal) <= WHOLE:
+        chosen = torch.arange(len(diagonal), device=block.device)
+    else:
+        strength = value.square() / (diagonal[source] + penalty)
+        distinct, where = torch.unique(source, return_inverse=True)
+        total = strength.new_zeros(len(distinct)).index_add_(0, where, strength)
+        best = distinct[total.topk(min(features, len(distinct))).indices]
+        chosen = torch.unique(torch.cat([best, block]))
+    right = value.new_zeros(len(chosen), len(block))
+    at = torch.searchsorted(chosen, source).clamp_(max=len(chosen) - 1)
+    there = chosen[at] == source
+    right[at[there], place[there]] = value[there]
+    return chosen, right
+
+
+class Square:
+    """Rows and columns of some items out of a symmetric sparse matrix, dense.
+
+    The rows of popular items are long, and popular items explain every block: among these the matrix is kept dense, and
+    what they have with others is read from the others' rows.
+    """
+
+    def __init__(self, gram: Pairs) -> None:
+        self.gram = gram
+        count = gram.offsets.diff()
+        self.popular = count.topk(min(POPULAR, len(count))).indices.sort().values
+        self._place = torch.full((gram.num_items,), -1, dtype=torch.int64, device=count.device)
+        self._rank = self._place.clone()  # among the popular
+        self._rank[self.popular] = torch.arange(len(self.popular), device=count.device)
+        self._dense = gram.values.new_zeros(len(self.popular), len(self.popular))
+        for some in self.popular.split(256):
+            row, column, value = gram.rows(some)
+            at = self._rank[column]
+            there = at >= 0
+            self._dense[self._rank[some][row[there]], at[there]] = value[there]
+
+    def of(self, chosen: Tensor) -> Tensor:
+        """The rows and columns of items in rising order [S, S]."""
+        if len(chosen) == len(self.popular) == self.gram.num_items:
+            return self._dense.clone()
+        rank = self._rank[chosen]
+        found = self.gram.values.new_zeros(len(chosen), len(chosen))
+        known, rest = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
+        found[known.unsqueeze(1), known] = self._dense[rank[known].unsqueeze(1), rank[known]]
+        self._place[chosen] = torch.arange(len(chosen), device=chosen.device)
+        row, column, value = self.gram.rows(chosen[rest])
+        at = self._place[column]
+        there = at >= 0
+        row, at, value = rest[row[there]], at[there], value[there]
+        found[row, at] = value
+        found[at, row] = value
+        self._place[chosen] = -1
+        return found

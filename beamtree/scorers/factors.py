@@ -1,0 +1,86 @@
+"""Folded factors: ⟨u(x), v_n⟩, where u is the fold-in of the history into factors of implicit ALS."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.closed.ials import Factors, fold_in
+from beamtree.closed.pairs import newest_of_each
+from beamtree.scorers.base import TableScorer
+from beamtree.scorers.memory import HISTORY, fading
+from beamtree.scorers.table import NodeTable
+from beamtree.tree import PAD, Tree
+
+
+class FactorContext(NamedTuple):
+    user: Tensor  # [B, dim]
+
+
+class FactorScorer(TableScorer):
+    """The product of a user's vector, solved from the history, and a node's: the mean of the items' below it.
+
+    Args:
+        num_nodes: rows, one per node of the tree.
+        dim: numbers in a row.
+        penalty: λ of the fold-in.
+        everywhere: α₀M of the fold-in.
+        power: how fast an event of the history loses weight.
+        seed: not used; rows come from `from_factors` or from a file.
+    """
+
+    spread: Tensor
+    recency: Tensor
+
+    def __init__(
+        self,
+        num_nodes: int,
+        dim: int,
+        penalty: float = 0.005,
+        everywhere: float = 1.0,
+        power: float = 0.0,
+        seed: int | None = 0,
+    ) -> None:
+        super().__init__()
+        self.penalty, self.everywhere, self.power = penalty, everywhere, power
+        self.table = NodeTable(num_nodes, dim, seed=None)
+        self.table.weight.requires_grad_(False)
+        self.register_buffer("spread", torch.zeros(dim))
+        self.register_buffer("recency", fading(power), persistent=False)
+
+    @classmethod
+    def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
+        """Every node's vector is the mean of those of the items below it."""
+        dim = factors.items.shape[1]
+        scorer = cls(tree.num_nodes, dim, factors.penalty, factors.everywhere, power, seed=None)
+        scorer.table.weight.zero_()
+        scorer.table.start_from(tree, factors.items.cpu(), share=False)
+        scorer.spread = factors.spread.cpu()
+        return scorer
+
+    @torch.no_grad()
+    def context(self, tree: Tree, x: Tensor) -> FactorContext:
+        rows = self.table.rows(tree.leaf_of_item(x))
+        weights = newest_of_each(x) * self.recency[: x.shape[1]]
+        return FactorContext(fold_in(self.folding(rows), rows, weights))
+
+    def folding(self, rows: Tensor) -> Factors:
+        """What the fold-in needs beside the vectors of the history."""
+        return Factors(rows, self.spread, self.penalty, self.everywhere)
+
+    def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
+        if len(nodes) == 1:
+            return context.user @ self.table.rows(nodes[0]).T
+        return torch.bmm(self.table.rows(nodes), context.user.unsqueeze(-1)).squeeze(-1)
+
+    def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
+        return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+
+    def settings(self) -> dict[str, Any]:
+        rows, dim = self.table.weight.shape
+        folding = {"penalty": self.penalty, "everywhere": self.everywhere, "power": self.power}
+        return {"num_nodes": rows, "dim": dim, **folding}
+
+    def check(self, x: Tensor) -> None:
+        if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > HISTORY:
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {HISTORY}]")

@@ -1,0 +1,263 @@
+"""What is made without a gradient, against the definitions: sums over pairs in plain Python, ridges in numpy."""
+
+from collections import defaultdict
+from importlib import import_module
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from beamtree import PAD
+from beamtree.closed import ridge
+from beamtree.closed.ials import Factors, fold_in, ials, turned
+from beamtree.closed.lists import as_lists
+from beamtree.closed.pairs import followed, newest_of_each, sum_pairs, together
+from beamtree.closed.partners import joined, strongest
+from beamtree.closed.ridge import follow_partners, ridge_partners
+from beamtree.closed.rules import next_partners
+from beamtree.data import Events
+
+NUM_ITEMS = 12
+
+
+def a_log(users=30, longest=9, seed=0, num_items=NUM_ITEMS):
+    """Users with 2 to 9 events, repeats among them."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(2, longest + 1, (users,), generator=generator)
+    items = torch.randint(num_items, (int(counts.sum()),), generator=generator).int()
+    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "made up")
+
+
+def by_user(events):
+    return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]
+
+
+def dense(pairs):
+    found = torch.zeros(pairs.num_items, pairs.num_items)
+    found[torch.repeat_interleave(pairs.offsets.diff()), pairs.columns] = pairs.values
+    return found
+
+
+def dense_partners(partners):
+    found = torch.zeros(len(partners), len(partners))
+    found[torch.repeat_interleave(partners.offsets.diff()), partners.items.long()] = partners.weights
+    return found
+
+
+def chosen_matrix(events, num_items=NUM_ITEMS):
+    found = np.zeros((len(events), num_items))
+    for user, items in enumerate(by_user(events)):
+        found[user, items] = 1
+    return found
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
+def test_together_counts_users_that_have_both(monkeypatch, cells):
+    monkeypatch.setattr("beamtree.closed.pairs.DENSE", cells)
+    events = a_log()
+    matrix = chosen_matrix(events)
+    assert np.array_equal(dense(together(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
+
+
+def test_a_user_of_many_events_counts_in_runs(monkeypatch):
+    monkeypatch.setattr("beamtree.closed.pairs.LONGEST", 3)
+    events = Events(torch.tensor([0, 5]), torch.tensor([0, 1, 2, 3, 4]).int(), "one user")
+    found = dense(together(events, 5))
+    assert found[0, 1] == 1
+    assert found[3, 4] == 1
+    assert found[0, 4] == 0
+
+
+def test_pairs_are_summed_also_where_they_do_not_fit_at_once(monkeypatch):
+    monkeypatch.setattr("beamtree.closed.pairs.DENSE", 0)
+    monkeypatch.setattr("beamtree.closed.pairs.WAITING", 10)
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randint(6, (2, 7), generator=generator) for _ in range(9)]
+    found = sum_pairs(((a, b, torch.ones(7)) for a, b in parts), 6, torch.device("cpu"))
+    expected = torch.zeros(6, 6)
+    for a, b in parts:
+        for one, other in zip(a.tolist(), b.tolist(), strict=True):
+            expected[one, other] += 1
+    assert torch.equal(dense(found), expected)
+    assert torch.equal(dense(found.turned()), expected.T)
+    assert torch.equal(found.diagonal(), expected.diagonal())
+
+
+def test_what_followed_is_counted_from_the_past_to_the_future():
+    """A user of two events has one cut: the first is the past, and the second followed."""
+    events = Events(torch.tensor([0, 2, 4]), torch.tensor([3, 1, 3, 2]).int(), "pairs")
+    past, future = followed(events, 5, torch.full((69,), 0.5), readings=4, seed=0)
+    assert dense(past)[3, 3] == pytest.approx(4 * 2 * 0.25)
+    assert dense(future)[3, 1] == pytest.approx(4 * 0.5)
+    assert dense(future)[3, 2] == pytest.approx(4 * 0.5)
+    assert float(dense(future).sum()) == pytest.approx(4.0)
+
+
+def test_the_newest_of_each_item_is_marked():
+    x = torch.tensor([[4, 2, 4, PAD, 2, 7]])
+    assert newest_of_each(x).tolist() == [[True, True, False, False, False, True]]
+
+
+def test_rules_are_pairs_of_near_events():
+    events = a_log()
+    expected = defaultdict(float)
+    popularity = np.bincount(events.items.numpy(), minlength=NUM_ITEMS)
+    for items in by_user(events):
+        for i, first in enumerate(items):
+            for gap, second in enumerate(items[i + 1 : i + 4], 1):
+                expected[first, second] += 1 / gap
+                expected[second, first] += 0.3 / gap
+    found = dense_partners(next_partners(events, NUM_ITEMS, window=3))
+    for (first, second), value in expected.items():
+        assert float(found[first, second]) == pytest.approx(value / popularity[second] ** 0.3, rel=1e-5)
+    assert int((found != 0).sum()) == len(expected)
+
+
+# Partners
+
+
+def test_each_item_keeps_its_strongest_partners():
+    source, target = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 2, 3, 0])
+    found = strongest(source, target, torch.tensor([0.5, -2.0, 1.0, 3.0]), 4, most=2)
+    assert found.offsets.tolist() == [0, 2, 3, 3, 3]
+    assert found.items.tolist() == [2, 3, 0]
+    assert found.weights.tolist() == [-2.0, 1.0, 3.0]
+
+
+def test_partners_are_added():
+    one = strongest(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([1.0, 1.0]), 3)
+    two = strongest(torch.tensor([0, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 5.0]), 3)
+    assert torch.equal(dense_partners(joined([one, two])), dense_partners(one) + dense_partners(two))
+
+
+# Ridge
+
+
+def ease(matrix, penalty):
+    inverse = np.linalg.inv(matrix.T @ matrix + penalty * np.eye(matrix.shape[1]))
+    weights = -inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    return weights
+
+
+@pytest.mark.parametrize("popular", [0, 4, NUM_ITEMS])
+@pytest.mark.parametrize("whole", [100, 0], ids=["one block", "blocks"])
+def test_ridge_partners_are_ease(monkeypatch, whole, popular):
+    """In blocks too, where every item is among those that explain it."""
+    monkeypatch.setattr(ridge, "WHOLE", whole)
+    monkeypatch.setattr(ridge, "BLOCK", 5)
+    monkeypatch.setattr(ridge, "POPULAR", popular)
+    events = a_log()
+    order = torch.randperm(NUM_ITEMS, generator=torch.Generator().manual_seed(1))
+    found = ridge_partners(together(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)
+    expected = ease(chosen_matrix(events), 2.0)
+    assert np.allclose(dense_partners(found).numpy(), expected, atol=1e-4)
+
+
+def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
+    monkeypatch.setattr(ridge, "WHOLE", 0)
+    monkeypatch.setattr(ridge, "BLOCK", 3)
+    gram, order = together(a_log(), NUM_ITEMS), torch.arange(NUM_ITEMS)
+    whole = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS))
+    trial = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS, every=4))
+    assert torch.equal(trial[:, :3], whole[:, :3])
+    assert not trial[:, 3:].any()
+
+
+@pytest.mark.parametrize("whole", [100, 0], ids=["one block", "blocks"])
+def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monkeypatch, whole):
+    monkeypatch.setattr(ridge, "WHOLE", whole)
+    monkeypatch.setattr(ridge, "BLOCK", 5)
+    past, future = followed(a_log(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
+    found = follow_partners(past, future, torch.arange(NUM_ITEMS), 0.5, NUM_ITEMS, features=NUM_ITEMS)
+    gram, cross = dense(past).double(), dense(future).double()
+    penalty = 0.5 * float(gram.diagonal().mean())
+    expected = torch.linalg.solve(gram + penalty * torch.eye(NUM_ITEMS).double(), cross)
+    torch.testing.assert_close(dense_partners(found).double(), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_an_item_without_partners_has_none():
+    events = Events(torch.tensor([0, 2, 4]), torch.tensor([0, 1, 1, 0]).int(), "two of five items")
+    found = ridge_partners(together(events, 5), torch.arange(5), 1.0)
+    assert found.offsets.diff().tolist() == [1, 1, 0, 0, 0]
+
+
+# Factors
+
+
+@pytest.mark.parametrize("length", [3, 40], ids=["shorter than a vector", "longer"])
+def test_a_fold_in_minimises_its_loss(length):
+    torch.manual_seed(0)
+    factors = turned(torch.randn(50, 6).double(), 0.1, 0.05)
+    history = factors.items[torch.randint(50, (2, length))]
+    weights = torch.rand(2, length).double()
+    weights[0, -1] = 0
+    user = fold_in(factors, history, weights)
+
+    def loss(u):
+        fit = (weights * (1 - torch.einsum("btd,bd->bt", history, u)) ** 2).sum(1)
+        everywhere = 0.05 * (u @ factors.items.T).square().sum(1)
+        return fit + everywhere + 0.1 * (weights.sum(1) + 0.05 * 50) * u.square().sum(1)
+
+    user = user.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(user).sum(), user)
+    assert float(gradient.abs().max()) < 1e-9
+
+
+def test_turning_vectors_changes_no_product():
+    vectors = torch.randn(20, 4).double()
+    found = turned(vectors, 0.1, 0.5)
+    torch.testing.assert_close(found.items @ found.items.T, vectors @ vectors.T)
+    torch.testing.assert_close(0.5 * found.items.T @ found.items, torch.diag(found.spread), atol=1e-9, rtol=1e-6)
+
+
+def test_each_round_of_ials_lowers_the_loss():
+    events = a_log(users=40)
+    matrix = torch.from_numpy(chosen_matrix(events)).float()
+    penalty, everywhere = 0.05, 0.1
+
+    def loss(rounds):
+        found = ials(events, NUM_ITEMS, dim=5, penalty=penalty, everywhere=everywhere, rounds=rounds)
+        rows = torch.stack([found.items] * len(matrix))
+        users = fold_in(found, rows, matrix)
+        product = users @ found.items.T
+        fit = (matrix * (1 - product) ** 2).sum() + everywhere * product.square().sum()
+        of_users = (matrix.sum(1) + everywhere * NUM_ITEMS) * users.square().sum(1)
+        of_items = (matrix.sum(0) + everywhere * len(matrix)) * found.items.square().sum(1)
+        return float(fit + penalty * (of_users.sum() + of_items.sum()))
+
+    losses = [loss(rounds) for rounds in (1, 2, 4, 8)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_an_item_that_nobody_chose_is_0_and_seeds_decide(monkeypatch):
+    events = Events(torch.tensor([0, 2, 4]), torch.tensor([0, 1, 1, 0]).int(), "two of five items")
+    one, same, other = (ials(events, 5, dim=3, rounds=2, seed=seed).items for seed in (0, 0, 1))
+    assert not one[2:].any()
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    monkeypatch.setattr(import_module("beamtree.closed.ials"), "ROOM", 1)  # one list at a time
+    torch.testing.assert_close(ials(events, 5, dim=3, rounds=2).items.abs(), one.abs(), atol=1e-5, rtol=1e-4)
+
+
+def test_lists_are_read_in_batches_that_fit():
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randint(20, (100,), generator=generator).sort().values
+    lists = as_lists(row, torch.arange(100), 22)
+    seen = []
+    for which, width in lists.batches(30):
+        assert len(which) * width <= 30 or len(which) == 1
+        entries, real = lists.read(which, width)
+        assert torch.equal(real.sum(1), lists.counts()[which])
+        seen += entries[real].tolist()
+    assert sorted(seen) == list(range(100))
+
+
+def test_factors_know_what_a_fold_in_needs():
+    found = ials(a_log(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
+    assert isinstance(found, Factors)
+    assert (found.penalty, found.everywhere) == (0.02, 0.5 * NUM_ITEMS)
