@@ -7,7 +7,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from beamtree.baselines.popularity import Popularity, popularity
-from beamtree.data import Events
+from beamtree.data import BeforeAfter, Events
 from beamtree.extras import needs
 
 
@@ -31,14 +31,21 @@ BASELINES = {
     "popularity": ("popularity", "popularity"),
     "als": ("als", "als"),
 }
+# The same for rows that choose their settings by validation users, whom they take as well.
+PEERS = {
+    "ease": ("ease", "ease"),
+    "ials": ("ials", "ials"),
+    "user-knn": ("user_knn", "user_knn"),
+    "rules": ("rules", "rules"),
+}
 
 
-def build(name: str, events: Events, num_items: int) -> Baseline:
-    """A plain row, made from what training users chose."""
-    module, function = BASELINES[name]
+def build(name: str, events: Events, num_items: int, val: BeforeAfter | None = None) -> Baseline:
+    """A plain row, made from what training users chose; a peer takes its settings from validation users."""
+    module, function = {**BASELINES, **PEERS}[name]
     with needs("compare", f"row {name}"):
-        make = cast(Callable[[Events, int], Baseline], getattr(import_module(f"beamtree.baselines.{module}"), function))
-        return make(events, num_items)
+        make = cast(Callable[..., Baseline], getattr(import_module(f"beamtree.baselines.{module}"), function))
+        return make(events, num_items, val) if name in PEERS else make(events, num_items)
 
 
-__all__ = ["BASELINES", "Baseline", "Popularity", "build", "popularity"]
+__all__ = ["BASELINES", "PEERS", "Baseline", "Popularity", "build", "popularity"]

@@ -1,5 +1,6 @@
 """YouTube product-DNN (Covington et al. 2016): a vector of the user, a vector of every item, and their product."""
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -7,15 +8,16 @@ from typing import Any
 import faiss  # here, so that one who does not have it is told before the training, not after
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import embedding
 
-from beamtree.data import BeforeAfter, Events, Windows
+from beamtree.data import BeforeAfter, Events, stretches
+from beamtree.data.factors import choose_factors, factors
 from beamtree.data.views import WINDOWS, window_of_behaviour
-from beamtree.metrics import precision_recall_f
+from beamtree.metrics import hits, precision_recall_f
 from beamtree.seeds import epoch_order, mix
 from beamtree.tree import PAD
 
-DIM = 24
+DIM = 64
 HIDDEN = (128, 64)
 NEGATIVES = 2000  # items that a batch is told from, shared by its users
 BATCH, LR, STEPS = 1000, 3e-3, 10_000
@@ -44,6 +46,12 @@ class TwoTower(nn.Module):
             self.tower = nn.Sequential(*layers[:-1])
         self._index: Any = None
 
+    @torch.no_grad()
+    def start_from(self, vectors: Tensor) -> None:
+        """Start items, read or scored, from vectors [M, ≤ DIM]; what they do not reach stays random."""
+        for weight in (self.history, self.items):
+            weight[:, : vectors.shape[1]] = vectors[:, :DIM]
+
     def user(self, x: Tensor) -> Tensor:
         """The vectors of users with histories x [B, T], and a 1 for the items' bias [B, DIM + 1]."""
         shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)
@@ -53,7 +61,7 @@ class TwoTower(nn.Module):
     def vectors(self, items: Tensor | None = None) -> Tensor:
         """The vectors of items, of all unless some are named, with their bias [M, DIM + 1]."""
         parts = self.items, self.bias.unsqueeze(1)
-        return torch.cat([part if items is None else embedding(items, part) for part in parts], dim=1)
+        return torch.cat([part if items is None else embedding(items, part) for part in parts], dim=-1)
 
     def index(self, build: Index) -> "TwoTower":
         """Make the items ready to be searched."""
@@ -115,28 +123,31 @@ def two_tower(
     val: BeforeAfter | None = None,
     on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> TwoTower:
-    """Train on windows that slide over every user's events, each with one target, by sampled softmax.
+    """Train on stretches of every user's events, as trees are, by sampled softmax.
 
-    The items that a target is told from are drawn uniformly, and are the same for a whole batch. With `val`, the
-    weights are kept that find most for its users, of CHECKS times along the way.
+    Items start from their co-occurrence factors. The items that targets are told from are drawn uniformly, and are the
+    same for a whole batch. With `val`, the weights are kept that find most for its users, of CHECKS times on the way.
     """
-    model = TwoTower(num_items, seed).to(device)
-    windows = Windows(events).to(device)
-    if not len(windows):
-        raise ValueError("there is nothing to train on: a sliding window needs a user with eight events at least")
+    if not int(events.counts().sum()):
+        raise ValueError("there is nothing to train on: no user has an event")
+    model = TwoTower(num_items, seed)
+    start = factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1]
+    model.start_from(start)
+    model.to(device)
+    view = stretches(events).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator(device)
-    per_epoch = -(-len(windows) // batch_size)
+    per_epoch = -(-len(view) // batch_size)
     order = torch.empty(0)
     best, kept = (-1.0, -1), dict[str, Tensor]()
     for t in range(steps):
         epoch, place = divmod(t, per_epoch)
         if place == 0:
-            order = epoch_order(len(windows), seed, epoch).to(device)
+            order = epoch_order(len(view), seed, epoch).to(device)
         generator.manual_seed(mix(seed, t))
-        x, y = windows.batch(order[place * batch_size :][:batch_size])
-        loss = sampled_softmax(model, x, y[:, 0], generator)
+        x, y = view.batch(order[place * batch_size :][:batch_size], generator)
+        loss = sampled_softmax(model, x, y, generator)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -163,12 +174,16 @@ def recall(model: TwoTower, users: BeforeAfter) -> float:
     return float(torch.cat(found).mean())
 
 
-def sampled_softmax(model: TwoTower, x: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
-    """-log of the target's share among itself and items drawn uniformly, which stand for all of theirs."""
+def sampled_softmax(model: TwoTower, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """-log of a target's share among itself and items drawn uniformly, which stand for all that are no targets.
+
+    The mean over the targets y [B, P] of each user, then over users.
+    """
     num_items = len(model.items)
     drawn = torch.randint(num_items, (NEGATIVES,), generator=generator, device=x.device)
-    user = model.user(x)
-    own = (user * model.vectors(target)).sum(1, keepdim=True)
-    others = user @ model.vectors(drawn).T + torch.log(torch.tensor(num_items / NEGATIVES))
-    others = others.masked_fill(drawn == target.unsqueeze(1), -torch.inf)
-    return cross_entropy(torch.cat([own, others], dim=1), torch.zeros_like(target))
+    user, real = model.user(x), y != PAD
+    own = (model.vectors(y.clamp(min=0)) @ user.unsqueeze(2)).squeeze(2)  # [B, P]
+    others = user @ model.vectors(drawn).T + math.log(num_items / NEGATIVES)
+    others = others.masked_fill(hits(drawn.expand(len(y), -1), y), -torch.inf).logsumexp(1, keepdim=True)
+    losses = (torch.logaddexp(own, others) - own).masked_fill(~real, 0.0)
+    return (losses.sum(1) / real.sum(1)).mean()

@@ -1,6 +1,8 @@
 """Rows without a tree; what they need beside torch is imported only for them."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -11,10 +13,13 @@ from beamtree.files import write_whole
 
 
 def plain_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:
-    """Something that needs no training to speak of."""
+    """Something that needs no training to speak of; a peer says which settings it chose."""
     from beamtree.baselines import build  # here, so that tree rows need torch alone
 
-    baseline = build(name, plan.data.train.events, plan.data.num_items)
+    baseline = build(name, plan.data.train.events, plan.data.num_items, plan.data.val)
+    settings: dict[str, float] = getattr(baseline, "settings", {})
+    if settings:
+        note(", ".join(f"{word} {value:g}" for word, value in settings.items()))
     return ReadyRow(leaving_out(baseline.retrieve, max(plan.m)), baseline.num_bytes)
 
 
@@ -25,25 +30,44 @@ def dnn_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> Rea
 
     folder = plan.folder / "youtube-dnn"
     begin(folder, {**plan.training(row), "row": "youtube-dnn"})
-    file = folder / "weights.pt"
-    if file.exists():
-        model = TwoTower(plan.data.num_items, plan.seed).eval()
-        model.load_state_dict(torch.load(file, weights_only=True))
-    else:
-        with timed(folder):
-            model = two_tower(
-                plan.data.train.events,
-                plan.data.num_items,
-                steps=plan.steps,
-                batch_size=min(BATCH, 5 * plan.batch_size),
-                seed=plan.seed,
-                device=plan.device,
-                val=plan.data.val,
-                on_step=lambda done, total, loss: plan.advance(1),
-            ).cpu()
-        write_whole(file, lambda draft: torch.save(model.state_dict(), draft))
+    model = _trained(folder, plan, TwoTower, two_tower, min(BATCH, 5 * plan.batch_size))
     model.index(_index(name))
     return ReadyRow(leaving_out(model.retrieve, max(plan.m)), model.num_bytes, read_seconds(folder))
+
+
+def sasrec_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:
+    """SASRec, trained for as many steps as the others and searched where it was trained."""
+    from beamtree.baselines.sasrec import BATCH, SASRec, sasrec
+
+    folder = plan.folder / name
+    begin(folder, {**plan.training(row), "row": name})
+    model = _trained(folder, plan, SASRec, sasrec, min(BATCH, plan.batch_size)).to(plan.device)
+    return ReadyRow(leaving_out(model.retrieve, max(plan.m)), model.num_bytes, read_seconds(folder))
+
+
+Net = TypeVar("Net", bound=torch.nn.Module)
+
+
+def _trained(folder: Path, plan: Plan, empty: Callable[[int, int], Net], train: Callable[..., Net], batch: int) -> Net:
+    """A net on the CPU: read from a row's folder, or trained and written there."""
+    file = folder / "weights.pt"
+    if file.exists():
+        model = empty(plan.data.num_items, plan.seed).eval()
+        model.load_state_dict(torch.load(file, weights_only=True))
+        return model
+    with timed(folder):
+        model = train(
+            plan.data.train.events,
+            plan.data.num_items,
+            steps=plan.steps,
+            batch_size=batch,
+            seed=plan.seed,
+            device=plan.device,
+            val=plan.data.val,
+            on_step=lambda done, total, loss: plan.advance(1),
+        ).cpu()
+    write_whole(file, lambda draft: torch.save(model.state_dict(), draft))
+    return model
 
 
 def _index(name: str) -> Callable[[torch.Tensor], object]:

@@ -1,0 +1,220 @@
+"""SASRec (Kang and McAuley 2018): a causal transformer that reads a history and says at every place what comes next."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention
+
+from beamtree.data import HISTORY, BeforeAfter, Events
+from beamtree.metrics import hits, num_relevant, recall
+from beamtree.seeds import epoch_order, mix
+from beamtree.tree import PAD
+
+DIM, LAYERS, HEADS, DROPOUT = 64, 2, 2, 0.2
+LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
+BATCH, STEPS = 128, 10_000
+WHOLE = 20_000  # items up to which a target is told from all others
+UNIFORM, IN_BATCH = 2048, 1024  # items that it is told from beyond: of all, and of the batch's targets
+CHECKS, USERS, CUTS = 10, 500, (10, 50, 100, 200)
+
+
+class Block(nn.Module):
+    """Attention to what came before, then a small MLP; each adds to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.parts, self.whole = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM), nn.Dropout(DROPOUT))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, DIM] to the same."""
+        batch, length, _ = x.shape
+        parts = self.parts(self.before(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        dropout = DROPOUT if self.training else 0.0
+        query, key, value = parts.unbind()
+        mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        x = x + nn.functional.dropout(self.whole(mixed.transpose(1, 2).flatten(2)), DROPOUT, self.training)
+        out: Tensor = x + self.mlp(self.between(x))
+        return out
+
+
+class SASRec(nn.Module):
+    """One vector per item, read and scored alike; a vector per place, counted from the oldest event."""
+
+    known: Tensor
+
+    def __init__(self, num_items: int, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(seed, 7))
+            self.items = nn.Parameter(torch.randn(num_items, DIM) * DIM**-0.5)
+            self.bias = nn.Parameter(torch.zeros(num_items))
+            self.places = nn.Parameter(torch.randn(HISTORY, DIM) * 0.02)
+            self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.dropout, self.last = nn.Dropout(DROPOUT), nn.LayerNorm(DIM)
+        self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # which items training users have
+
+    def states(self, sequence: Tensor) -> Tensor:
+        """What follows every event of sequences [B, T], oldest first, PAD after the newest [B, T, DIM]."""
+        x = embedding(sequence.clamp(min=0), self.items) + self.places[: sequence.shape[1]]
+        out: Tensor = self.last(self.blocks(self.dropout(x)))
+        return out
+
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take."""
+        return sum(weight.nbytes for weight in self.parameters())
+
+    @torch.no_grad()
+    def scores(self, x: Tensor) -> Tensor:
+        """The score of every item for histories x [B, T], newest first [B, M]; -inf for those that nobody has."""
+        sequence, count = oldest_first(x[:, :HISTORY].to(self.items.device))
+        newest = (count - 1).clamp(min=0)
+        states = self.states(sequence)[torch.arange(len(x), device=newest.device), newest]
+        scores = torch.addmm(self.bias, states, self.items.T).masked_fill_(~self.known, -torch.inf)
+        row, place = (sequence != PAD).nonzero(as_tuple=True)
+        own = sequence[row, place]  # what is in the history may come again, whoever has it
+        scores[row, own] = (states[row] * self.items[own]).sum(1) + self.bias[own]
+        return scores
+
+    def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m items of the highest score [B, m]; PAD and -inf where fewer."""
+        width = min(m, len(self.items))
+        best = self.scores(x).topk(width)
+        items = best.indices.masked_fill(best.values == -torch.inf, PAD)
+        spare = (0, m - width)
+        return nn.functional.pad(items, spare, value=PAD), nn.functional.pad(best.values, spare, value=-torch.inf)
+
+
+def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Histories [B, T], newest first with PAD anywhere, as sequences with PAD at the end; and their lengths [B]."""
+    real = (x != PAD).flip(1)
+    order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+    return x.flip(1).gather(1, order), real.sum(1)
+
+
+def draw_sequences(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Runs of at most HISTORY + 1 events, drawn from each user: all but the last, and what follows each [B, T]."""
+    start, stop = events.offsets[users], events.offsets[users + 1]
+    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    share = torch.rand(len(users), generator=generator, device=start.device)
+    start = start + (share * (spare + 1)).long().minimum(spare)
+    run = events.after(start, stop, HISTORY + 1)
+    return run[:, :-1].where(run[:, 1:] != PAD, PAD), run[:, 1:]
+
+
+def next_item_loss(
+    model: SASRec, sequence: Tensor, target: Tensor, shares: Tensor, generator: torch.Generator
+) -> Tensor:
+    """-log of each target's share among all items, or among the sampled ones where items are many.
+
+    The sample holds items drawn uniformly and targets of other places. An item that is expected n times in it stands
+    for 1/n of its weight (log Q), so that the sum is right on average. `shares` says how often items are targets [M].
+    """
+    real = target != PAD
+    states, target = model.states(sequence)[real], target[real]
+    if len(model.items) <= WHOLE:
+        return cross_entropy(torch.addmm(model.bias, states, model.items.T), target)
+    drawn = torch.randint(len(model.items), (UNIFORM,), generator=generator, device=target.device)
+    others = target[torch.randint(len(target), (IN_BATCH,), generator=generator, device=target.device)]
+    drawn = torch.cat([drawn, others])
+    expected = UNIFORM / len(model.items) + IN_BATCH * shares[drawn]
+    logits = states @ embedding(drawn, model.items).T + (model.bias[drawn] - expected.log())
+    logits = logits.masked_fill(drawn == target.unsqueeze(1), -torch.inf)
+    own = (states * embedding(target, model.items)).sum(1) + model.bias[target]
+    return cross_entropy(torch.cat([own.unsqueeze(1), logits], dim=1), torch.zeros_like(target))
+
+
+def sasrec(
+    events: Events,
+    num_items: int,
+    *,
+    steps: int = STEPS,
+    batch_size: int = BATCH,
+    lr: float = LR,
+    seed: int = 0,
+    device: str = "cpu",
+    val: BeforeAfter | None = None,
+    on_step: Callable[[int, int, Tensor], None] | None = None,
+) -> SASRec:
+    """Train on runs of every user's events. With `val`, the weights are kept that find most, of CHECKS times.
+
+    Args:
+        events: of the training users.
+        num_items: M.
+        steps: of Adam.
+        batch_size: users per step.
+        lr: the highest learning rate.
+        seed: of all that is random.
+        device: where it is trained.
+        val: users by whom the best weights are chosen.
+        on_step: hears (steps done, of how many, the loss).
+    """
+    events = events.to(device)
+    model, popularity = SASRec(num_items, seed).to(device), events.popularity(num_items)
+    model.known = popularity > 0
+    shares = popularity / popularity.sum()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
+    generator, kept = torch.Generator(device), Kept(model, val)
+    with torch.random.fork_rng([] if device == "cpu" else [device]):
+        torch.manual_seed(mix(seed, 8))  # of dropout
+        for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
+            generator.manual_seed(mix(seed, t))
+            sequence, target = draw_sequences(events, users, generator)
+            loss = next_item_loss(model.train(), sequence, target, shares, generator)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if t % max(1, steps // CHECKS) == 0:
+                kept.look()
+            if on_step is not None:
+                on_step(t, steps, loss.detach())
+    return kept.restored()
+
+
+def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """The users of each step: all with two events, in another order every epoch."""
+    users = (events.counts() > 1).nonzero().squeeze(1)
+    if not len(users):
+        raise ValueError("there is nothing to train on: no user has two events")
+    per_epoch = -(-len(users) // batch_size)
+    for epoch in range(-(-steps // per_epoch)):
+        order = users[epoch_order(len(users), seed, epoch).to(users.device)]
+        yield from order.split(batch_size)[: steps - epoch * per_epoch]
+
+
+class Kept:
+    """The weights that found most for validation users so far."""
+
+    def __init__(self, model: SASRec, val: BeforeAfter | None) -> None:
+        self._model, self._val = model, val
+        self._best, self._weights = -torch.inf, dict[str, Tensor]()
+
+    def look(self) -> None:
+        """Keep the weights of now if they are the best."""
+        if self._val is None or not len(self._val):
+            return
+        found = validation_recall(self._model.eval(), self._val)
+        if found > self._best:
+            self._best = found
+            self._weights = {name: value.clone() for name, value in self._model.state_dict().items()}
+
+    def restored(self) -> SASRec:
+        """The model with the best weights, or the last where nobody judged."""
+        if self._weights:
+            self._model.load_state_dict(self._weights)
+        return self._model.eval()
+
+
+def validation_recall(model: SASRec, users: BeforeAfter) -> float:
+    """The mean logarithm of recall at CUTS on at most USERS users: cuts count alike, however much they find."""
+    total, rows = torch.zeros(len(CUTS)), torch.arange(min(USERS, len(users)))
+    for some in rows.split(64):
+        x, y = users.batch(some)
+        hit, relevant = hits(model.retrieve(x, max(CUTS))[0].cpu(), y), num_relevant(y)
+        total += torch.stack([recall(hit, relevant, m).sum() for m in CUTS])
+    return float((total / len(rows) + 1e-6).log().mean())

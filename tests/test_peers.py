@@ -1,0 +1,430 @@
+"""The tuned peers of a comparison, against plain definitions on tiny logs."""
+
+import math
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from beamtree.baselines import PEERS, build
+from beamtree.baselines import ease as ease_room
+from beamtree.baselines import ials as ials_room
+from beamtree.baselines import rules as rules_room
+from beamtree.baselines import user_knn as knn_room
+from beamtree.baselines.ranking import CUTS, apart, best_of, once, ranked, recency, renumbered, try_repeats, weighted
+from beamtree.baselines.sasrec import SASRec, draw_sequences, next_item_loss, oldest_first, sasrec
+from beamtree.cli.compare import _rows
+from beamtree.closed.ials import ials as factorise
+from beamtree.compare import ROWS
+from beamtree.compare.rows import STRONG
+from beamtree.data import BeforeAfter, Events
+from beamtree.tree import PAD
+
+M = 30
+MAKERS = {
+    "ease": ease_room.ease,
+    "ials": ials_room.ials,
+    "user-knn": knn_room.user_knn,
+    "rules": rules_room.rules,
+}
+ROOMS = {"ease": ease_room, "ials": ials_room, "user-knn": knn_room, "rules": rules_room}
+
+
+def random_events(seed, users=40, longest=20):
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, longest, (users,), generator=generator)
+    items = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
+    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "test")
+
+
+def random_histories(seed, rows=6, length=5):
+    generator = torch.Generator().manual_seed(seed + 1)
+    x = torch.randint(0, M, (rows, length), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.3] = PAD
+    return x
+
+
+def lists_of(events):
+    return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]
+
+
+def incidence(events):
+    """Which user has which item, dense."""
+    matrix = np.zeros((len(events), M))
+    for user, items in enumerate(lists_of(events)):
+        matrix[user, items] = 1
+    return matrix
+
+
+def history_of(row, power):
+    """Every item's weight: (1 + t)^-p of its newest event."""
+    weight = np.zeros(M)
+    for t, item in reversed([*enumerate(row)]):
+        if item != PAD:
+            weight[item] = (1 + t) ** -power
+    return weight
+
+
+def scores_of(peer, x):
+    """Every item's score by its number, NaN for those that are not returned."""
+    items, scores = peer.retrieve(x, M)
+    found = np.full((len(x), M), np.nan)
+    for row, (some, values) in enumerate(zip(items.tolist(), scores.tolist(), strict=True)):
+        for item, value in zip(some, values, strict=True):
+            if item != PAD:
+                assert np.isnan(found[row, item]), "an item came twice"
+                found[row, item] = value
+    return found
+
+
+def assert_scores(peer, x, expected):
+    """The returned items score what they should; what is not returned is worth 0, and not of the history."""
+    found = scores_of(peer, x)
+    for row, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+        there = ~np.isnan(got)
+        np.testing.assert_allclose(got[there], wanted[there], rtol=1e-3, atol=1e-5)
+        assert not np.abs(wanted[~there]).max(initial=0) > 1e-5
+        assert there[[item for item in x[row].tolist() if item != PAD]].all()
+
+
+def plain_ease(events, penalty):
+    """B = 1 - P / diag(P), as in the paper."""
+    x = incidence(events)
+    inverse = np.linalg.inv(x.T @ x + penalty * np.eye(M))
+    weights = -inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("users", [12, 90])  # fewer than items: solved for over users
+def test_ease_is_its_definition_over_items_and_over_users(seed, users, monkeypatch):
+    monkeypatch.setattr(ease_room, "DEFAULTS", {"penalty": 3.0, "recency": 0.3, "repeats": 0.2})
+    events, x = random_events(seed, users), random_histories(seed)
+    histories = np.stack([history_of(row, 0.3) for row in x.tolist()])
+    expected = histories @ plain_ease(events, 3.0) + 0.2 * histories
+    assert_scores(ease_room.ease(events, M), x, expected)
+
+
+def test_ease_over_items_over_users_and_in_one_block_are_the_same():
+    log = renumbered(random_events(1), M)
+    matrix = ease_room.user_items(log.events, M)
+    history = weighted(once(random_histories(1)), recency(5, 0.6), M)
+    ways = [
+        ease_room.OverItems(matrix, 10.0),
+        ease_room.OverUsers(matrix, 10.0),
+        ease_room.solver(log, largest=1)(10.0),
+    ]
+    assert isinstance(ways[2], ease_room.OverBlocks)
+    first, *others = [way.scores(history) for way in ways]
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-5)
+    assert all(way.num_bytes > 0 for way in ways)
+
+
+def test_the_order_for_blocks_puts_alike_items_side_by_side():
+    group = torch.arange(2048) % 8
+    vectors = torch.cat([torch.ones(2048, 1), torch.eye(8)[group] * 5], dim=1)
+    vectors += 0.01 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0))
+    order = ease_room.alike(vectors)
+    assert sorted(order.tolist()) == list(range(2048))
+    assert float((group[order][1:] == group[order][:-1]).float().mean()) > 0.8
+
+
+@pytest.mark.parametrize("best", [0, 1, 2, 3, 4])
+def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
+    tried = []
+
+    def attempt(value):
+        tried.append(value)
+        return abs(value - best) == min(abs(each - best) for each in tried)
+
+    ease_room.climb((0, 1, 2, 3, 4), attempt)
+    assert best in tried
+    assert len(tried) <= 4
+
+
+def plain_knn(events, row, neighbours, popular):
+    """The similarities of the nearest users that have each item, over the sum of all, over users^popular."""
+    history, baskets = set(row) - {PAD}, [set(items) for items in lists_of(events)]
+    cosines = [len(history & basket) / math.sqrt(max(1, len(history)) * len(basket)) for basket in baskets]
+    nearest = sorted(range(len(baskets)), key=lambda user: -cosines[user])[:neighbours]
+    total = sum(cosines[user] for user in nearest) or 1
+    scores = np.zeros(M)
+    for user in nearest:
+        for item in baskets[user]:
+            scores[item] += cosines[user] / total / sum(item in basket for basket in baskets) ** popular
+    return scores
+
+
+@pytest.mark.parametrize("popular", [0.0, 0.4])
+@pytest.mark.parametrize("seed", range(3))
+def test_user_knn_is_a_double_loop(seed, popular, monkeypatch):
+    # All users, so that which of equally near ones is the last does not matter; the nearest one alone is below.
+    monkeypatch.setattr(knn_room, "DEFAULTS", {"neighbours": 40.0, "popular": popular, "recency": 0.0, "repeats": 0.0})
+    events, x = random_events(seed), random_histories(seed)
+    expected = [plain_knn(events, row, 40, popular) for row in x.tolist()]
+    assert_scores(knn_room.user_knn(events, M), x, expected)
+
+
+def test_user_knn_takes_the_nearest_alone():
+    events = Events(torch.tensor([0, 3, 6, 9]), torch.tensor([0, 1, 2, 0, 3, 4, 0, 1, 5]), "three users")
+    model = knn_room.UserKNN(knn_room.user_items(events, 6))
+    nearest = model.nearest(torch.tensor([[0, 1, 2]]), 2).toarray()
+    assert nearest[0].tolist() == pytest.approx([3 / 5, 0, 2 / 5])
+
+
+def plain_rules(events, row, backward, decay):
+    """A dictionary of pairs within ten events."""
+    pairs = defaultdict(float)
+    popularity = defaultdict(int)
+    for items in lists_of(events):
+        for place, first in enumerate(items):
+            popularity[first] += 1
+            for gap, second in enumerate(items[place + 1 : place + 11], 1):
+                pairs[first, second] += 1 / gap
+                pairs[second, first] += backward / gap
+    scores = np.zeros(M)
+    for t, item in enumerate(row):
+        for (first, second), weight in pairs.items():
+            if first == item:
+                scores[second] += decay**t * weight / popularity[second] ** 0.3
+    return scores
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rules_are_a_dictionary_of_pairs(seed, monkeypatch):
+    monkeypatch.setattr(rules_room, "DEFAULTS", {"backward": 0.6, "decay": 0.9, "recency": 0.0, "repeats": 0.0})
+    events, x = random_events(seed), random_histories(seed)
+    expected = [plain_rules(events, row, 0.6, 0.9) for row in x.tolist()]
+    assert_scores(rules_room.rules(events, M), x, expected)
+
+
+def test_ials_folds_a_history_in_by_its_loss(monkeypatch):
+    monkeypatch.setattr(ials_room, "DIM", 4)
+    settings = {"penalty": 0.02, "everywhere": 0.1, "recency": 0.5, "repeats": 0.3}
+    monkeypatch.setattr(ials_room, "DEFAULTS", settings)
+    events, x = random_events(2), random_histories(2)
+    log = renumbered(events, M)
+    factors = factorise(log.events, M, dim=4, penalty=0.02, everywhere=0.1)
+    vectors = np.empty((M, 4))
+    vectors[log.order] = factors.items.double().numpy()
+    expected = []
+    for row in x.tolist():
+        weights = history_of(row, 0.5)
+        ridge = 0.02 * (weights.sum() + 0.1 * M)
+        system = (vectors.T * weights) @ vectors + 0.1 * vectors.T @ vectors + ridge * np.eye(4)
+        expected.append(vectors @ np.linalg.solve(system, vectors.T @ weights) + 0.3 * weights)
+    assert_scores(ials_room.ials(events, M), x, expected)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_items_that_nobody_has_come_only_from_the_history(name):
+    peer = MAKERS[name](random_events(3), M)
+    items, _ = peer.retrieve(torch.tensor([[0, 1, 2], [0, M - 1, 2], [PAD, PAD, PAD]]), M)
+    assert not {M - 2, M - 1} & {*items[0].tolist(), *items[2].tolist()}
+    assert M - 1 in items[1].tolist()
+    assert M - 2 not in items[1].tolist()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_equal_items_do_not_come_by_number(name):
+    """Two users, and 49 items that differ in nothing: those of a user who is half like the history."""
+    items = torch.cat([torch.arange(50), torch.tensor([0])])
+    events = Events(torch.tensor([0, 50, 51]), items, "equals") if name != "rules" else _each_after_0()
+    found = [MAKERS[name](events, 50).retrieve(torch.tensor([[0]]), 11) for _ in range(2)]
+    assert torch.equal(found[0][0], found[1][0])
+    others = [item for item in found[0][0][0].tolist() if item != 0][:10]
+    assert sorted(others) != list(range(1, 11))
+    assert others != sorted(others)
+    assert len(set(others)) == 10
+
+
+def _each_after_0():
+    pairs = torch.stack([torch.zeros(49, dtype=torch.int64), torch.arange(1, 50)], dim=1)
+    return Events(torch.arange(50) * 2, pairs.flatten(), "each after 0")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_without_validation_users_the_settings_are_the_defaults(name):
+    events, x = random_events(4), random_histories(4)
+    nobody = BeforeAfter(Events(events.offsets[:1], events.items, "nobody"))
+    peers = [MAKERS[name](events, M), build(name, events, M, nobody)]
+    for peer in peers:
+        assert peer.settings == ROOMS[name].DEFAULTS
+    assert torch.equal(peers[0].retrieve(x, 9)[0], peers[1].retrieve(x, 9)[0])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_peer_is_tuned_and_answers_in_the_same_way(name):
+    events, x = random_events(3, users=60), random_histories(3)
+    x[0] = PAD
+    peer = build(name, events, M, BeforeAfter(random_events(5, users=20)))
+    assert peer.settings.keys() == ROOMS[name].DEFAULTS.keys()
+    assert peer.num_bytes > 0
+    for m in (1, 10, M + 20):
+        items, scores = peer.retrieve(x, m)
+        assert items.shape == scores.shape == (len(x), m)
+        assert (items.dtype, scores.dtype) == (torch.int64, torch.float32)
+        assert ((items == PAD) == (scores == -torch.inf)).all()
+        assert (scores[:, 1:] <= scores[:, :-1]).all()
+    assert peer.retrieve(x[:0], 10)[0].shape == (0, 10)
+    with pytest.raises(ValueError, match="item 30 in a history: the log has items 0…29"):
+        peer.retrieve(torch.tensor([[M]]), 3)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_only_the_users_of_the_events_count(name):
+    whole = random_events(4)
+    bounds = whole.offsets[10:21]
+    part = Events(bounds, whole.items, "some users")
+    alone = Events(bounds - bounds[0], whole.items[int(bounds[0]) : int(bounds[-1])], "alone")
+    x = random_histories(4)
+    for a, b in zip(build(name, part, M).retrieve(x, M), build(name, alone, M).retrieve(x, M), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_batch_in_pieces_is_the_same_batch(name, monkeypatch):
+    peer, x = build(name, random_events(5), M), random_histories(5, rows=11)
+    whole = peer.retrieve(x, 8)
+    monkeypatch.setattr("beamtree.baselines.ranking.ROOM", 3 * M)
+    found = peer.retrieve(x, 8)
+    assert torch.equal(whole[0], found[0])
+    torch.testing.assert_close(whole[1], found[1])
+
+
+def test_repeats_are_chosen_where_users_choose_again_and_left_out_where_they_never_do():
+    generator = torch.Generator().manual_seed(0)
+    again = [torch.randint(300, (10,), generator=generator).repeat(2) for _ in range(80)]
+    never = [torch.randperm(300, generator=generator)[:20] for _ in range(80)]
+    weights = []
+    for lists in (again, never):
+        train, val = (Events(torch.arange(41) * 20, torch.cat(part), "made up") for part in (lists[:40], lists[40:]))
+        weights.append(build("user-knn", train, 300, BeforeAfter(val)).settings["repeats"])
+    assert weights[0] > 0
+    assert weights[1] == -math.inf
+
+
+def test_a_trial_measures_what_the_peer_would_find():
+    events, val = random_events(6), BeforeAfter(random_events(7, users=30))
+    log = renumbered(events, M, val)
+    score = rules_room.score_of(rules_room.pair_weights(log, 0.3), 0.8)
+    settings = {**rules_room.DEFAULTS, "repeats": 0.1}
+    ((_, measured),) = try_repeats(log, score, rules_room.DEFAULTS, [0.1])
+    peer = rules_room.Peer(log, score, settings, 1)
+    x, y = val.batch(torch.arange(len(val)))
+    for place, m in enumerate(CUTS):
+        found = [set(row) for row in peer.retrieve(x, m)[0].tolist()]
+        wanted = [set(row) - {PAD} for row in y.tolist()]
+        recall = sum(len(a & b) / len(b) for a, b in zip(found, wanted, strict=True)) / len(x)
+        assert float(measured[place]) == pytest.approx(recall)
+
+
+def test_the_best_trial_is_the_best_relative_to_each_cut():
+    trials = [({"a": 1.0}, torch.tensor([0.10, 0.5])), ({"a": 2.0}, torch.tensor([0.05, 0.8]))]
+    assert best_of(trials) == {"a": 1.0}  # 1 and 5/8 against 1/2 and 1
+
+
+def test_histories_are_ranked_with_the_others():
+    scores = torch.tensor([[0.5, 0.0, 0.9, 0.2, -0.1]])
+    x = torch.tensor([[3, PAD]])
+    found = apart(scores, x, 5)
+    items, values = ranked(found, x, torch.tensor([0.5, 0.0]), 6)
+    assert items.tolist() == [[2, 3, 0, 4, PAD, PAD]]  # item 1 has nothing that speaks for it
+    assert values[0, :4].tolist() == pytest.approx([0.9, 0.7, 0.5, -0.1])
+    assert ranked(found, x, torch.tensor([-math.inf, 0.0]), 3)[0].tolist() == [[2, 0, 4]]
+
+
+# SASRec
+
+
+def ordered_events(users=64, length=12):
+    """Every item is followed by the next, around a circle."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(M, (users, 1), generator=generator)
+    return Events(torch.arange(users + 1) * length, ((start + torch.arange(length)) % M).flatten(), "circle")
+
+
+def test_sasrec_learns_an_order():
+    events = ordered_events()
+    losses = []
+    model = sasrec(
+        events, M, steps=100, batch_size=16, lr=1e-2, val=BeforeAfter(events), on_step=lambda *x: losses.append(x[2])
+    )
+    assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
+    x = torch.stack([(torch.arange(6).flip(0) + start) % M for start in range(M)])  # newest first
+    items, scores = model.retrieve(x, 1)
+    assert (items[:, 0] == (x[:, 0] + 1) % M).float().mean() > 0.8
+    assert scores.dtype == torch.float32
+
+
+def test_sasrec_learns_an_order_from_samples(monkeypatch):
+    monkeypatch.setattr("beamtree.baselines.sasrec.WHOLE", 10)
+    model = sasrec(ordered_events(), M, steps=100, batch_size=16, lr=1e-2)
+    x = torch.stack([(torch.arange(6).flip(0) + start) % M for start in range(M)])
+    assert (model.retrieve(x, 1)[0][:, 0] == (x[:, 0] + 1) % M).float().mean() > 0.8
+
+
+def test_the_sampled_loss_is_near_the_whole_one(monkeypatch):
+    events = random_events(8)
+    model = SASRec(M, seed=1).eval()
+    shares = events.popularity(M) / events.popularity(M).sum()
+    generator = torch.Generator().manual_seed(0)
+    # Every target many times over, so that the batch holds items as often as the log does.
+    sequence, target = draw_sequences(events, torch.arange(len(events)), generator)
+    with torch.no_grad():
+        whole = next_item_loss(model, sequence, target, shares, generator)
+        monkeypatch.setattr("beamtree.baselines.sasrec.WHOLE", 1)
+        monkeypatch.setattr("beamtree.baselines.sasrec.UNIFORM", 20_000)
+        monkeypatch.setattr("beamtree.baselines.sasrec.IN_BATCH", 10_000)
+        sampled = next_item_loss(model, sequence, target, shares, generator)
+    assert float(sampled) == pytest.approx(float(whole), rel=0.01)
+
+
+def test_sasrec_reads_nothing_ahead_and_nothing_of_padding():
+    model, x = SASRec(M, seed=2).eval(), random_histories(9)
+    sequence, count = oldest_first(x)
+    for row, line, size in zip(x.tolist(), sequence.tolist(), count.tolist(), strict=True):
+        assert line[:size] == [item for item in row[::-1] if item != PAD]
+        assert set(line[size:]) <= {PAD}
+    with torch.no_grad():
+        whole = model.states(torch.tensor([[1, 2, 3, 4]]))
+        torch.testing.assert_close(whole[:, :2], model.states(torch.tensor([[1, 2]])))
+    padded = torch.nn.functional.pad(x, (0, 64), value=PAD)
+    torch.testing.assert_close(model.scores(x), model.scores(padded))
+
+
+def test_sasrec_draws_runs_and_what_follows_each_event():
+    long = Events(torch.tensor([0, 100, 103]), torch.cat([torch.arange(100), torch.tensor([7, 8, 9])]), "long")
+    sequence, target = draw_sequences(long, torch.tensor([0, 1]), torch.Generator().manual_seed(0))
+    assert sequence.shape == target.shape == (2, 69)
+    assert torch.equal(sequence[0] + 1, target[0])
+    assert sequence[1, :3].tolist() == [7, 8, PAD]
+    assert target[1, :3].tolist() == [8, 9, PAD]
+
+
+def test_sasrec_keeps_the_contract_of_rows():
+    events, x = random_events(10), random_histories(10)
+    one, other = (sasrec(events, M, steps=4, batch_size=20, seed=1) for _ in range(2))
+    assert torch.equal(one.items, other.items)
+    items, scores = one.retrieve(x, M + 3)
+    assert ((items == PAD) == (scores == -torch.inf)).all()
+    assert (scores[:, 1:] <= scores[:, :-1]).all()
+    histories = [set(row) for row in x.tolist()]
+    for found, history in zip(items.tolist(), histories, strict=True):
+        assert {M - 2, M - 1} & set(found) == {M - 2, M - 1} & history
+    with pytest.raises(ValueError, match="no user has two events"):
+        sasrec(Events(torch.arange(4), torch.tensor([1, 2, 3]), "single"), M)
+
+
+# The table of rows
+
+
+def test_strong_rows_are_rows_and_one_word_of_the_command():
+    assert set(STRONG) <= set(ROWS)
+    assert {*PEERS, "sasrec"} <= set(STRONG)
+    assert _rows("strong") == STRONG
+    assert _rows("strong,otm,tdm") == (*STRONG, "tdm")
