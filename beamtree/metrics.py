@@ -109,3 +109,8 @@ def paired_p(values: Tensor, others: Tensor) -> Tensor:
     z = (differences.mean(0).abs() / error).nan_to_num(0.0)
     p: Tensor = torch.special.erfc(z / 2**0.5)
     return p
+
+
+def usual_m(num_items: int) -> int:
+    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
+    return min(200, max(10, num_items // 10))

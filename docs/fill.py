@@ -98,18 +98,51 @@ def comparison(name: str) -> str:
     return "\n\n".join([*users, score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
 
 
+def parts_cells(model: str, method: str = "otm-mixed") -> dict[str, list[float]]:
+    """Recall of a model of all parts on each log that it was measured on."""
+    found = load("parts")
+    return {c["log"]: c["recall"] for c in found if c["model"] == model and c["method"] == method}
+
+
 def elsewhere() -> str:
-    """Recall@200 of rows that other programs measured on the same users, beside our best known one."""
+    """Recall at 10, 50, 100 and 200 of rows that other programs measured on the same users, beside ours."""
     rows: dict[str, dict[str, list[float]]] = json.loads((ROOT / "results" / "elsewhere.json").read_text())["recall"]
-    found = {name: [each[log][-1] for log in LOGS] for name, each in rows.items()}
     ours = {log: {(c.get("row"), c["metric"], c.get("m")): c["value"] for c in load(f"compare-{log}")} for log in LOGS}
-    found["otm, a row of `compare`"] = [ours[log]["otm", "recall", 200] * 100 for log in LOGS]
-    best = [max(column) for column in zip(*found.values(), strict=True)]
-    lines = [
-        [name, *(f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in zip(values, best, strict=True))]
-        for name, values in found.items()
-    ]
-    return grid(["recall@200, %", *LOGS], lines)
+    otm = {log: [ours[log]["otm", "recall", m] * 100 for m in (10, 50, 100, 200)] for log in LOGS}
+    trained, start = parts_cells("trained"), parts_cells("start")
+    found = {**rows, "otm, the network alone": otm, "beamtree, as it starts": start, "beamtree": {**start, **trained}}
+    best = {log: [max(column) for column in zip(*(row[log] for row in found.values()), strict=True)] for log in LOGS}
+
+    def shown(values: list[float], tops: list[float]) -> str:
+        return " ".join(f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in zip(values, tops, strict=True))
+
+    lines = [[name, *(shown(row[log], best[log]) for log in LOGS)] for name, row in found.items()]
+    return grid(["R@10 50 100 200, %", *LOGS], lines)
+
+
+def parts() -> str:
+    """What is left without each part, and what each finds alone."""
+    models = list(dict.fromkeys(c["model"] for c in load("parts") if "k=" not in c["model"]))
+    lines = []
+    for model in ["start", "trained", *(each for each in models if each not in ("start", "trained"))]:
+        row = {**parts_cells(model, "tdm"), **parts_cells(model)}
+        lines.append([model, *(" ".join(f"{v:.2f}" for v in row[log]) if log in row else "" for log in LOGS)])
+    return grid(["R@10 50 100 200, %", *LOGS], lines)
+
+
+def narrow() -> str:
+    """What narrow beams find: recall@10 and recall@k."""
+    lines = []
+    for k in (20, 50):
+        for name, model, method in (
+            ("as it starts", "start", "otm-mixed"),
+            ("trained by TDM", "trained", "tdm"),
+            ("trained by OTM", "trained", "otm-mixed"),
+        ):
+            row = parts_cells(f"{model}, k={k}", method)
+            cells = [" ".join(f"{v:.2f}" for v in row[log]) if log in row else "" for log in LOGS]
+            lines.append([f"k = {k}, {name}", *cells])
+    return grid(["R@10 and R@k, %", *LOGS], lines)
 
 
 def example(name: str) -> str:
@@ -205,6 +238,8 @@ PARTS = {
     **{f"compare_{name.replace('-', '_')}": partial(comparison, name) for name in LOGS},
     **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
     "elsewhere": elsewhere,
+    "parts": parts,
+    "narrow": narrow,
     "trees": trees,
     "bench_build": builds,
     "bench_step": steps,

@@ -91,7 +91,6 @@ def test_targets_that_are_missing_or_unknown():
     ("name", "words"),
     [
         ("epochs", lambda data, folder: {"epochs": 0}),
-        ("steps", lambda data, folder: {"epochs": None, "steps": 0}),
         ("batch_size", lambda data, folder: {"batch_size": 0}),
         ("lr", lambda data, folder: {"schedule": Schedule(lr=0)}),
         ("every", lambda data, folder: {"checkpoints": Checkpoints(folder, every=0)}),
@@ -105,6 +104,12 @@ def test_training_that_cannot_be(name, words, tmp_path):
     with fails(f"{name}=0: must be above 0"):
         bt.fit(a_model(), data, bt.otm(3), **{"epochs": 1, **words(data, tmp_path / "run")})
     assert not (tmp_path / "run").exists()
+
+
+def test_training_of_less_than_no_steps():
+    data = Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
+    with fails("steps=-1: must be 0 or more"):
+        bt.fit(a_model(), data, bt.otm(3), steps=-1)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_
     assert found["als", "recall", 200].paper is None
     plan = realdata.plan(data, tmp_path, recipe="paper", device="cpu", seed=0)
     assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(data.train) / 200))
-    settings = plan.settings("otm")
+    settings = plan.settings(ROWS["otm"])
     assert settings.recipe is RECIPES["paper"]
     assert (settings.lr, settings.schedule.shape, settings.schedule.warm_up) == (1e-3, constant, None)
 

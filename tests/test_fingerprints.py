@@ -65,9 +65,9 @@ def test_a_prepared_folder(prepared):
         assert hashlib.sha256((prepared / file).read_bytes()).hexdigest()[:32] == digest, file
 
 
-@pytest.mark.parametrize(("recipe", "tree"), [("paper", "random"), ("beamtree", "cluster")])
+@pytest.mark.parametrize(("recipe", "tree"), [("paper", "random"), ("deep", "cluster")])
 def test_a_training_of_50_steps_and_a_retrieval(recipe, tree, prepared):
-    if recipe == "beamtree" and not SAME_MACHINE:
+    if recipe == "deep" and not SAME_MACHINE:
         pytest.skip("factors depend on how a machine rounds, and these were taken on another")
     before = BEFORE["training"][recipe]
     data = bt.load_data(prepared)

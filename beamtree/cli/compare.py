@@ -23,7 +23,7 @@ from beamtree.compare.results import (
     records,
     score_grid,
 )
-from beamtree.compare.rows import check_rows, steps_of
+from beamtree.compare.rows import STRONG, check_rows, steps_of
 from beamtree.data import load_data
 from beamtree.evaluate import named_metrics
 from beamtree.files import check_writable, write_json
@@ -37,7 +37,7 @@ USUAL_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optest,
 def compare_rows(
     data: Annotated[Path, typer.Argument(help="A folder that `beamtree prepare` wrote.")],
     folder: Annotated[Path, typer.Option("--out", help="Where rows, tables and pictures go.")] = Path("comparison"),
-    rows: Annotated[str, typer.Option(help=f"Of {', '.join(ROWS)}; or all.")] = USUAL_ROWS,
+    rows: Annotated[str, typer.Option(help=f"Of {', '.join(ROWS)}; or strong, or all.")] = USUAL_ROWS,
     tree: TreeName = "cluster",
     arity: Arity = 2,
     items: ItemsFile = None,
@@ -56,7 +56,7 @@ def compare_rows(
     exclude_seen: ExcludeSeen = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training: 10,000 on a GPU, 3,000 on a CPU.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
-    recipe: Annotated[str, typer.Option(help="beamtree, or paper: as published.")] = "beamtree",
+    recipe: Annotated[str, typer.Option(help="Of the rows of the paper: deep, or paper, as published.")] = "deep",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same table.")] = 0,
     device: Device = "cpu",
     json: Json = None,
@@ -85,7 +85,8 @@ def compare_rows(
 
 
 def _rows(text: str) -> tuple[str, ...]:
-    rows = tuple(ROWS) if text.strip() == "all" else tuple(dict.fromkeys(words(text)))
+    several = {"all": tuple(ROWS), "strong": STRONG}
+    rows = tuple(dict.fromkeys(row for word in words(text) for row in several.get(word, (word,))))
     check_rows(rows)
     return rows
 

@@ -41,7 +41,7 @@ def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Cal
         def advance(count: int) -> None:
             nonlocal done, shown
             done += count
-            if done * 10 // total > shown:
+            if total and done * 10 // total > shown:
                 shown = done * 10 // total
                 print(f"{done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
 

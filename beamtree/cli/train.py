@@ -35,9 +35,11 @@ def train(
     vectors: VectorsFile = None,
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
-    recipe: Annotated[str, typer.Option(help="beamtree: good on ordinary data. paper: as published.")] = "beamtree",
+    recipe: Annotated[
+        str, typer.Option(help="beamtree: all parts. deep: the network alone. paper: as published.")
+    ] = "beamtree",
     epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps, on a CPU 3,000.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="How long to train, in steps instead of epochs.")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="In steps; 0: stop at the start in closed form.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
@@ -68,7 +70,7 @@ def train(
     found = _train(out_folder, settings, prepared, model, step)
     finish_run(out_folder, found)
     save_model(model, out_folder)
-    _say_what_it_brought(found, prepared)
+    _say_what_it_brought(found, prepared, in_closed_form=settings.recipe.start is not None)
     for line in (f"Saved {out_folder}. Next:", f"  beamtree evaluate {out_folder}", f"  beamtree inspect {out_folder}"):
         out.print(line, highlight=False, soft_wrap=True)
 
@@ -97,11 +99,15 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
         return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)
 
 
-def _say_what_it_brought(found: Progress, data: Prepared) -> None:
+def _say_what_it_brought(found: Progress, data: Prepared, *, in_closed_form: bool) -> None:
     if found.start is None or found.best_step < 0:
         out.print("No validation users: the model is as the last step left it.", highlight=False)
         return
     what = f"recall@{usual_m(data.num_items)} on validation users"
+    if found.kept_the_start and in_closed_form:
+        kept = "The start in closed form" if found.step == 0 else "Training found nothing better than the start, kept"
+        out.print(f"[bold]{kept}: {what} {found.start:.2%}[/bold]", highlight=False, soft_wrap=True)
+        return
     if found.kept_the_start:
         line = f"Training found nothing better than the start, {what} {found.start:.2%}: THE START WAS KEPT."
         out.print(f"[bold red]{line}[/bold red]", highlight=False, soft_wrap=True)
@@ -159,6 +165,10 @@ def _start(
         out.print(f"There is no checkpoint in {folder} to go on from: beginning at the start", soft_wrap=True)
     check_writable(folder / RUN)  # before the tree, which takes a while
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
-    model = start_model(settings, data, build(data, run["arity"], run["seed"]))
+    tree = build(data, run["arity"], run["seed"])
+    began = time.monotonic()
+    model = start_model(settings, data, tree, say=lambda line: out.print(f"  {line}", highlight=False, soft_wrap=True))
+    if settings.recipe.start is not None:
+        out.print(f"Made the parts in closed form in {time.monotonic() - began:.0f} s", highlight=False)
     write_run(folder, run)  # first, so that a run killed from here on can be resumed
     return model, 0

@@ -32,7 +32,7 @@ class Plan:
         tree: the first tree.
         folder: where rows are kept: each its result, and its model in a folder of its own.
         tree_name: where the first tree comes from.
-        recipe: how tree rows are trained: beamtree, or paper, as published; or a recipe of your own.
+        recipe: how tree rows are trained: deep, or paper, as published; or a recipe of your own.
         beam_size: k in training.
         batch_size: users per step.
         steps: of training.
@@ -51,7 +51,7 @@ class Plan:
     tree: Tree
     folder: Path
     tree_name: str = "own"
-    recipe: str | Recipe = "beamtree"
+    recipe: str | Recipe = "deep"
     beam_size: int = 400
     batch_size: int = 200
     steps: int = 10_000
@@ -75,20 +75,24 @@ class Plan:
         """What the metrics are called."""
         return tuple(named_metrics(self.metrics))
 
-    def settings(self, method: str | Method, scorer: MakeScorer | None = None, lifted: bool = True) -> Settings:
+    def recipe_of(self, row: "Row") -> str | Recipe:
+        """The recipe of a tree row: its own, or that of the plan."""
+        return row.recipe or self.recipe
+
+    def settings(self, row: "Row") -> Settings:
         """How a tree row is trained."""
         found = settle(
             self.data,
-            recipe=self.recipe,
-            method=method,
-            scorer=scorer,
+            recipe=self.recipe_of(row),
+            method=row.method,
+            scorer=row.scorer,
             beam_size=self.beam_size,
-            steps=self.steps,
+            steps=self.steps if row.trained else 0,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
         )
-        if lifted:
+        if row.lifted:
             return found
         return replace(found, recipe=replace(found.recipe, scorer=unlifted(found.recipe.scorer)))
 
@@ -100,13 +104,14 @@ class Plan:
         """What the model of a row depends on, its name aside: one that is there already must agree."""
         found: dict[str, Any] = {"data": self.data.description["fingerprint"], "seed": self.seed}
         if row.kind != "flat":
-            found |= {"steps": self.steps, "batch_size": self.batch_size}
+            found |= {"steps": self.steps if row.trained else 0, "batch_size": self.batch_size}
         if row.kind == "tree":
-            found |= {"tree": self.tree.fingerprint(), "recipe": recipe_name(self.recipe), "beam_size": self.beam_size}
-            found |= self.settings(row.method).method.describe()
+            recipe = self.recipe_of(row)
+            found |= {"tree": self.tree.fingerprint(), "recipe": recipe_name(recipe), "beam_size": self.beam_size}
+            found |= self.settings(row).method.describe()
             found |= {"scorer": row.scorer and describe_call(row.scorer), "lifted": row.lifted, "joint": row.joint}
-            if isinstance(self.recipe, Recipe):
-                parts = {each.name: getattr(self.recipe, each.name) for each in fields(self.recipe)}
+            if isinstance(recipe, Recipe):
+                parts = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
                 found["recipe_parts"] = {
                     name: describe_call(part) if callable(part) else part for name, part in parts.items()
                 }
@@ -142,6 +147,8 @@ class Row:
         scorer: of a tree row: (tree, data, seed) -> Scorer; the recipe's unless given.
         tree: of a tree row: data -> Tree; the plan's unless given.
         joint: whether a tree row learns its tree.
+        recipe: of a tree row; the plan's unless given.
+        trained: whether a tree row is trained, or stays as it starts.
         lifted: whether a deep scorer reads the history at the level that it scores, as since JTM, or at the leaves.
         scorers: classes of scorers from outside the package, to load a finished row.
     """
@@ -152,6 +159,8 @@ class Row:
     scorer: MakeScorer | None = None
     tree: Callable[[Prepared], Tree] | None = None
     joint: bool = False
+    recipe: str | Recipe | None = None
+    trained: bool = True
     lifted: bool = True
     scorers: tuple[type[Scorer], ...] = ()
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from beamtree.compare.flat import dnn_row, plain_row
+from beamtree.compare.flat import dnn_row, plain_row, sasrec_row
 from beamtree.compare.plan import OtherSettingsError, Plan, ReadyRow, Row
 from beamtree.compare.results import Result, is_finished, load_result, save_result, shown_metric
 from beamtree.compare.trees import all_leaves_row, num_steps, tree_row
@@ -22,6 +22,11 @@ ROWS: dict[str, Row] = {
     "item-cf": Row(plain_row),
     "item-cf-nearest": Row(plain_row),
     "als": Row(plain_row),
+    "ease": Row(plain_row),
+    "ials": Row(plain_row),
+    "user-knn": Row(plain_row),
+    "rules": Row(plain_row),
+    "sasrec": Row(sasrec_row, "dnn"),
     "youtube-dnn": Row(dnn_row, "dnn"),
     "youtube-dnn-hnsw": Row(dnn_row, "dnn"),
     "hsm": Row(tree_row, "tree", "hsm"),
@@ -34,7 +39,22 @@ ROWS: dict[str, Row] = {
     "otm-mixed": Row(tree_row, "tree", "otm-mixed"),
     "otm-joint": Row(tree_row, "tree", "otm", joint=True),
     "otm-brute-force": Row(all_leaves_row, "tree", "otm"),
+    "beamtree-start": Row(tree_row, "tree", "otm-mixed", recipe="beamtree", trained=False),
+    "beamtree": Row(tree_row, "tree", "otm-mixed", recipe="beamtree"),
 }
+# What is known to be strong, and what it is measured against.
+STRONG = (
+    "popularity",
+    "item-cf-nearest",
+    "als",
+    "ease",
+    "ials",
+    "user-knn",
+    "rules",
+    "sasrec",
+    "youtube-dnn",
+    "otm",
+)
 
 
 def check_rows(rows: Sequence[str], own: Mapping[str, Row] | None = None) -> None:
@@ -167,4 +187,4 @@ def steps_of(plan: Plan, rows: Sequence[str], own: Mapping[str, Row] | None = No
         left.discard("otm-brute-force")
         left |= set() if is_finished(plan.folder, "otm") else {"otm"}
     trees = sum(num_steps(table[row], plan) for row in left if table[row].kind == "tree")
-    return trees + plan.steps * any(table[row].kind == "dnn" for row in left)
+    return trees + plan.steps * len({table[row].make for row in left if table[row].kind == "dnn"})

@@ -47,6 +47,8 @@ def all_leaves_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
 
 def num_steps(row: Row, plan: Plan) -> int:
     """About how many steps the training of a tree row takes."""
+    if not row.trained:
+        return 0
     return round(plan.steps * (1 + ROUNDS * AGAIN)) if row.joint else plan.steps
 
 
@@ -59,9 +61,9 @@ def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
             note(line)
         return load_model(folder, plan.device, scorers=row.scorers)
     with timed(folder):
-        settings = plan.settings(row.method, row.scorer, row.lifted)
-        model = start_model(settings, plan.data, plan.tree)
-        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe))
+        settings = plan.settings(row)
+        model = start_model(settings, plan.data, plan.tree, say=lambda line: plan.say(f"{name}: {line}"))
+        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe_of(row)))
         if row.joint:
             model, progress = _train_jointly(plan, settings, model, folder, note)
         else:

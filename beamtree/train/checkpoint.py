@@ -85,12 +85,12 @@ class Keeper:
         if self.folder is not None:
             write_finished(self.folder / BEST, self.model, ids=None)  # ids are saved once, with the finished model
         else:
-            self._best = {name: value.detach().clone() for name, value in self.model.scorer.state_dict().items()}
+            self._best = {name: value.detach().clone() for name, value in self.model.scorer.changing().items()}
 
     def restore_best(self, progress: Progress) -> None:
         """Leave the model with the best weights, if any were measured."""
         if self._best:
-            self.model.scorer.load_state_dict(self._best)
+            self.model.scorer.load_state_dict(self._best, strict=False)
         elif progress.best_step >= 0 and self.folder is not None:
             _load_own_weights(self.folder / BEST, self.model)
 

@@ -10,6 +10,7 @@ from beamtree.data import Data
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.seeds import epoch_order, mix
+from beamtree.train.blend import weigh_parts
 from beamtree.train.checkpoint import Checkpoints, Keeper
 from beamtree.train.optimizer import Optimizer, adam, set_lr
 from beamtree.train.schedule import Schedule
@@ -90,7 +91,7 @@ class Run:
         self.validation = Validation(val) if val is not None and not isinstance(val, Validation) else val
         self._check()
         every = per_epoch(self.data, self.batch_size)
-        self.total = self.steps or (self.epochs or 0) * every  # steps in all
+        self.total = (self.epochs or 0) * every if self.steps is None else self.steps  # steps in all
         usual = max(1, self.epochs // CHECKS) * every if self.epochs is not None else max(1, self.total // CHECKS)
         self.check_every = 0 if self.validation is None else self.validation.every or usual
 
@@ -98,12 +99,14 @@ class Run:
         """Raise a ValueError where nothing could be trained."""
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("say how long to train, in epochs or in steps")
-        positive: dict[str, float | None] = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps")}
+        positive: dict[str, float | None] = {name: getattr(self, name) for name in ("batch_size", "epochs")}
         positive["lr"] = self.schedule.lr
         if self.checkpoints is not None:
             positive["checkpoints.every"] = self.checkpoints.every
         if self.validation is not None:
             positive |= {"patience": self.validation.patience, "validation.every": self.validation.every}
+        if self.steps is not None and self.steps < 0:
+            raise ValueError(f"steps={self.steps}: must be 0 or more")
         for name, value in positive.items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value}: must be above 0")
@@ -127,18 +130,29 @@ class Run:
 
     def begin(self) -> "tuple[Stepper, Batches, Keeper, Watch]":
         """What takes the steps, what they read, what saves them, and what watches over them."""
-        device, moments = self.model.tree.device, self.optimizer(self.model, self.schedule.lr)
+        learner = _learner(self.model)
+        device, moments = self.model.tree.device, self.optimizer(learner, self.schedule.lr)
         keeper = Keeper(self.checkpoints, self.model, moments, self.describe())
-        watch = Watch(self.validation, keeper, self.check_every, self.total)
+        grace = 0 if learner is self.model else self.schedule.warm_steps(self.total)
+        watch = Watch(self.validation, keeper, self.check_every, self.total, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
-        return Stepper(self.model, moments), batches, keeper, watch
+        return Stepper(learner, moments), batches, keeper, watch
+
+
+def _learner(model: TreeModel) -> TreeModel:
+    """The model that gradients train: this one, or that of the part of its scorer that is learned."""
+    scorer = model.scorer.learner()
+    if scorer is model.scorer:
+        return model
+    return TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
 
 
 class Watch:
     """Asks the validation users when it is time, if there are any, and has the best model kept."""
 
-    def __init__(self, validation: Validation | None, keeper: Keeper, every: int, steps: int) -> None:
+    def __init__(self, validation: Validation | None, keeper: Keeper, every: int, steps: int, grace: int = 0) -> None:
         self.validation, self.keeper, self.every, self.steps = validation, keeper, every, steps
+        self.grace = grace  # steps that a part which begins with no weight is given before patience counts
 
     def begin(self, progress: Progress) -> Progress:
         """Before the first step: a start from vectors may be better than a short run."""
@@ -152,11 +166,16 @@ class Watch:
 
     def is_over(self, progress: Progress) -> bool:
         """Whether recall has not risen for too long."""
-        return self.validation is not None and self.validation.is_over(progress)
+        if self.validation is None:
+            return False
+        too_soon = self.grace and progress.step < self.grace + self.validation.patience * self.every
+        return not too_soon and self.validation.is_over(progress)
 
     def _ask(self, progress: Progress) -> Progress:
         if self.validation is None:
             return progress
+        if progress.step:
+            weigh_parts(self.keeper.model, self.validation.data)
         progress = self.validation.check(self.keeper.model, progress)
         if progress.checks_since_best == 0:
             self.keeper.keep_best()

@@ -14,11 +14,12 @@ import torch
 from beamtree.data import BeforeAfter, Data, Prepared, Windows
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
-from beamtree.scorers import DeepScorer, Scorer
+from beamtree.scorers import DeepScorer, Scorer, SumScorer
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.schedule import Schedule, constant, cosine
+from beamtree.train.start import LEARNED, Say, Start, silent
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -47,12 +48,13 @@ def usual_sizes(device: torch.device | str) -> Sizes:
 class Recipe:
     """What the models of a recipe have in common."""
 
-    scorer: MakeScorer
+    scorer: MakeScorer  # what gradients train
     lr: float
     shape: Callable[[float], float]  # of the learning rate
     epochs: int | None  # None: as many as make the usual number of steps
     warm_up: bool  # whether methods that walk a beam begin as TDM
     instances: Callable[[BeforeAfter], Data]  # from training users to what a step reads
+    start: Callable[[Start], SumScorer] | None = None  # parts in closed form that it is added to
 
 
 def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
@@ -77,8 +79,10 @@ def unlifted(make: MakeScorer) -> MakeScorer:
     return scorer
 
 
+DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches())
 RECIPES = {
-    "beamtree": Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches()),
+    "beamtree": replace(DEEP, start=Start.all_parts),
+    "deep": DEEP,
     "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
 
@@ -112,7 +116,9 @@ class Settings:
 
     def num_steps(self, data: Prepared) -> int:
         """How many steps there will be, unless recall stops rising."""
-        return self.steps or (self.epochs or 0) * per_epoch(self.instances(data), self.batch_size)
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 0) * per_epoch(self.instances(data), self.batch_size)
 
     @property
     def schedule(self) -> Schedule:
@@ -140,7 +146,7 @@ def settle(
     """Decide what was left open; the arguments are those of `Recommender`."""
     found = chosen(RECIPES, "recipe", recipe) if isinstance(recipe, str) else recipe
     chosen(OPTIMIZERS, "optimizer", optimizer)
-    found = found if scorer is None else replace(found, scorer=_of_class(scorer))
+    found = found if scorer is None else replace(found, scorer=_of_class(scorer), start=None)
     if lr is not None and not 0 < lr < math.inf:
         raise ValueError(f"lr={lr}: give a number above 0")
     if epochs is not None and steps is not None:
@@ -155,6 +161,8 @@ def settle(
     row = sized(method, beam_size, nodes) if isinstance(method, str) else method
     if len(data.train) < 2:
         raise ValueError(f"{data.folder} has one user for training, and two at least are needed: prepare a longer log")
+    if row.chained:  # the parts in closed form are no logits of a node among its siblings
+        found = replace(found, start=None)
     rate = found.lr if lr is None else lr
     settings = Settings(
         found, row, beam_size, batch_size, epochs, steps, rate, optimizer, patience, seed=seed, device=device
@@ -180,11 +188,15 @@ def chosen(table: dict[str, T], what: str, name: str) -> T:
     return table[name]
 
 
-def start_model(settings: Settings, data: Prepared, tree: Tree) -> TreeModel:
-    """The model as it is before the first step."""
+def start_model(settings: Settings, data: Prepared, tree: Tree, say: Say = silent) -> TreeModel:
+    """The model as it is before the first step; `say` hears what was chosen for the parts in closed form."""
+    top = first_level(tree, settings.beam_size)
     scorer = settings.recipe.scorer(tree, data, settings.seed)
-    model = TreeModel(tree, scorer, first_level=first_level(tree, settings.beam_size), ids=data.items)
-    return model.to(settings.device)
+    if settings.recipe.start is not None:
+        scorer.check(data.train.observations())
+        parts = settings.recipe.start(Start(tree, data, settings.seed, settings.device, top, say))
+        scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
+    return TreeModel(tree, scorer, first_level=top, ids=data.items).to(settings.device)
 
 
 def train_model(

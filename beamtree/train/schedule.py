@@ -37,9 +37,13 @@ class Schedule:
         """The learning rate of step t."""
         return self.lr * self.shape(t / steps)
 
+    def warm_steps(self, steps: int) -> int:
+        """How many of the steps the warm-up gets."""
+        return 0 if self.warm_up is None else math.ceil(self.warm_share * steps)
+
     def method_at(self, method: Method, t: int, steps: int) -> Method:
         """What step t trains."""
-        return self.warm_up if self.warm_up is not None and t < self.warm_share * steps else method
+        return self.warm_up if self.warm_up is not None and t < self.warm_steps(steps) else method
 
     def describe(self, steps: int) -> dict[str, object]:
         """What a run that goes on must have in common; a longer run takes other steps unless all are alike."""

@@ -5,14 +5,10 @@ from dataclasses import dataclass, replace
 
 from beamtree.data import Data
 from beamtree.evaluate import evaluate
+from beamtree.metrics import usual_m
 from beamtree.model import TreeModel
 
 OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
-
-
-def usual_m(num_items: int) -> int:
-    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
-    return min(200, max(10, num_items // 10))
 
 
 @dataclass(frozen=True)

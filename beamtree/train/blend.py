@@ -1,0 +1,110 @@
+"""How much each part of a sum counts: found by trying, on validation users."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from beamtree.beam import retrieve
+from beamtree.data import Data
+from beamtree.metrics import hits, usual_m
+from beamtree.model import TreeModel
+from beamtree.scorers import Scorer, SumScorer
+from beamtree.tree import PAD, Tree, distinct
+
+WIDTH = 400  # items that each part puts up for a user
+CUTS = (10, 50, 100, 200)
+STEPS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0, 5.0)  # weights that are tried
+AGAINST = {"repeats": (-100.0,)}  # and for these: where nobody comes back, what a user has is not what comes next
+ROUNDS = 4  # over all parts
+RISE = 2e-4  # of the mean recall that a change must bring
+USERS = 2000  # that are asked, at most
+
+
+class Candidates:
+    """What each part says of the items that any of them would recommend to validation users."""
+
+    def __init__(self, tree: Tree, parts: Mapping[str, Scorer], users: Data, first_level: int, device: str) -> None:
+        self.names = list(parts)
+        models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
+        width = min(WIDTH, tree.num_items)
+        self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
+        scores, found = [], []
+        for rows in torch.arange(min(USERS, len(users))).split(64):
+            x, y = (part.to(device) for part in users.batch(rows))
+            items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
+            items = items.sort(dim=1, descending=True).values[:, : int((items != PAD).sum(1).max())]
+            said = [_at_leaves(model, x, items) for model in models]
+            scores.append(_padded(torch.stack(said, dim=-1), len(models) * width, 0.0))
+            y = distinct(y)
+            relevant = (y != PAD).sum(1, keepdim=True).clamp(min=1)
+            real = _padded((items != PAD).unsqueeze(-1), len(models) * width, False)
+            hit = _padded(hits(items, y).unsqueeze(-1), len(models) * width, False)
+            found.append(torch.cat([hit.float() / relevant.unsqueeze(-1), real.float()], dim=-1))
+        self._scores, whole = torch.cat(scores), torch.cat(found)  # [U, C, parts], [U, C, 2]
+        self._gain, self._real = whole[..., 0], whole[..., 1] > 0
+        self.units = self._units()
+
+    def _units(self) -> Tensor:
+        """What a weight of 1 means for each part: its best items differ by about 1 [parts]."""
+        best = self._scores.topk(min(200, self._scores.shape[1]), dim=1).values
+        return 1 / best.std(dim=1).mean(0).clamp(min=1e-9)
+
+    def recalls(self, weights: Sequence[float]) -> Tensor:
+        """Recall at each cut of the items in the order of the weighted sum."""
+        by = torch.tensor(weights, device=self.units.device) * self.units
+        total = (self._scores @ by).masked_fill(~self._real, -torch.inf)
+        order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
+        gain = self._gain.gather(1, order).cumsum(1)
+        return torch.stack([gain[:, min(cut, gain.shape[1]) - 1].mean() for cut in self._cuts]).cpu()
+
+
+def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
+    with torch.no_grad():
+        leaves = model.tree.leaf_of_item(items)
+        return model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
+
+
+def _padded(values: Tensor, width: int, by: float) -> Tensor:
+    return torch.nn.functional.pad(values, (0, 0, 0, width - values.shape[1]), value=by)
+
+
+def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Weights of the parts, one changed at a time while the mean of the relative recalls rises.
+
+    It starts from the weights `begin`, or from the best part alone.
+    """
+    names, units = candidates.names, candidates.units.tolist()
+    alone = [[float(one == other) for other in names] for one in names]
+    base = torch.stack([candidates.recalls(each) for each in alone]).amax(0).clamp(min=1e-9)
+
+    def quality(weights: Sequence[float]) -> float:
+        return float((candidates.recalls(weights) / base).mean())
+
+    now = max(alone, key=quality)
+    if begin is not None and any(begin.values()):
+        given = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
+        now = [weight / max(given) for weight in given]
+    best = quality(now)
+    for _ in range(ROUNDS):
+        before = best
+        for part, name in enumerate(names):
+            steps = (*STEPS, *AGAINST.get(name, ()))
+            tried = [[*now[:part], step, *now[part + 1 :]] for step in steps]
+            found = max((each for each in tried if any(each)), key=quality)
+            if quality(found) > best * (1 + RISE):
+                now, best = found, quality(found)
+        if best == before:
+            break
+    return {name: weight * unit for name, weight, unit in zip(names, now, units, strict=True)}
+
+
+def weigh_parts(model: TreeModel, users: Data) -> None:
+    """Let the parts of a sum that is being trained count as much as helps the validation users most."""
+    scorer = model.scorer
+    if not isinstance(scorer, SumScorer) or scorer.learned is None or len(scorer.names) == 1:
+        return
+    now = {name: scorer.weight_of(name) for name in scorer.names}
+    kept = {name: scorer.part(name) for name in scorer.names if now[name] or name == scorer.learned}
+    candidates = Candidates(model.tree, kept, users, model.first_level, str(model.tree.device))
+    scorer.weigh(**choose_weights(candidates, {name: now[name] for name in kept}))

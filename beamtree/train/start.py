@@ -1,0 +1,172 @@
+"""A start in closed form: parts made without a gradient, and their weights, chosen by validation users."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
+from beamtree.closed.pairs import followed, together
+from beamtree.closed.partners import PARTNERS
+from beamtree.closed.ridge import WHOLE
+from beamtree.data import Events, Prepared
+from beamtree.data.views import HISTORY, ORDERED
+from beamtree.evaluate import evaluate
+from beamtree.metrics import usual_m
+from beamtree.model import TreeModel
+from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
+from beamtree.scorers.memory import fading
+from beamtree.train.blend import Candidates, choose_weights
+from beamtree.tree import Tree
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+LEARNED = "deep"  # the part that gradients train
+
+# The grid. The first of each is taken where nobody can be asked.
+FACTORS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ of implicit ALS
+TRIAL_DIM = 48  # in which these are tried
+PENALTIES = (300.0, 100.0, 1000.0, 3000.0)  # λ of what goes together
+FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
+POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
+FADING = 0.5  # of what follows, in fitting and in asking
+ENTRIES = 1_500_000  # partners of all items that a small catalogue may have, if that is more than N each
+NEWEST = 20  # events that rules look at
+READINGS = 40_000_000  # pairs of past and past that are drawn for what follows
+DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
+
+
+def silent(line: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class Start:
+    """What is made of a log on the way to a sum of parts.
+
+    Args:
+        tree: T.
+        data: the log.
+        seed: of all that is drawn.
+        device: where it is made.
+        first_level: of the search.
+        say: hears what was chosen.
+    """
+
+    tree: Tree
+    data: Prepared
+    seed: int
+    device: str
+    first_level: int
+    say: Say = silent
+
+    def __post_init__(self) -> None:
+        self.events: Events = self.data.train.events.to(self.device)
+        slots = self.tree.items()
+        self.order = slots[slots >= 0].to(self.device)
+        self.asks = len(self.data.val) > 0
+        self.ordered = self.data.train.events.order_strength > ORDERED
+        self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
+
+    def quality(self, part: Scorer) -> float:
+        """The mean recall of a part alone over several cuts, relative to nothing."""
+        model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
+        most = usual_m(self.tree.num_items)
+        cuts = sorted({min(cut, most) for cut in (10, 50, most)})
+        found = evaluate(model, self.data.val, beam_size=max(400, most), m=cuts, metrics=("recall",))
+        return float(sum(found["recall", cut] / cut**0.5 for cut in cuts))  # about as large at every cut
+
+    def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
+        """The value whose scorer finds most; the first where there is nobody to ask."""
+        if not self.asks or len(values) == 1:
+            return values[0]
+        found = max(values, key=lambda value: self.quality(make(value)))
+        self.say(f"{what}: {found}")
+        return found
+
+    def power(self, what: str, make: Callable[[float], Scorer]) -> float:
+        """How fast events lose weight for a part: not at all where a log has no order."""
+        return self.best(f"{what}, recency", POWERS, make) if self.ordered else 0.0
+
+    # The parts
+
+    def factors(self) -> FactorScorer:
+        """Folded factors."""
+
+        def fitted(pair: tuple[float, float], dim: int | None = None) -> Factors:
+            penalty, everywhere = pair
+            size = {} if dim is None else {"dim": dim}
+            return ials(
+                self.events, self.data.num_items, penalty=penalty, everywhere=everywhere, seed=self.seed, **size
+            )
+
+        def made(factors: Factors, power: float = 0.0) -> FactorScorer:
+            return FactorScorer.from_factors(self.tree, factors, power)
+
+        factors = fitted(self.best("factors, λ and α₀", FACTORS, lambda pair: made(fitted(pair, TRIAL_DIM))))
+        return made(factors, self.power("factors", lambda power: made(factors, power)))
+
+    def together(self) -> tuple[Partners, float]:
+        """What goes together, and how fast an event loses weight."""
+        gram = together(self.events, self.data.num_items)
+        few = 1 if len(self.order) <= WHOLE else 4  # blocks that a trial solves for: one of so many
+
+        def trial(penalty: float) -> Scorer:
+            return memory(ridge_partners(gram, self.order, penalty, every=few), 0.0)
+
+        found = ridge_partners(gram, self.order, self.best("together, λ", PENALTIES, trial), self.most)
+        return found, self.power("together", lambda power: memory(found, power))
+
+    def following(self) -> Partners:
+        """What follows."""
+        recency = fading(FADING).to(self.device)
+        mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
+        readings = int(READINGS / max(1.0, len(self.events) * mean**2))
+        past, future = followed(
+            self.events, self.data.num_items, recency, readings=min(max(readings, 1), 32), seed=self.seed
+        )
+        cache = {each: follow_partners(past, future, self.order, each, self.most) for each in FOLLOW}
+        return cache[self.best("follows, λ", FOLLOW, lambda penalty: memory(cache[penalty], FADING))]
+
+    def all_parts(self) -> SumScorer:
+        """All parts with the weights that find most for the validation users."""
+        factors = self.factors()
+        pairs, power = self.together()
+        after = self.following() if self.ordered else None
+        rules = next_partners(self.events, self.data.num_items, most=self.most)
+        soon = self.power("next", lambda each: memory(rules, each, NEWEST)) if self.ordered else 0.0
+        parts: dict[str, Scorer] = {
+            "factors": factors,
+            "together": memory(pairs, power),
+            "next": memory(rules, soon, NEWEST),
+            "repeats": RepeatScorer(),
+        }
+        if after is not None:
+            parts["follows"] = memory(after, FADING)
+        weights = self.weights(parts)
+        self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
+        lists = {"together": (pairs, fading(power)), "next": (rules, fading(soon, NEWEST))}
+        if after is not None:
+            lists["follows"] = after, fading(FADING)
+        kept = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
+        made: dict[str, Scorer] = {"factors": factors, "repeats": parts["repeats"]}
+        if kept:
+            made["memory"] = MemoryScorer.from_partners([each for each, _ in kept], [each for _, each in kept])
+        whole = SumScorer(made, self.tree.height)
+        return whole.weigh(factors=weights["factors"], repeats=weights["repeats"])
+
+    def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
+        """What each part counts."""
+        candidates = Candidates(
+            self.tree, parts, self.data.val if self.asks else self.data.train, self.first_level, self.device
+        )
+        if not self.asks:
+            self.say("no validation users: penalties, recency and weights are defaults")
+            units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
+            return {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
+        return choose_weights(candidates)
+
+
+def memory(partners: Partners, power: float, newest: int = HISTORY) -> MemoryScorer:
+    """A memory of one list."""
+    return MemoryScorer.from_partners([partners], [fading(power, newest)])

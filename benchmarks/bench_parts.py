@@ -1,0 +1,72 @@
+"""What the parts of a sum cost a query: the deep scorer alone, the parts in closed form alone, and all together.
+
+python benchmarks/bench_parts.py --items 100000                    # one query, one thread
+python benchmarks/bench_parts.py --items 4000000 --device cuda
+"""
+
+import argparse
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+
+import torch
+from timing import times
+
+import beamtree as bt
+from beamtree.closed.ials import Factors
+from beamtree.closed.partners import Partners
+from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
+from beamtree.scorers.memory import fading
+from beamtree.train.recipes import first_level
+
+
+def some_partners(items: int, most: int) -> Partners:
+    """So many partners for every item, near it in number."""
+    near = (torch.arange(items).unsqueeze(1) + torch.randint(1, 20 * most, (items, most))) % items
+    return Partners(torch.arange(items + 1) * most, near.flatten().int(), torch.rand(items * most))
+
+
+def scorers(tree: bt.Tree, dim: int, most: int) -> dict[str, Scorer]:
+    """Each part, the parts in closed form, and all."""
+    factors = Factors(torch.randn(tree.num_items, dim) * 0.1, torch.rand(dim), 0.005, 0.003 * tree.num_items)
+    lists = [some_partners(tree.num_items, most) for _ in range(2)]
+    closed = {
+        "factors": FactorScorer.from_factors(tree, factors, 0.6),
+        "memory": MemoryScorer.from_partners(lists, [fading(0.6), fading(1.0, newest=20)]),
+        "repeats": RepeatScorer(),
+    }
+    deep = DeepScorer(tree.num_nodes)
+    sums = {"closed form": closed, "all": {**closed, "deep": deep}}
+    return {"deep": deep, **closed, **{name: SumScorer(parts, tree.height) for name, parts in sums.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--beam-size", type=int, default=400)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--dim", type=int, default=192)
+    parser.add_argument("--partners", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    tree = bt.Tree(torch.arange(args.items))
+    x = torch.randint(args.items, (args.batch_size, 69), device=args.device)
+    top = first_level(tree, args.beam_size)
+    records = []
+    for name, scorer in scorers(tree, args.dim, args.partners).items():
+        model = bt.TreeModel(tree, scorer, first_level=top).to(args.device).eval()
+        run = partial(bt.retrieve, model, x, beam_size=args.beam_size, m=10)
+        took = statistics.median(times(run, args.device, 40, warm_up=40))
+        records.append({"scorer": name, "items": args.items, "device": args.device, "value": took})
+        print(f"{name:12s} {took:8.3f} ms  {took / records[0]['value']:.2f} times the deep scorer", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

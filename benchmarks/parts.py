@@ -1,0 +1,84 @@
+"""What all parts find on prepared logs, what each adds, and what training adds at wide and narrow beams.
+
+    python benchmarks/parts.py prepared/movielens-1m --seed 0 --device cuda --json results/parts/movielens-1m-0.json
+
+It needs torch and numpy alone. Several runs fit on one GPU side by side: set OMP_NUM_THREADS=1.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import beamtree as bt
+from beamtree.model import TreeModel
+from beamtree.scorers import SumScorer
+from beamtree.train.recipes import settle, start_model, train_model
+
+CUTS, BEAMS = (10, 50, 100, 200), (20, 50, 400)
+
+
+def measured(model: TreeModel, data: bt.data.Prepared, what: str, beams: tuple[int, ...], seen: bool) -> list[Any]:
+    """Flat records of what a model finds for the test users, seen items left out or not."""
+    found = []
+    for beam_size in beams:
+        cuts = tuple(cut for cut in (*CUTS, 20) if cut <= beam_size)
+        metrics = ("precision", "recall", "f1", "ndcg")
+        scores = bt.evaluate(
+            model, data.test, beam_size=beam_size, m=cuts, metrics=metrics, exclude_seen=seen, batch_size=200
+        )
+        for score in scores.scores:
+            cell = {"model": what, "beam_size": beam_size, "metric": score.metric, "m": score.m}
+            found.append({**cell, "exclude_seen": seen, "value": score.value, "low": score.low, "high": score.high})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", default="otm-mixed")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--both-ways", action="store_true", help="Also with seen items left out.")
+    parser.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args()
+    began = time.monotonic()
+    data = bt.load_data(args.data)
+
+    def say(line: str) -> None:
+        print(f"{args.data.name} {args.method} {args.seed} [{time.monotonic() - began:.0f} s] {line}", flush=True)
+
+    settings = settle(data, method=args.method, steps=args.steps, seed=args.seed, device=args.device)
+    tree = bt.cluster_tree(data, arity=2, seed=args.seed)
+    made = time.monotonic()
+    model = start_model(settings, data, tree, say=say)
+    seconds = {"tree": made - began, "start": time.monotonic() - made}
+    ways = (False, True) if args.both_ways else (False,)
+    records = [cell for way in ways for cell in measured(model, data, "start", BEAMS, way)]
+    say(f"start: {[round(cell['value'], 4) for cell in records if cell['metric'] == 'recall']}")
+    made = time.monotonic()
+    progress = train_model(settings, data, model, on_check=lambda step, recall: say(f"step {step}: {recall:.4f}"))
+    seconds["training"] = time.monotonic() - made
+    records += [cell for way in ways for cell in measured(model, data, "trained", BEAMS, way)]
+    say(f"trained: {[round(cell['value'], 4) for cell in records if cell['metric'] == 'recall']}")
+    scorer = model.scorer
+    if isinstance(scorer, SumScorer):
+        weights = {name: scorer.weight_of(name) for name in scorer.names}
+        for name in (name for name in scorer.names if weights[name]):
+            rest = TreeModel(model.tree, scorer.without(name), first_level=model.first_level).to(args.device)
+            records += measured(rest, data, f"without {name}", (400,), False)
+            alone = TreeModel(model.tree, scorer.part(name), first_level=model.first_level).to(args.device)
+            records += measured(alone, data, f"{name} alone", (400,), False)
+        records += [{"metric": "weight", "part": name, "value": value} for name, value in weights.items()]
+    records += [{"metric": "seconds", "what": what, "value": value} for what, value in seconds.items()]
+    records += [{"metric": "steps", "value": progress.step}, {"metric": "best_step", "value": progress.best_step}]
+    about = {"data": args.data.name, "seed": args.seed, "method": args.method, "device": args.device}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps([{**about, **cell} for cell in records]) + "\n")
+    say("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The start in closed form: as good as its best part, weighed by validation users, and what training makes of it."""
+
+import polars as pl
+import pytest
+import torch
+from command import beamtree
+
+import beamtree as bt
+from beamtree.scorers import FixedScorer, SumScorer
+from beamtree.train import start
+from beamtree.train.blend import Candidates, choose_weights, weigh_parts
+from beamtree.train.recipes import first_level, settle, start_model
+
+
+def a_walk(users=120, items=60, seed=0, repeats=False):
+    """Users who go from item to item within one of six groups, most often to the next."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for user in range(users):
+        place, group = int(torch.randint(10, (1,), generator=generator)), user % 6
+        for time in range(12):
+            rows.append((f"u{user:03}", f"i{(group * 10 + place) % items:02}", time))
+            place = (place + (0 if repeats and time % 2 else 1)) % 10
+    return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("walk")
+    bt.prepare(a_walk(), folder / "data", val_users=20, test_users=20)
+    return bt.load_data(folder / "data")
+
+
+def recall(model, users, m=10):
+    return bt.evaluate(model, users, beam_size=60, m=m, metrics="recall")["recall", m]
+
+
+def started(data, **how):
+    settings = settle(data, steps=4, beam_size=60, batch_size=20, **how)
+    said = []
+    tree = bt.cluster_tree(data)
+    return start_model(settings, data, tree, say=said.append), said
+
+
+def test_the_start_is_as_good_as_each_of_its_parts(data):
+    model, said = started(data)
+    assert isinstance(model.scorer, SumScorer)
+    assert any(line.startswith("weights: ") for line in said)
+    whole = recall(model, data.val)
+    for name in model.scorer.names:
+        alone = bt.TreeModel(model.tree, model.scorer.part(name), first_level=model.first_level)
+        assert whole >= recall(alone, data.val) - 0.02, name
+    assert model.scorer.weight_of("deep") == 0
+
+
+def test_the_same_seed_makes_the_same_start(data):
+    one, other = (started(data, seed=3)[0].scorer.state_dict() for _ in range(2))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_training_never_ends_below_the_start(data):
+    shop = bt.Recommender(steps=4, beam_size=60, batch_size=20).fit(data)
+    assert shop.progress.best >= shop.progress.start
+
+
+def test_no_steps_leave_the_start(data, tmp_path):
+    shop = bt.Recommender(steps=0, beam_size=60).fit(data)
+    assert (shop.progress.step, shop.progress.kept_the_start) == (0, True)
+    assert shop.model.scorer.weight_of("deep") == 0
+    words = ("--steps", "0", "--beam-size", "60")
+    said = beamtree("train", str(data.folder), "--out", "run", *words, folder=tmp_path).stdout
+    assert "parts in closed form" in said
+    assert len(bt.Recommender.load(tmp_path / "run").recommend(["i01", "i02"], m=5)) == 5
+
+
+def test_what_nobody_comes_back_to_counts_against_an_item(tmp_path):
+    """Each user has every item once: repeats count below 0, and the history is not recommended."""
+    rows = [(f"u{user}", f"i{(user + 7 * time) % 40}", time) for user in range(80) for time in range(20)]
+    bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "once", val_users=20)
+    once, _ = started(bt.load_data(tmp_path / "once"))
+    assert once.scorer.weight_of("repeats") < 0
+
+
+def test_without_validation_users_defaults_are_taken_and_said(tmp_path):
+    bt.prepare(a_walk(), tmp_path / "data", val_users=0, test_users=10)
+    data = bt.load_data(tmp_path / "data")
+    model, said = started(data)
+    assert any("no validation users" in line for line in said)
+    assert recall(model, data.test) > 0.3
+    assert model.scorer.weight_of("factors") > 0
+
+
+def test_a_log_of_two_items_has_a_start(tmp_path):
+    rows = [(f"u{user}", "ab"[(user + time) % 2], time) for user in range(30) for time in range(12)]
+    bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "two")
+    shop = bt.Recommender(steps=0).fit(bt.load_data(tmp_path / "two"))
+    assert sorted(shop.recommend(["a"], m=2)["item"].to_list()) == ["a", "b"]
+
+
+def test_chained_methods_and_own_scorers_have_no_parts(data):
+    for how in ({"method": "plt"}, {"scorer": bt.DeepScorer}, {"recipe": "deep"}):
+        model, _ = started(data, **how)
+        assert isinstance(model.scorer, bt.DeepScorer)
+
+
+def test_weights_find_the_part_that_knows(data):
+    """One part scores what is relevant, the other noise: the second is not worth a weight."""
+    tree = bt.cluster_tree(data)
+    x, y = data.val.batch(torch.arange(len(data.val)))
+
+    class Rows:
+        """The same users, known by their row."""
+
+        def __len__(self):
+            return len(x)
+
+        def batch(self, rows):
+            return rows.unsqueeze(1), y[rows]
+
+    knows = torch.zeros(len(x), tree.num_nodes)
+    leaves = tree.leaf_of_item(y)
+    for level in range(tree.height + 1):
+        knows.scatter_(1, tree.ancestor(leaves, level).clamp(min=0), 5.0)
+    noise = torch.randn(len(x), tree.num_nodes, generator=torch.Generator().manual_seed(0))
+    parts = {"noise": FixedScorer(noise), "knows": FixedScorer(knows)}
+    candidates = Candidates(tree, parts, Rows(), first_level(tree, 60), "cpu")
+    found = choose_weights(candidates)
+    assert found["noise"] == 0
+    assert found["knows"] > 0
+    assert float(candidates.recalls((0.0, 1.0))[0]) > float(candidates.recalls((1.0, 0.0))[0])
+
+
+def test_only_sums_with_a_learned_part_are_weighed(data):
+    model, _ = started(data)
+    before = model.scorer.weights.clone()
+    plain = bt.TreeModel(model.tree, model.scorer.without("deep"), first_level=model.first_level)
+    weigh_parts(plain, data.val)
+    assert torch.equal(plain.scorer.weights, before[:, :-1])
+
+
+def test_the_grid_stands_in_one_place():
+    assert start.FACTORS[0] == (0.005, 0.003)
+    assert start.PENALTIES[0] == 300.0
+    assert start.POWERS[0] == 0.3
