@@ -180,3 +180,15 @@ def test_what_changes_instances_changes_their_name():
 
 def test_popularity_counts_events():
     assert events_of([[1, 2, 2], [2, 0]]).popularity(4).tolist() == [1, 1, 3, 0]
+
+
+def test_a_few_users_are_spread_over_all_and_read_as_they_were():
+    events = Events(torch.tensor([0, 2, 5, 9, 11, 16]), torch.arange(16).int(), "five users")
+    whole = BeforeAfter(events, cuts=torch.tensor([1, 1, 3, 1, 2]))
+    few = whole.few(3)
+    assert len(few) == 3
+    for row, of_all in enumerate((0, 2, 4)):
+        for found, expected in zip(few.batch(torch.tensor([row])), whole.batch(torch.tensor([of_all])), strict=True):
+            assert torch.equal(found, expected)
+    assert whole.few(5) is whole
+    assert few.fingerprint() != whole.fingerprint()

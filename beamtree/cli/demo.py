@@ -32,10 +32,10 @@ def demo(
     simulate(market, users=users, items=items, events=users * 20)
     _say("2. Its log, cleaned and split into training, validation and test users")
     prepare([market], prepared)
-    _say("3. A tree over the items, and OTM-mixed: trained on the nodes that the beam visits, and some random leaves")
+    _say("3. A tree over the items, what is known without a gradient, and a network trained on the beam's nodes")
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
-    _say("4. How well it finds what test users chose next, beside plain methods")
-    rows = "item-cf,popularity" if find_spec("scipy") else "popularity"  # what is installed
+    _say("4. How well it finds what test users chose next, beside what else people use, tuned on the same users")
+    rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"  # what is installed
     evaluate_run(run, beam_size=200, against=rows, json=folder / "scores.json")
     _say("5. What the beam loses on its way down, against scoring every item")
     inspect_run(run, beam_size=200, users=100, plot=folder / "inspect.png")

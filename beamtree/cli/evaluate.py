@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.baselines import BASELINES, build
+from beamtree.baselines import BASELINES, PEERS, build
 from beamtree.cli.options import (
     BeamSize,
     Cuts,
@@ -36,7 +36,7 @@ def evaluate_run(
     m: Cuts = "10,50,100,200",
     metrics: Metrics = "precision,recall,f1",
     exclude_seen: ExcludeSeen = False,
-    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(BASELINES)}.")] = "",
+    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join((*BASELINES, *PEERS))}.")] = "",
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -45,7 +45,7 @@ def evaluate_run(
     named_metrics(names)
     rows = words(against)
     for row in rows:
-        chosen(BASELINES, "row", row)
+        chosen({**BASELINES, **PEERS}, "row", row)
     if json is not None:
         check_writable(json)
     model = open_model(run, device)
@@ -58,7 +58,7 @@ def evaluate_run(
             model, users, beam_size=beam_size, m=sizes, metrics=names, exclude_seen=exclude_seen, on_users=advance
         )
         for row in rows:
-            baseline = build(row, prepared.train.events, prepared.num_items)
+            baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)
             find = leaving_out(baseline.retrieve, max(sizes))
             found[row] = measure(
                 find, users, m=sizes, metrics=names, exclude_seen=exclude_seen, batch_size=1000, on_users=advance

@@ -54,6 +54,7 @@ STRONG = (
     "sasrec",
     "youtube-dnn",
     "otm",
+    "beamtree",
 )
 
 

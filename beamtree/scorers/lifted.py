@@ -7,6 +7,8 @@ an item that scores as much, and these items are different ones, since subtrees 
 than m nodes score above n, n is among the best k (a tie aside), and by induction from the root i is found.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,67 +19,104 @@ from beamtree.tree import PAD, Tree
 class Lifted:
     """For each user a few items with scores, and for each node the highest of those below it, but at least 0.
 
-    The entries are sorted by leaf once; a level above is made of the one below by taking the maximum of neighbours
-    with one parent. No list is longer than the number of entries, so nothing has the length of the catalogue.
+    The entries are sorted by leaf once, so those below a node are neighbours. The maximum of every run of 2^j entries
+    is kept: that of any run is the larger one of two that overlap. Nothing has the length of the catalogue.
     """
 
     def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor) -> None:
         """`leaves` [B, E], PAD for none, and `scores` [B, E]; of a leaf that is named twice the scores are added."""
         self.tree = tree
-        self._levels: list[tuple[Tensor, Tensor]] = []  # from the leaves up: keys in rising order, and scores
         size = len(tree.level(tree.height))
+        last = len(leaves) * size  # stands for none
         user = torch.arange(len(leaves), device=leaves.device).unsqueeze(1)
         slot = leaves - tree.level(tree.height).start
-        last = len(leaves) * size  # stands for none
         key = torch.where(leaves != PAD, user * size + slot, last).flatten()
+        if last < 2**31:
+            key = key.int()  # sorted in less time
         key, order = key.sort()
-        self._levels.append(_merged(key, scores.flatten()[order], last, "sum"))
-        self._last = last
+        self.keys, self.scores = _added(key, scores.flatten().take(order), last)
+        self._longest = leaves.shape[1]
+        self._runs: Tensor | None = None  # [1 + log₂ E, entries]
 
     def at(self, level: int, nodes: Tensor, rows: int) -> Tensor:
         """The scores [rows, W] of nodes [rows or 1, W] of one level; 0 at PAD."""
-        keys, scores = self._level(level)
+        width = self.tree.arity ** (self.tree.height - level)
         span = self.tree.level(level)
-        user = torch.arange(rows, device=nodes.device).unsqueeze(1)
-        wanted = torch.where(nodes != PAD, user * len(span) + (nodes - span.start), -1)
-        if not len(keys):
-            return torch.zeros(wanted.shape, device=nodes.device)
-        place = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
-        return scores.take(place).masked_fill_(keys.take(place) != wanted, 0.0)
+        first = nodes - span.start
+        if rows > 1:
+            user = torch.arange(rows, device=nodes.device).unsqueeze(1)
+            first = torch.where(nodes != PAD, user * len(span) + first, -1)
+        first = (first * width).to(self.keys.dtype)  # below 0 at PAD, where nothing is found
+        if width == 1:
+            return self._at_leaves(first)
+        if not first.is_cuda:
+            return torch.from_numpy(self._highest_on_cpu(first.numpy(), width))
+        begin = torch.searchsorted(self.keys, first)
+        return self._highest(begin, torch.searchsorted(self.keys, first + width) - begin)
 
-    def _level(self, level: int) -> tuple[Tensor, Tensor]:
-        while len(self._levels) <= self.tree.height - level:
-            keys, scores = self._levels[-1]
-            last = self._last // self.tree.arity ** len(self._levels)
-            above = torch.div(keys, self.tree.arity, rounding_mode="floor")
-            self._levels.append(_merged(above, scores.clamp(min=0), last, "amax"))
-        return self._levels[self.tree.height - level]
+    def _at_leaves(self, wanted: Tensor) -> Tensor:
+        if not len(self.keys):
+            return torch.zeros(wanted.shape, device=wanted.device)
+        place = torch.searchsorted(self.keys, wanted).clamp_(max=len(self.keys) - 1)
+        return self.scores.take(place).masked_fill_(self.keys.take(place) != wanted, 0.0)
+
+    def _highest(self, begin: Tensor, length: Tensor) -> Tensor:
+        """The maximum of runs of entries, and of 0."""
+        if self._runs is None:
+            self._runs = self._make_runs()
+        count = self._runs.shape[1]
+        power = length.clamp(min=1).to(torch.float32).log2_().long()
+        row = power * count
+        other = begin + length - (1 << power)
+        found = torch.maximum(self._runs.take(row + begin), self._runs.take(row + other.clamp_(min=0)))
+        return found.masked_fill_(length <= 0, 0.0)
+
+    def _highest_on_cpu(self, first: Any, width: int) -> Any:
+        """The same by numpy, which needs half the time for so few."""
+        if self._runs is None:
+            self._runs = self._make_runs()
+        keys, runs = self.keys.numpy(), self._runs.numpy()
+        begin, end = keys.searchsorted(first), keys.searchsorted(first + width)
+        length = end - begin
+        power = np.log2(np.maximum(length, 1)).astype(np.int64)
+        row = power * runs.shape[1]
+        found = np.maximum(runs.take(row + begin), runs.take(row + np.maximum(end - (1 << power), 0)))
+        return np.where(length > 0, found, np.float32(0))
+
+    def _make_runs(self) -> Tensor:
+        """Row j holds the maximum of the 2^j entries from each on, and of 0, which none can be below."""
+        count = len(self.scores) + 1  # one more, so that a run may begin at the end
+        runs = self.scores.new_zeros(max(1, self._longest.bit_length()), count)
+        torch.clamp(self.scores, min=0, out=runs[0, :-1])
+        for j in range(1, len(runs)):
+            reach = min(2 ** (j - 1), count)
+            runs[j] = runs[j - 1]
+            torch.maximum(runs[j - 1, : count - reach], runs[j - 1, reach:], out=runs[j, : count - reach])
+        return runs
 
 
-def _merged(keys: Tensor, scores: Tensor, last: int, how: str) -> tuple[Tensor, Tensor]:
-    """Each of sorted keys once, with the sum or the maximum of its scores.
+def _added(keys: Tensor, scores: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    """Each of sorted keys once, with the sum of its scores.
 
     On a GPU the list keeps its length, so that nothing waits for it; the rest of it is `last`, scored 0.
     """
     if not keys.is_cuda:
-        return _merged_on_cpu(keys, scores, how)
+        return _added_on_cpu(keys, scores, last)
     new = torch.ones_like(keys, dtype=torch.bool)
     torch.ne(keys[1:], keys[:-1], out=new[1:])
     place = new.cumsum(0) - 1
-    found = torch.zeros_like(scores)
-    if how == "sum":
-        found.index_add_(0, place, scores)
-    else:
-        found.scatter_reduce_(0, place, scores, "amax")  # with the 0 that is there: scores below it do not count
+    found = torch.zeros_like(scores).index_add_(0, place, scores.masked_fill(keys == last, 0.0))
     return torch.full_like(keys, last).scatter_(0, place, keys), found
 
 
-def _merged_on_cpu(keys: Tensor, scores: Tensor, how: str) -> tuple[Tensor, Tensor]:
+def _added_on_cpu(keys: Tensor, scores: Tensor, last: int) -> tuple[Tensor, Tensor]:
     """By numpy, whose reductions of runs are many times faster than those of torch."""
-    if not len(keys):
-        return keys, scores
     numbers, values = keys.numpy(), scores.numpy()
     starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-    starts = np.concatenate([np.zeros(1, starts.dtype), starts])
-    reduce = np.add if how == "sum" else np.maximum
-    return torch.from_numpy(numbers[starts]), torch.from_numpy(reduce.reduceat(values, starts))
+    starts = np.concatenate([np.zeros(min(1, len(numbers)), starts.dtype), starts])
+    if not len(starts):
+        return keys, scores
+    found, sums = numbers[starts], np.add.reduceat(values, starts)
+    if found[-1] == last:
+        found, sums = found[:-1], sums[:-1]
+    return torch.from_numpy(found), torch.from_numpy(sums)

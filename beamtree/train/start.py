@@ -15,7 +15,7 @@ from beamtree.metrics import usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.train.blend import Candidates, choose_weights
+from beamtree.train.blend import USERS, Candidates, choose_weights
 from beamtree.tree import Tree
 
 T = TypeVar("T")
@@ -64,7 +64,8 @@ class Start:
         self.events: Events = self.data.train.events.to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
-        self.asks = len(self.data.val) > 0
+        self.users = self.data.val.few(USERS)
+        self.asks = len(self.users) > 0
         self.ordered = self.data.train.events.order_strength > ORDERED
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
 
@@ -73,7 +74,7 @@ class Start:
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in (10, 50, most)})
-        found = evaluate(model, self.data.val, beam_size=max(400, most), m=cuts, metrics=("recall",))
+        found = evaluate(model, self.users, beam_size=max(400, most), m=cuts, metrics=("recall",))
         return float(sum(found["recall", cut] / cut**0.5 for cut in cuts))  # about as large at every cut
 
     def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
@@ -158,7 +159,7 @@ class Start:
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """What each part counts."""
         candidates = Candidates(
-            self.tree, parts, self.data.val if self.asks else self.data.train, self.first_level, self.device
+            self.tree, parts, self.users if self.asks else self.data.train.few(USERS), self.first_level, self.device
         )
         if not self.asks:
             self.say("no validation users: penalties, recency and weights are defaults")
