@@ -60,7 +60,7 @@ class Recommender:
         recipe: beamtree, good on ordinary data, or paper, as published; or a `Recipe` of your own.
         beam_size: k in training; 400 on a GPU and 100 on a CPU unless given.
         nodes: uniform nodes per level, for methods that draw them; 2k unless given.
-        epochs: how long to train; as many as make 10,000 steps on a GPU and 1,000 on a CPU unless given.
+        epochs: how long to train; as many as make 10,000 steps on a GPU, and 300 steps on a CPU, unless given.
         steps: the same in steps.
         batch_size: users per step; 200 on a GPU and 50 on a CPU unless given.
         lr: Adam's learning rate; the recipe's unless given.

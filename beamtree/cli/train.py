@@ -38,7 +38,7 @@ def train(
     recipe: Annotated[
         str, typer.Option(help="beamtree: all parts. deep: the network alone. paper: as published.")
     ] = "beamtree",
-    epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps, on a CPU 1,000.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps; on a CPU 300 steps.")] = None,
     steps: Annotated[int | None, typer.Option(min=0, help="In steps; 0: stop at the start in closed form.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,

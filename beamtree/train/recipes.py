@@ -36,8 +36,8 @@ class Sizes(NamedTuple):
 
 
 # On a CPU many small steps along narrow beams learn more in an hour than a few large ones.
-# Beside parts in closed form fewer steps do, so that a model is made within ten minutes.
-WITH_PARTS_ON_CPU = 1000
+# Steps on a CPU beside parts in closed form: a model is made within ten minutes, and most logs need no more.
+BESIDE_PARTS = 300
 USUAL = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
 
 
@@ -110,6 +110,7 @@ class Settings:
     patience: int = 8
     seed: int = 0
     device: str = "cpu"
+    check_every: int | None = None  # steps between two checks; a twentieth of all unless given
 
     def instances(self, data: Prepared) -> Data:
         """What the steps read."""
@@ -172,8 +173,9 @@ def settle(
     )
     if epochs is None and steps is None:
         every = max(1, per_epoch(settings.instances(data), batch_size))
-        about = usual.steps if found.start is None or usual is not USUAL["cpu"] else WITH_PARTS_ON_CPU
-        settings = replace(settings, epochs=found.epochs or max(1, round(about / every)))
+        if found.start is not None and usual is USUAL["cpu"]:
+            return replace(settings, steps=BESIDE_PARTS, check_every=BESIDE_PARTS // 3)
+        settings = replace(settings, epochs=found.epochs or max(1, round(usual.steps / every)))
     return settings
 
 
@@ -214,7 +216,11 @@ def train_model(
 ) -> Progress:
     """Train a model in place as decided; the best weights by recall on the validation users are kept."""
     users = data.val.few(ASKED)
-    validation = Validation(users, patience=settings.patience, on_check=on_check) if len(users) else None
+    validation = (
+        Validation(users, every=settings.check_every, patience=settings.patience, on_check=on_check)
+        if len(users)
+        else None
+    )
     return fit(
         model,
         settings.instances(data),

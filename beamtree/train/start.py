@@ -25,7 +25,7 @@ LEARNED = "deep"  # the part that gradients train
 
 # The grid. The first of each is taken where nobody can be asked.
 FACTORS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ of implicit ALS
-TRIAL_DIM = 48  # in which these are tried
+TRIAL = {"dim": 48, "rounds": 2}  # with which these are tried
 PENALTIES = (300.0, 100.0, 1000.0, 3000.0)  # λ of what goes together
 FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
 POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
@@ -94,9 +94,8 @@ class Start:
     def factors(self) -> FactorScorer:
         """Folded factors."""
 
-        def fitted(pair: tuple[float, float], dim: int | None = None) -> Factors:
+        def fitted(pair: tuple[float, float], **size: int) -> Factors:
             penalty, everywhere = pair
-            size = {} if dim is None else {"dim": dim}
             return ials(
                 self.events, self.data.num_items, penalty=penalty, everywhere=everywhere, seed=self.seed, **size
             )
@@ -104,13 +103,13 @@ class Start:
         def made(factors: Factors, power: float = 0.0) -> FactorScorer:
             return FactorScorer.from_factors(self.tree, factors, power)
 
-        factors = fitted(self.best("factors, λ and α₀", FACTORS, lambda pair: made(fitted(pair, TRIAL_DIM))))
+        factors = fitted(self.best("factors, λ and α₀", FACTORS, lambda pair: made(fitted(pair, **TRIAL))))
         return made(factors, self.power("factors", lambda power: made(factors, power)))
 
     def together(self) -> tuple[Partners, float]:
         """What goes together, and how fast an event loses weight."""
         gram = together(self.events, self.data.num_items)
-        few = 1 if len(self.order) <= WHOLE else 4  # blocks that a trial solves for: one of so many
+        few = 1 if len(self.order) <= WHOLE else 8  # blocks that a trial solves for: one of so many
 
         def trial(penalty: float) -> Scorer:
             return memory(ridge_partners(gram, self.order, penalty, every=few), 0.0)
