@@ -20,7 +20,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("demo"),
     users: Annotated[int, typer.Option(min=100, help="How many users.")] = 8_000,
     items: Annotated[int, typer.Option(min=100, help="How many items.")] = 4_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training users.")] = 8,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training users.")] = 1,
 ) -> None:
     """Simulate a market, prepare its log, learn a tree, train a model, compare it, and see what the beam loses."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
