@@ -13,7 +13,7 @@ from beamtree.closed import ridge
 from beamtree.closed.ials import Factors, fold_in, ials, turned
 from beamtree.closed.lists import as_lists
 from beamtree.closed.pairs import followed, newest_of_each, sum_pairs, together
-from beamtree.closed.partners import joined, strongest
+from beamtree.closed.partners import strongest
 from beamtree.closed.ridge import follow_partners, ridge_partners
 from beamtree.closed.rules import next_partners
 from beamtree.data import Events
@@ -126,12 +126,6 @@ def test_each_item_keeps_its_strongest_partners():
     assert found.offsets.tolist() == [0, 2, 3, 3, 3]
     assert found.items.tolist() == [2, 3, 0]
     assert found.weights.tolist() == [-2.0, 1.0, 3.0]
-
-
-def test_partners_are_added():
-    one = strongest(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([1.0, 1.0]), 3)
-    two = strongest(torch.tensor([0, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 5.0]), 3)
-    assert torch.equal(dense_partners(joined([one, two])), dense_partners(one) + dense_partners(two))
 
 
 # Ridge

@@ -13,13 +13,14 @@ from beamtree.baselines import ease as ease_room
 from beamtree.baselines import ials as ials_room
 from beamtree.baselines import rules as rules_room
 from beamtree.baselines import user_knn as knn_room
-from beamtree.baselines.ranking import CUTS, apart, best_of, once, ranked, recency, renumbered, try_repeats, weighted
+from beamtree.baselines.ranking import CUTS, apart, best_of, once, ranked, renumbered, try_repeats, weighted
 from beamtree.baselines.sasrec import SASRec, draw_sequences, next_item_loss, oldest_first, sasrec
 from beamtree.cli.compare import _rows
 from beamtree.closed.ials import ials as factorise
 from beamtree.compare import ROWS
 from beamtree.compare.rows import STRONG
 from beamtree.data import BeforeAfter, Events
+from beamtree.data.views import recency
 from beamtree.tree import PAD
 
 M = 30
@@ -111,7 +112,7 @@ def test_ease_is_its_definition_over_items_and_over_users(seed, users, monkeypat
 def test_ease_over_items_over_users_and_in_one_block_are_the_same():
     log = renumbered(random_events(1), M)
     matrix = ease_room.user_items(log.events, M)
-    history = weighted(once(random_histories(1)), recency(5, 0.6), M)
+    history = weighted(once(random_histories(1)), recency(0.6, 5), M)
     ways = [
         ease_room.OverItems(matrix, 10.0),
         ease_room.OverUsers(matrix, 10.0),

@@ -13,15 +13,15 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.baselines.item_cf import user_items
+from beamtree.baselines.item_cf import matrix_bytes, user_items
 from beamtree.baselines.ranking import (
     Log,
     Peer,
     Score,
     Trial,
+    as_matrix,
     best_of,
     once,
-    recency,
     renumbered,
     try_repeats,
     weighted,
@@ -30,6 +30,7 @@ from beamtree.closed.lists import Lists
 from beamtree.closed.pairs import together
 from beamtree.closed.ridge import BLOCK, ridge_partners
 from beamtree.data import BeforeAfter, Events, factors
+from beamtree.data.views import recency
 
 PENALTIES = (30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ; the middle is tried first
 POWERS = (0.0, 0.3, 0.6)  # p: of the history's recency
@@ -84,7 +85,7 @@ class OverBlocks:
 
     def __init__(self, matrix: csr_matrix) -> None:
         self._weights = matrix
-        self.num_bytes = int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
+        self.num_bytes = matrix_bytes(matrix)
 
     def scores(self, history: csr_matrix) -> Tensor:
         return torch.from_numpy((history @ self._weights).toarray())
@@ -103,11 +104,9 @@ def _inverse(rows: csr_matrix, penalty: float) -> Tensor:
 def sums_within(matrix: Tensor, lists: Lists) -> Tensor:
     """The sum of a matrix over all pairs of each list's entries [n]."""
     found = torch.zeros(len(lists))
-    for which, width in lists.batches(PAIRS):
-        for some in which.split(max(1, PAIRS // width**2)):
-            entries, real = lists.read(some, width)
-            block = matrix[entries.unsqueeze(2), entries.unsqueeze(1)]  # [b, width, width]
-            found[some] = block.mul_(real.unsqueeze(2)).mul_(real.unsqueeze(1)).sum((1, 2))
+    for some, entries, both in lists.pairs(PAIRS):
+        block = matrix[entries.unsqueeze(2), entries.unsqueeze(1)]  # [b, width, width]
+        found[some] = block.mul_(both).sum((1, 2))
     return found
 
 
@@ -120,9 +119,7 @@ def solver(log: Log, largest: int = LARGEST) -> Callable[[float], Solved]:
     order = alike(factors(log.events, log.num_items))
 
     def solve(penalty: float) -> OverBlocks:
-        found = ridge_partners(gram, order, penalty, PARTNERS)
-        parts = found.weights.numpy(), found.items.numpy(), found.offsets.numpy()
-        return OverBlocks(csr_matrix(parts, (log.num_items, log.num_items)))
+        return OverBlocks(as_matrix(ridge_partners(gram, order, penalty, PARTNERS)))
 
     return solve
 
@@ -182,4 +179,4 @@ def climb(values: tuple[float, ...], attempt: Callable[[float], bool]) -> None:
 
 def score_of(log: Log, model: Solved, power: float) -> Score:
     """Scores of histories whose events count (1 + t)^-p, of a repeated item the newest."""
-    return lambda x: model.scores(weighted(once(x), recency(x.shape[1], power), log.num_items))
+    return lambda x: model.scores(weighted(once(x), recency(power, x.shape[1]), log.num_items))

@@ -11,17 +11,16 @@ from beamtree.baselines.ranking import (
     Trial,
     best_of,
     once,
-    recency,
     renumbered,
     try_repeats,
 )
-from beamtree.closed.ials import DIM, Factors, fold_in
+from beamtree.closed.ials import DIM, STRENGTHS, Factors, fold_in
 from beamtree.closed.ials import ials as factorise
 from beamtree.data import BeforeAfter, Events
+from beamtree.data.views import recency
 from beamtree.tree import PAD
 
-STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀, tried with
-TRIAL_DIM = 48  # numbers per item
+TRIAL_DIM = 48  # numbers per item with which the STRENGTHS of `closed.ials` are tried
 POWERS = (0.0, 0.3, 0.6, 1.0)  # p: of the history's recency
 REPEATS = (-torch.inf, 0.0, 0.03, 0.1, 0.3, 1.0)  # w: of the history itself
 DEFAULTS = {"penalty": 0.015, "everywhere": 0.01, "recency": 0.3, "repeats": 0.0}
@@ -64,7 +63,7 @@ def score_of(factors: Factors, power: float) -> Score:
 
     def score(x: Tensor) -> Tensor:
         x = once(x)
-        weights = recency(x.shape[1], power) * (x != PAD)
+        weights = recency(power, x.shape[1]) * (x != PAD)
         return fold_in(factors, factors.items[x.clamp(min=0)], weights) @ factors.items.T
 
     return score

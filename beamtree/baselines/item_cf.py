@@ -24,7 +24,7 @@ class ItemCF:
     @property
     def num_bytes(self) -> int:
         """What it keeps."""
-        return sum(part.nbytes for each in self._factors for part in (each.data, each.indices, each.indptr))
+        return sum(map(matrix_bytes, self._factors))
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m items most like the distinct items of each history x [B, T], and their scores [B, m].
@@ -71,6 +71,11 @@ def _cosine(events: Events, num_items: int) -> csr_matrix:
     users = np.bincount(matrix.indices, minlength=num_items)  # [M]
     matrix.data /= np.sqrt(users, dtype=np.float32)[matrix.indices]
     return matrix
+
+
+def matrix_bytes(matrix: csr_matrix) -> int:
+    """What a sparse matrix takes."""
+    return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
 
 
 def histories(x: Tensor, num_items: int) -> csr_matrix:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.closed.pairs import newest_of_each
+from beamtree.closed.partners import Partners
 from beamtree.data import BeforeAfter, Events
+from beamtree.data.views import recency
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.tree import PAD
 
@@ -103,16 +105,17 @@ def once(x: Tensor) -> Tensor:
     return x.where(newest_of_each(x), PAD)
 
 
-def recency(length: int, power: float) -> Tensor:
-    """(1 + t)^-p for the t-th newest event [T]."""
-    return (1.0 + torch.arange(length)) ** -power
-
-
 def weighted(x: Tensor, weights: Tensor, num_items: int) -> csr_matrix:
     """The weights [T] of the events of histories x [B, T], summed item by item [B, M]."""
     row, column = (x != PAD).nonzero(as_tuple=True)
     value = weights[column].numpy().astype(np.float32)
     return csr_matrix((value, (row.numpy(), x[row, column].numpy())), (len(x), num_items))
+
+
+def as_matrix(partners: Partners) -> csr_matrix:
+    """What each item says of each other [M, M]."""
+    parts = partners.weights.numpy(), partners.items.numpy(), partners.offsets.numpy()
+    return csr_matrix(parts, (len(partners), len(partners)))
 
 
 class Peer:
@@ -141,7 +144,7 @@ class Peer:
 
 def repeated(length: int, settings: Settings) -> Tensor:
     """What an item of the history scores more, by its place [T]."""
-    return settings["repeats"] * recency(length, settings["recency"])
+    return settings["repeats"] * recency(settings["recency"], length)
 
 
 Trial = tuple[Settings, Tensor]  # settings, and the recall at CUTS that validation users had with them [4]

@@ -4,7 +4,8 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.baselines.ranking import Log, Peer, Score, Trial, best_of, renumbered, try_repeats, weighted
+from beamtree.baselines.item_cf import matrix_bytes
+from beamtree.baselines.ranking import Log, Peer, Score, Trial, as_matrix, best_of, renumbered, try_repeats, weighted
 from beamtree.closed.rules import next_partners
 from beamtree.data import BeforeAfter, Events
 
@@ -16,9 +17,7 @@ DEFAULTS = {"backward": 0.3, "decay": 0.8, "recency": 0.3, "repeats": 0.0}
 
 def pair_weights(log: Log, backward: float) -> csr_matrix:
     """All pairs within ten events, 1/gap each, over popularity^0.3 [M, M]."""
-    found = next_partners(log.events, log.num_items, backward=backward, most=log.num_items)
-    parts = found.weights.numpy(), found.items.numpy(), found.offsets.numpy()
-    return csr_matrix(parts, (log.num_items, log.num_items))
+    return as_matrix(next_partners(log.events, log.num_items, backward=backward, most=log.num_items))
 
 
 def score_of(pairs: csr_matrix, decay: float) -> Score:
@@ -44,5 +43,4 @@ def rules(events: Events, num_items: int, val: BeforeAfter | None = None) -> Pee
                 trials += try_repeats(log, score_of(pairs, decay), tried, REPEATS)
         settings = best_of(trials)
     pairs = pair_weights(log, settings["backward"])
-    size = int(pairs.data.nbytes + pairs.indices.nbytes + pairs.indptr.nbytes)
-    return Peer(log, score_of(pairs, settings["decay"]), settings, size)
+    return Peer(log, score_of(pairs, settings["decay"]), settings, matrix_bytes(pairs))

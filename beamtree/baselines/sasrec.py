@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention
 
+from beamtree.baselines.kept import USERS, Kept
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.seeds import epoch_order, mix
@@ -16,7 +17,7 @@ LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
 BATCH, STEPS = 128, 10_000
 WHOLE = 20_000  # items up to which a target is told from all others
 UNIFORM, IN_BATCH = 2048, 1024  # items that it is told from beyond: of all, and of the batch's targets
-CHECKS, USERS, CUTS = 10, 500, (10, 50, 100, 200)
+CUTS = (10, 50, 100, 200)
 
 
 class Block(nn.Module):
@@ -158,7 +159,7 @@ def sasrec(
     shares = popularity / popularity.sum()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
-    generator, kept = torch.Generator(device), Kept(model, val)
+    generator, kept = torch.Generator(device), Kept(model, val, validation_recall)
     with torch.random.fork_rng([] if device == "cpu" else [device]):
         torch.manual_seed(mix(seed, 8))  # of dropout
         for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
@@ -169,8 +170,7 @@ def sasrec(
             loss.backward()
             optimizer.step()
             schedule.step()
-            if t % max(1, steps // CHECKS) == 0:
-                kept.look()
+            kept.look(t, steps)
             if on_step is not None:
                 on_step(t, steps, loss.detach())
     return kept.restored()
@@ -185,29 +185,6 @@ def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[T
     for epoch in range(-(-steps // per_epoch)):
         order = users[epoch_order(len(users), seed, epoch).to(users.device)]
         yield from order.split(batch_size)[: steps - epoch * per_epoch]
-
-
-class Kept:
-    """The weights that found most for validation users so far."""
-
-    def __init__(self, model: SASRec, val: BeforeAfter | None) -> None:
-        self._model, self._val = model, val
-        self._best, self._weights = -torch.inf, dict[str, Tensor]()
-
-    def look(self) -> None:
-        """Keep the weights of now if they are the best."""
-        if self._val is None or not len(self._val):
-            return
-        found = validation_recall(self._model.eval(), self._val)
-        if found > self._best:
-            self._best = found
-            self._weights = {name: value.clone() for name, value in self._model.state_dict().items()}
-
-    def restored(self) -> SASRec:
-        """The model with the best weights, or the last where nobody judged."""
-        if self._weights:
-            self._model.load_state_dict(self._weights)
-        return self._model.eval()
 
 
 def validation_recall(model: SASRec, users: BeforeAfter) -> float:

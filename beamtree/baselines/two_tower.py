@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from beamtree.baselines.kept import USERS, Kept
 from beamtree.data import BeforeAfter, Events, stretches
 from beamtree.data.factors import choose_factors, factors
 from beamtree.data.views import WINDOWS, window_of_behaviour
@@ -21,7 +22,6 @@ DIM = 64
 HIDDEN = (128, 64)
 NEGATIVES = 2000  # items that a batch is told from, shared by its users
 BATCH, LR, STEPS = 1000, 3e-3, 10_000
-CHECKS, USERS = 10, 500
 CONNECTIONS, BREADTH = 32, 400  # of the HNSW graph, and of a search in it
 
 Index = Callable[[Tensor], Any]  # from vectors of the items [M, DIM + 1] to a FAISS index
@@ -140,7 +140,7 @@ def two_tower(
     generator = torch.Generator(device)
     per_epoch = -(-len(view) // batch_size)
     order = torch.empty(0)
-    best, kept = (-1.0, -1), dict[str, Tensor]()
+    kept = Kept(model, val, recall)
     for t in range(steps):
         epoch, place = divmod(t, per_epoch)
         if place == 0:
@@ -152,15 +152,10 @@ def two_tower(
         loss.backward()
         optimizer.step()
         schedule.step()
-        if val is not None and len(val) and (t + 1) % max(1, steps // CHECKS) == 0:
-            best = max(best, (recall(model, val), t), key=lambda found: found[0])
-            if best[1] == t:
-                kept = {name: value.clone() for name, value in model.state_dict().items()}
+        kept.look(t + 1, steps)
         if on_step is not None:
             on_step(t + 1, steps, loss.detach())
-    if kept:
-        model.load_state_dict(kept)
-    return model.eval()
+    return kept.restored()
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from beamtree.data.events import Events
 
 ROOM = 1 << 18  # entries that are solved for at once
 DIM, ROUNDS = 192, 4
+STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ that are worth a try
 
 
 class Factors(NamedTuple):

@@ -44,6 +44,13 @@ class Lists:
             yield order[place:stop].to(self.offsets.device), int(counts[stop - 1])
             place = stop
 
+    def pairs(self, room: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Some lists, their entries [B, W], and which pairs of these are real [B, W, W]: at most `room` at once."""
+        for which, width in self.batches(room):
+            for some in which.split(max(1, room // width**2)):
+                entries, real = self.read(some, width)
+                yield some, entries, real.unsqueeze(2) & real.unsqueeze(1)
+
 
 def as_lists(row: Tensor, entries: Tensor, count: int) -> Lists:
     """Lists of the entries of each row 0 … count - 1, in the order given."""

@@ -86,13 +86,9 @@ def _in_runs(events: Events) -> Events:
 
 
 def _both(lists: Lists) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    counts = int(lists.counts().max())
-    for which, width in lists.batches(max(ROOM // max(1, counts), 1 << 12)):
-        for some in which.split(max(1, ROOM // width**2)):
-            items, real = lists.read(some, width)
-            both = real.unsqueeze(2) & real.unsqueeze(1)
-            row, column = (part.expand_as(both)[both] for part in (items.unsqueeze(2), items.unsqueeze(1)))
-            yield row, column, torch.ones(len(row), device=row.device)
+    for _, items, both in lists.pairs(ROOM):
+        row, column = (part.expand_as(both)[both] for part in (items.unsqueeze(2), items.unsqueeze(1)))
+        yield row, column, torch.ones(len(row), device=row.device)
 
 
 def followed(events: Events, num_items: int, recency: Tensor, *, readings: int, seed: int) -> tuple[Pairs, Pairs]:

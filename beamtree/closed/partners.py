@@ -21,10 +21,6 @@ class Partners:
         """How many items there are."""
         return len(self.offsets) - 1
 
-    def scaled(self, by: float) -> "Partners":
-        """The same with weights so many times as large."""
-        return Partners(self.offsets, self.items, self.weights * by)
-
 
 def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int = PARTNERS) -> Partners:
     """Each source's targets of the largest absolute weight, at most so many; each pair occurs once."""
@@ -36,15 +32,6 @@ def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, mo
     kept = (place < most) & (weight != 0)
     counts = torch.bincount(source[kept], minlength=num_items)
     return Partners(pad(counts.cumsum(0), (1, 0)), target[kept].int(), weight[kept].float())
-
-
-def joined(parts: list[Partners], most: int = PARTNERS) -> Partners:
-    """The sum of several, cut again to each item's strongest."""
-    num_items = len(parts[0])
-    source = torch.cat([torch.repeat_interleave(part.offsets.diff()) for part in parts])
-    key = source * num_items + torch.cat([part.items for part in parts]).long()
-    key, weight = summed(key, torch.cat([part.weights for part in parts]))
-    return strongest(key // num_items, key % num_items, weight, num_items, most)
 
 
 def summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ def ridge_partners(
         penalty: λ.
         most: N partners of an item.
         features: items that explain a block.
-        every: solve every block, or for a trial every fourth.
+        every: solve every block, or for a trial one of so many.
     """
 
     def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
@@ -60,7 +60,6 @@ def follow_partners(
     most: int = PARTNERS,
     *,
     features: int = FEATURES,
-    every: int = 1,
 ) -> Partners:
     """The ridge regression of what follows on what came before: (PᵀP + λD)⁻¹PᵀF, where D is the mean of its diagonal.
 
@@ -71,7 +70,6 @@ def follow_partners(
         penalty: λ, as a share of the mean of the diagonal.
         most: N partners of an item.
         features: items that explain a block.
-        every: solve every block, or for a trial every fourth.
     """
     diagonal = past.diagonal()
     mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
@@ -79,16 +77,16 @@ def follow_partners(
     def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
         return torch.cholesky_solve(right, torch.linalg.cholesky(system))
 
-    return _by_blocks(past, future.turned(), order, penalty * mean, solve, most, features, every)
+    return _by_blocks(past, future.turned(), order, penalty * mean, solve, most, features)
 
 
 Solve = Callable[[Tensor, Tensor, Tensor], Tensor]  # (system [S, S], right side [S, b], targets' places [b]) -> [S, b]
 
 
 def _by_blocks(
-    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int, every: int
+    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int, every: int = 1
 ) -> Partners:
-    """Solve block by block and keep what is strongest; with `every` 4, of every fourth block."""
+    """Solve block by block and keep what is strongest; with `every`, of one block in so many."""
     diagonal, square = gram.diagonal(), Square(gram)
     sources, targets, weights = [], [], []
     for block in list(_blocks(order))[::every]:

@@ -29,6 +29,11 @@ def window_of_behaviour() -> Tensor:
     return torch.eye(len(WINDOWS), device="cpu")[:, window]
 
 
+def recency(power: float, length: int = HISTORY) -> Tensor:
+    """What the events of a history count, newest first: (1 + t)^-power for the one t events ago [length]."""
+    return (1.0 + torch.arange(length, device="cpu")) ** -power
+
+
 class View:
     """What the ways of reading events have in common."""
 

@@ -97,3 +97,9 @@ class TableScorer(Scorer):
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         """Take what `for_search` gave for the same weights, so that it need not be made again."""
+
+
+def check_histories(x: Tensor, most: int) -> None:
+    """Raise a ValueError in one line where x are no histories of at most so many items."""
+    if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > most:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {most}]")

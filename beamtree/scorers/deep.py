@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.kernels.products import Products, keep_halves, products, score_level
-from beamtree.scorers.base import TableScorer
+from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.seeds import mix
@@ -152,6 +152,4 @@ class DeepScorer(TableScorer):
         return {"num_nodes": rows, "dim": dim, "scale": self.scale, "share": self.share, "lift": self.lift}
 
     def check(self, x: Tensor) -> None:
-        most = self.windows.shape[1]
-        if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > most:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {most}]")
+        check_histories(x, self.windows.shape[1])

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
-from beamtree.scorers.base import TableScorer
-from beamtree.scorers.memory import HISTORY, fading
+from beamtree.data.views import HISTORY, recency
+from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
 
@@ -46,7 +46,7 @@ class FactorScorer(TableScorer):
         self.table = NodeTable(num_nodes, dim, seed=None)
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
-        self.register_buffer("recency", fading(power), persistent=False)
+        self.register_buffer("recency", recency(power), persistent=False)
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
@@ -82,5 +82,4 @@ class FactorScorer(TableScorer):
         return {"num_nodes": rows, "dim": dim, **folding}
 
     def check(self, x: Tensor) -> None:
-        if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > HISTORY:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {HISTORY}]")
+        check_histories(x, HISTORY)

@@ -7,17 +7,15 @@ import torch
 from torch import Tensor
 
 from beamtree.closed.partners import Partners
-from beamtree.scorers.base import Scorer
+from beamtree.data.views import HISTORY, recency
+from beamtree.scorers.base import Scorer, check_histories
 from beamtree.scorers.lifted import Lifted
 from beamtree.tree import PAD, Tree
-
-HISTORY = 69  # events of a history that are read
 
 
 def fading(power: float, newest: int = HISTORY) -> Tensor:
     """What events of a history count, newest first: (1 + t)^-power for the `newest`, 0 before [HISTORY]."""
-    places = torch.arange(HISTORY, device="cpu")
-    return (1.0 + places) ** -power * (places < newest)
+    return recency(power) * (torch.arange(HISTORY, device="cpu") < newest)
 
 
 class LiftedContext(NamedTuple):
@@ -44,8 +42,7 @@ class LiftedScorer(Scorer):
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def check(self, x: Tensor) -> None:
-        if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > HISTORY:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {HISTORY}]")
+        check_histories(x, HISTORY)
 
 
 class MemoryScorer(LiftedScorer):
@@ -97,7 +94,7 @@ class MemoryScorer(LiftedScorer):
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         items, scores = [x[:, :0]], [x[:, :0].float()]
-        for number, recency in enumerate(self.recency):
+        for number, counts in enumerate(self.recency):
             read = min(x.shape[1], self.newest[number])
             row = x[:, :read].clamp(min=0) + number * self.num_items
             start, stop = self.offsets[row], self.offsets[row + 1]
@@ -105,7 +102,7 @@ class MemoryScorer(LiftedScorer):
             real = (at < stop.unsqueeze(-1)) & (x[:, :read] != PAD).unsqueeze(-1)
             at = torch.where(real, at, 0)
             items.append(torch.where(real, self.partners[at].long(), PAD).flatten(1))
-            scores.append((self.weights[at] * recency[:read].unsqueeze(-1)).flatten(1))
+            scores.append((self.weights[at] * counts[:read].unsqueeze(-1)).flatten(1))
         return torch.cat(items, dim=1), torch.cat(scores, dim=1)
 
     @property

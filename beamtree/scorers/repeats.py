@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.scorers.memory import LiftedScorer, fading
+from beamtree.data.views import recency
+from beamtree.scorers.memory import LiftedScorer
 
 
 class RepeatScorer(LiftedScorer):
@@ -20,7 +21,7 @@ class RepeatScorer(LiftedScorer):
     def __init__(self, power: float = 0.5, seed: int | None = 0) -> None:
         super().__init__()
         self.power = power
-        self.register_buffer("recency", fading(power), persistent=False)
+        self.register_buffer("recency", recency(power), persistent=False)
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, self.recency[: x.shape[1]].expand(len(x), -1)

@@ -11,9 +11,11 @@ from beamtree.scorers.lifted import Lifted
 from beamtree.scorers.memory import LiftedScorer
 from beamtree.tree import PAD, Tree
 
+Counting = tuple[list[tuple[int, Scorer]], list[tuple[int, LiftedScorer]]]
+
 
 class SumContext(NamedTuple):
-    parts: dict[int, Any]  # the contexts of parts that are scored one by one, by their places
+    parts: list[tuple[int, Scorer, Any]]  # the parts that are scored one by one: place, part and its context
     lifted: Lifted | None  # of the others
     rows: int
 
@@ -40,7 +42,7 @@ class SumScorer(TableScorer):
         self.parts = nn.ModuleDict(parts)
         self.learned = learned
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
-        self._counting: tuple[object, tuple[list[int], list[int]]] = None, ([], [])
+        self._counting: tuple[object, Counting] = None, ([], [])
 
     @property
     def names(self) -> list[str]:
@@ -86,32 +88,32 @@ class SumScorer(TableScorer):
         found.weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
         return found
 
-    def counting(self) -> tuple[list[int], list[int]]:
-        """The places of the parts that count at all: those scored one by one, and those lifted together.
+    def counting(self) -> Counting:
+        """The parts that count at all, each after its place: those scored one by one, and those lifted together.
 
         Parts that are sparse over items are added before they are lifted, where they count the same on every level:
         the maximum of a sum is nearer to the truth than a sum of maxima, and found with one look.
         """
         state = self.weights._version, self.weights.data_ptr()
         if self._counting[0] != state:
-            columns = self.weights.T.tolist()
-            heavy = [place for place, column in enumerate(columns) if any(column)]
-            lifted = [place for place in heavy if self._is_lifted(place) and len(set(columns[place])) == 1]
-            self._counting = state, ([place for place in heavy if place not in lifted], lifted)
+            single: list[tuple[int, Scorer]] = []
+            lifted: list[tuple[int, LiftedScorer]] = []
+            for place, (name, column) in enumerate(zip(self.names, self.weights.T.tolist(), strict=True)):
+                part = self.part(name)
+                if isinstance(part, LiftedScorer) and len(set(column)) == 1 and any(column):
+                    lifted.append((place, part))
+                elif any(column):
+                    single.append((place, part))
+            self._counting = state, (single, lifted)
         return self._counting[1]
-
-    def _is_lifted(self, place: int) -> bool:
-        return isinstance(self.part(self.names[place]), LiftedScorer)
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
         single, lifted = self.counting()
-        contexts = {place: self.part(self.names[place]).context(tree, x) for place in single}
+        contexts = [(place, part, part.context(tree, x)) for place, part in single]
         if not lifted:
             return SumContext(contexts, None, len(x))
         items, scores = [], []
-        for place in lifted:
-            part = self.part(self.names[place])
-            assert isinstance(part, LiftedScorer)
+        for place, part in lifted:
             some, said = part.entries(x)
             items.append(some)
             scores.append(said * self.weights[-1, place])
@@ -120,8 +122,8 @@ class SumScorer(TableScorer):
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
         total = None if context.lifted is None else context.lifted.at(level, nodes, context.rows)
-        for place, of_part in context.parts.items():
-            scores = self.part(self.names[place]).scores(of_part, level, nodes) * self.weights[level, place]
+        for place, part, of_part in context.parts:
+            scores = part.scores(of_part, level, nodes) * self.weights[level, place]
             total = scores if total is None else total + scores
         if total is None:
             total = torch.zeros(context.rows, nodes.shape[1], device=nodes.device)

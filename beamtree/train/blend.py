@@ -29,20 +29,16 @@ class Candidates:
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
-        scores, found = [], []
+        found = []
         for rows in torch.arange(min(USERS, len(users))).split(64):
             x, y = (part.to(device) for part in users.batch(rows))
             items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
-            items = items.sort(dim=1, descending=True).values[:, : int((items != PAD).sum(1).max())]
-            said = [_at_leaves(model, x, items) for model in models]
-            scores.append(_padded(torch.stack(said, dim=-1), len(models) * width, 0.0))
+            items = items.sort(dim=1, descending=True).values  # PAD last
+            scores = torch.stack([_at_leaves(model, x, items) for model in models], dim=-1)
             y = distinct(y)
-            relevant = (y != PAD).sum(1, keepdim=True).clamp(min=1)
-            real = _padded((items != PAD).unsqueeze(-1), len(models) * width, False)
-            hit = _padded(hits(items, y).unsqueeze(-1), len(models) * width, False)
-            found.append(torch.cat([hit.float() / relevant.unsqueeze(-1), real.float()], dim=-1))
-        self._scores, whole = torch.cat(scores), torch.cat(found)  # [U, C, parts], [U, C, 2]
-        self._gain, self._real = whole[..., 0], whole[..., 1] > 0
+            found.append((scores, hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1), items != PAD))
+        # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
+        self._scores, self._gain, self._real = (torch.cat(each) for each in zip(*found, strict=True))
         self.units = self._units()
 
     def _units(self) -> Tensor:
@@ -63,10 +59,6 @@ def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
     with torch.no_grad():
         leaves = model.tree.leaf_of_item(items)
         return model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
-
-
-def _padded(values: Tensor, width: int, by: float) -> Tensor:
-    return torch.nn.functional.pad(values, (0, 0, 0, width - values.shape[1]), value=by)
 
 
 def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = None) -> dict[str, float]:

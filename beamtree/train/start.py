@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
+from beamtree.closed.ials import STRENGTHS
 from beamtree.closed.pairs import followed, together
 from beamtree.closed.partners import PARTNERS
 from beamtree.closed.ridge import WHOLE
@@ -24,7 +25,7 @@ Say = Callable[[str], None]
 LEARNED = "deep"  # the part that gradients train
 
 # The grid. The first of each is taken where nobody can be asked.
-FACTORS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ of implicit ALS
+FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
 TRIAL = {"dim": 48, "rounds": 2}  # with which these are tried
 PENALTIES = (300.0, 100.0, 1000.0, 3000.0)  # λ of what goes together
 FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
@@ -70,7 +71,7 @@ class Start:
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
 
     def quality(self, part: Scorer) -> float:
-        """The mean recall of a part alone over several cuts, relative to nothing."""
+        """How much a part alone finds: recall at several cuts, each over the root of its cut."""
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in (10, 50, most)})
