@@ -161,7 +161,8 @@ def retrieve(
 
 def _recorder_of(model: TreeModel) -> Recorder:
     """The recordings of searches in a model as it is now: they read its weights, and what is made from them."""
-    state: list[object] = [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+    held = (*model.parameters(), *model.buffers())
+    state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in held]
     state.append(model.tree)
     kept = _RECORDERS.get(model)
     if kept is None or kept[0] != state:

@@ -102,8 +102,8 @@ class TreeModel(nn.Module):
         return ((parents[0].unsqueeze(-1) + log_p).flatten(1),)
 
     def rank_to_log_prob(self, rank: Tensor) -> Tensor:
-        """log p_g(z_n = 1 | x) from what `expand` ranked by."""
-        return rank if self.chained else logsigmoid(rank)
+        """log p_g(z_n = 1 | x) of leaves from what `expand` ranked them by."""
+        return rank if self.chained else logsigmoid(self.scorer.calibrated(self.tree.height, rank))
 
     def log_prob(self, x: Tensor, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) of nodes [B, W] of one level."""
@@ -149,7 +149,7 @@ class Query:
     def log_prob(self, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""
         if not self.model.chained:
-            return logsigmoid(self.logits(level, nodes))
+            return logsigmoid(self.model.scorer.calibrated(level, self.logits(level, nodes)))
         above = [self.logits(h, self.tree.ancestor(nodes, h)) for h in self.levels if h <= level]
         return logsigmoid(torch.stack(above)).sum(0)
 

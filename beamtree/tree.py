@@ -54,7 +54,7 @@ class Tree:
         slots = torch.full((arity**self.height,), PAD, device=items.device)
         slots[: len(items)] = items
         self._item_of_slot = slots  # [b^H]
-        self._leaf_of_item = self._invert(slots)  # [M]
+        self._leaf_of_item = torch.nn.functional.pad(self._invert(slots), (0, 1), value=PAD)  # [M + 1], PAD last
         self._starts = torch.tensor([self.level(h).start for h in range(self.height + 1)], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
         self._fingerprint = ""
@@ -83,7 +83,7 @@ class Tree:
     @property
     def num_items(self) -> int:
         """M."""
-        return len(self._leaf_of_item)
+        return len(self._leaf_of_item) - 1
 
     @property
     def num_nodes(self) -> int:
@@ -167,7 +167,7 @@ class Tree:
 
     def leaf_of_item(self, items: Tensor) -> Tensor:
         """π⁻¹: the leaf node of each item."""
-        return self._leaf_of_item.take(items.clamp(min=0)).where(items != PAD, PAD)
+        return self._leaf_of_item.take(items)  # PAD, -1, takes the last
 
     def check_items(self, items: Tensor) -> None:
         """Raise a ValueError that names the first item the tree does not hold."""

@@ -13,9 +13,11 @@ pytest.importorskip("triton")
 import beamtree as bt  # noqa: E402
 from beamtree import kernels  # noqa: E402
 from beamtree.kernels.labels import pass_up  # noqa: E402
+from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.rows import adam  # noqa: E402
 from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
+from beamtree.scorers.lifted import Lifted, Runs  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -179,3 +181,28 @@ def test_a_methods_loss_and_gradients_do_not_depend_on_who_computes_them(monkeyp
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     for plain, fast in zip(*found, strict=True):
         assert near(fast, plain, 5e-2 if ON_GPU else 1e-4)
+
+
+# The highest below a node
+
+
+@pytest.mark.parametrize(("arity", "rows", "entries"), [(2, 1, 40), (2, 3, 7), (3, 2, 90), (2, 2, 1)])
+def test_maxima_are_those_of_the_levels_and_of_the_runs(generator, arity, rows, entries):
+    tree = bt.Tree(torch.randperm(100, generator=torch.Generator().manual_seed(1)), arity)
+    items = torch.randint(-1, 30, (rows, entries), generator=generator, device=DEVICE).cpu()
+    scores = draw(generator, rows, entries).cpu()
+    leaves = tree.leaf_of_item(items)
+    size = len(tree.level(tree.height))
+    slots = torch.arange(rows).unsqueeze(1) * size + leaves - tree.level(tree.height).start
+    keys = slots.masked_fill(leaves == bt.PAD, rows * size).flatten()
+    runs = Runs(tree.moved(lambda part: part.to(DEVICE)), rows, keys.to(DEVICE), scores.flatten().to(DEVICE))
+    expected = Lifted(tree, leaves, scores)
+    for level in range(1, tree.height + 1):
+        span, width = tree.level(level), arity ** (tree.height - level)
+        nodes = torch.randint(span.start - 1, span.stop, (rows, 70)).masked_fill_(torch.rand(rows, 70) < 0.1, bt.PAD)
+        nodes = nodes.where(nodes >= span.start, bt.PAD)
+        for asked in (nodes, nodes[:1]):
+            wanted = expected.at(level, asked)
+            here = asked.to(DEVICE)
+            torch.testing.assert_close(runs.at(level, here).cpu(), wanted)
+            torch.testing.assert_close(maxima(runs.keys, runs.scores, runs.runs, here, span, width, rows).cpu(), wanted)

@@ -53,7 +53,7 @@ def test_a_node_scores_what_the_best_item_below_it_scores(case, seed):
                 said[item] += score
         for level in range(case.height, -1, -1):
             nodes = torch.arange(case.tree.level(level).start, case.tree.level(level).stop).unsqueeze(0)
-            found = lifted.at(level, nodes, 2)[user].tolist()
+            found = lifted.at(level, nodes)[user].tolist()
             for node, value in zip(nodes[0].tolist(), found, strict=True):
                 below = [case.slots[leaf - case.tree.level(case.height).start] for leaf in case.tree.leaves(node)]
                 best = max([said[item] for item in below if item is not None], default=0.0)
@@ -117,6 +117,13 @@ def test_a_user_without_history_and_an_item_without_partners_score_0(tree):
     memory = MemoryScorer.from_partners([strongest(*map(torch.tensor, ([0], [1], [1.0])), NUM_ITEMS)], [fading(0.5)])
     x = torch.tensor([[PAD, PAD], [5, PAD]])
     assert not memory.whole_level(memory.context(tree, x), tree, tree.height).any()
+
+
+def test_a_memory_without_any_partners_says_nothing(tree):
+    nothing = strongest(torch.empty(0).long(), torch.empty(0).long(), torch.empty(0), NUM_ITEMS)
+    memory = MemoryScorer.from_partners([nothing, nothing], [fading(0.5), fading(0.5)])
+    x = torch.tensor([[PAD, PAD], [5, PAD]])
+    assert not memory.whole_level(memory.context(tree, x), tree, 2).any()
 
 
 # Factors
@@ -188,7 +195,11 @@ def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
 def test_a_sum_trains_its_learned_part_alone(tree):
     scorer = a_sum(tree)
     assert scorer.learner() is scorer.part("deep")
-    assert set(scorer.changing()) == {"weights", *(f"parts.deep.{name}" for name in scorer.part("deep").state_dict())}
+    assert set(scorer.changing()) == {
+        "weights",
+        "calibration",
+        *(f"parts.deep.{name}" for name in scorer.part("deep").state_dict()),
+    }
     with pytest.raises(ValueError, match="cannot have 'other' for its learned part"):
         SumScorer({"repeats": RepeatScorer()}, tree.height, "other")
 

@@ -6,9 +6,10 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.metrics import hits
 from beamtree.scorers import FixedScorer, SumScorer
 from beamtree.train import start
-from beamtree.train.blend import Candidates, choose_weights, weigh_parts
+from beamtree.train.blend import Candidates, calibration, choose_weights, weigh_parts
 from beamtree.train.recipes import first_level, settle, start_model
 
 
@@ -136,6 +137,30 @@ def test_only_sums_with_a_learned_part_are_weighed(data):
     plain = bt.TreeModel(model.tree, model.scorer.without("deep"), first_level=model.first_level)
     weigh_parts(plain, data.val)
     assert torch.equal(plain.scorer.weights, before[:, :-1])
+
+
+def test_calibration_finds_the_regression_that_the_data_came_from():
+    generator = torch.Generator().manual_seed(0)
+    g = 3 * torch.randn(200_000, generator=generator) + 40
+    chosen = torch.rand(len(g), generator=generator) < torch.sigmoid(0.5 * g - 22)
+    assert calibration(g, chosen).tolist() == [pytest.approx(0.5, rel=0.05), pytest.approx(-22, rel=0.05)]
+
+
+@pytest.mark.parametrize("chosen", [[True] * 4, [False] * 4, [True, True, False, False]])
+def test_calibration_keeps_the_order_whatever_was_chosen(chosen):
+    scale, bias = calibration(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(chosen)).tolist()
+    assert 0 < scale < 100
+    assert abs(bias) < 1000
+
+
+def test_what_a_start_retrieves_comes_with_probabilities(data):
+    """The validation users, whom it was fitted to, choose about as much as the probabilities say."""
+    model, _ = started(data)
+    x, y = data.val.batch(torch.arange(len(data.val)))
+    items, scores = bt.retrieve(model, x, beam_size=60, m=10)
+    chosen = float(hits(items, y).float().mean())
+    assert float(scores.exp().mean()) == pytest.approx(chosen, rel=0.35)
+    torch.testing.assert_close(bt.brute_force(model, x, m=1)[1], scores[:, :1])
 
 
 def test_the_grid_stands_in_one_place():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.scorers.table import NodeTable
-from beamtree.tree import PAD, Tree
+from beamtree.tree import Tree
 
 
 class Scorer(nn.Module, ABC):
@@ -33,9 +33,13 @@ class Scorer(nn.Module, ABC):
         """
 
     def scores(self, context: Any, level: int, nodes: Tensor) -> Tensor:
-        """The same, but finite where a node is PAD: for a sum of scorers."""
+        """The same, and anything where a node is PAD: for a sum of scorers, which looks there itself."""
         logits: Tensor = self(context, level, nodes)
-        return logits.masked_fill(nodes == PAD, 0.0)
+        return logits
+
+    def calibrated(self, level: int, logits: Tensor) -> Tensor:
+        """Logits of probabilities in the order of those given; the same, unless a scorer gives something else."""
+        return logits
 
     def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) of nodes of several levels, each as `forward` gives it, on any device."""

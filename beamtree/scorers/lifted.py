@@ -13,110 +13,150 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree import kernels
 from beamtree.tree import PAD, Tree
+
+ROOMY = 8  # a level of no more nodes than so many times the entries is kept whole
 
 
 class Lifted:
     """For each user a few items with scores, and for each node the highest of those below it, but at least 0.
 
-    The entries are sorted by leaf once, so those below a node are neighbours. The maximum of every run of 2^j entries
-    is kept: that of any run is the larger one of two that overlap. Nothing has the length of the catalogue.
+    The entries are sorted by leaf once, so those below a node are neighbours. Nothing has the length of the catalogue.
     """
 
     def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor) -> None:
         """`leaves` [B, E], PAD for none, and `scores` [B, E]; of a leaf that is named twice the scores are added."""
-        self.tree = tree
-        size = len(tree.level(tree.height))
-        last = len(leaves) * size  # stands for none
-        user = torch.arange(len(leaves), device=leaves.device).unsqueeze(1)
+        if not leaves.shape[1]:
+            leaves, scores = leaves.new_full((len(leaves), 1), PAD), scores.new_zeros(len(leaves), 1)
+        rows, size = len(leaves), len(tree.level(tree.height))
         slot = leaves - tree.level(tree.height).start
-        key = torch.where(leaves != PAD, user * size + slot, last).flatten()
-        if last < 2**31:
-            key = key.int()  # sorted in less time
-        key, order = key.sort()
-        self.keys, self.scores = _added(key, scores.flatten().take(order), last)
-        self._longest = leaves.shape[1]
-        self._runs: Tensor | None = None  # [1 + log₂ E, entries]
-
-    def at(self, level: int, nodes: Tensor, rows: int) -> Tensor:
-        """The scores [rows, W] of nodes [rows or 1, W] of one level; 0 at PAD."""
-        width = self.tree.arity ** (self.tree.height - level)
-        span = self.tree.level(level)
-        first = nodes - span.start
         if rows > 1:
-            user = torch.arange(rows, device=nodes.device).unsqueeze(1)
-            first = torch.where(nodes != PAD, user * len(span) + first, -1)
-        first = (first * width).to(self.keys.dtype)  # below 0 at PAD, where nothing is found
-        if width == 1:
-            return self._at_leaves(first)
-        if not first.is_cuda:
-            return torch.from_numpy(self._highest_on_cpu(first.numpy(), width))
-        begin = torch.searchsorted(self.keys, first)
-        return self._highest(begin, torch.searchsorted(self.keys, first + width) - begin)
+            slot += torch.arange(rows, device=leaves.device).unsqueeze(1) * size
+        key = slot.masked_fill_(leaves == PAD, rows * size).flatten()  # the last stands for none
+        how = Runs if leaves.is_cuda else Levels
+        self.maxima = how(tree, rows, key, scores.flatten())
 
-    def _at_leaves(self, wanted: Tensor) -> Tensor:
-        if not len(self.keys):
-            return torch.zeros(wanted.shape, device=wanted.device)
-        place = torch.searchsorted(self.keys, wanted).clamp_(max=len(self.keys) - 1)
-        return self.scores.take(place).masked_fill_(self.keys.take(place) != wanted, 0.0)
+    def at(self, level: int, nodes: Tensor) -> Tensor:
+        """The scores [B, W] of nodes [B or 1, W] of one level; 0 at PAD."""
+        return self.maxima.at(level, nodes)
 
-    def _highest(self, begin: Tensor, length: Tensor) -> Tensor:
-        """The maximum of runs of entries, and of 0."""
-        if self._runs is None:
-            self._runs = self._make_runs()
-        count = self._runs.shape[1]
-        power = length.clamp(min=1).to(torch.float32).log2_().long()
-        row = power * count
-        other = begin + length - (1 << power)
-        found = torch.maximum(self._runs.take(row + begin), self._runs.take(row + other.clamp_(min=0)))
-        return found.masked_fill_(length <= 0, 0.0)
 
-    def _highest_on_cpu(self, first: Any, width: int) -> Any:
-        """The same by numpy, which needs half the time for so few."""
-        if self._runs is None:
-            self._runs = self._make_runs()
-        keys, runs = self.keys.numpy(), self._runs.numpy()
-        begin, end = keys.searchsorted(first), keys.searchsorted(first + width)
-        length = end - begin
-        power = np.log2(np.maximum(length, 1)).astype(np.int64)
-        row = power * runs.shape[1]
-        found = np.maximum(runs.take(row + begin), runs.take(row + np.maximum(end - (1 << power), 0)))
-        return np.where(length > 0, found, np.float32(0))
+def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
+    """Where nodes [rows or 1, W] stand among those of a level, one user after another [rows, W]; below 0 for PAD."""
+    span = tree.level(level)
+    place = nodes - span.start
+    if rows == 1:
+        return place
+    user = torch.arange(rows, device=nodes.device).unsqueeze(1)
+    return torch.where(nodes != PAD, user * len(span) + place, -1)
 
-    def _make_runs(self) -> Tensor:
+
+class Levels:
+    """On a CPU: the maxima of every level, made from those of the level below when they are first asked for.
+
+    By numpy, which needs less time for so few numbers.
+    """
+
+    def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
+        self.tree, self.rows = tree, rows
+        none = rows * len(tree.level(tree.height))
+        self._found: list[Any] = [_added(keys.numpy(), scores.numpy(), none)]  # from the leaves up
+        self._room = ROOMY * len(self._found[0][0])
+
+    def at(self, level: int, nodes: Tensor) -> Tensor:
+        while len(self._found) <= self.tree.height - level:
+            self._found.append(self._above())
+        found, place = self._found[self.tree.height - level], places(self.tree, self.rows, level, nodes).numpy()
+        if not isinstance(found, tuple):
+            return torch.from_numpy(found.take(place, mode="clip")).masked_fill_(nodes == PAD, 0.0)
+        keys, maxima = found
+        at = keys.searchsorted(place.astype(keys.dtype))
+        return torch.from_numpy(
+            np.where(keys.take(at, mode="clip") == place, maxima.take(at, mode="clip"), np.float32(0))
+        )
+
+    def _above(self) -> Any:
+        """The maxima of the level above the last: of the nodes that have any, or of all where there is room."""
+        last, size = self._found[-1], self.rows * len(self.tree.level(self.tree.height - len(self._found)))
+        if not isinstance(last, tuple):
+            return last.reshape(size, -1).max(1) if self.tree.arity > 2 else np.maximum(last[::2], last[1::2])
+        keys = last[0] // self.tree.arity
+        starts = _starts(keys)
+        keys, maxima = keys[starts], np.maximum(np.maximum.reduceat(last[1], starts), np.float32(0))
+        if size > self._room:
+            return keys, maxima
+        whole = np.zeros(size, np.float32)
+        whole[keys] = maxima
+        return whole
+
+
+def _added(keys: Any, scores: Any, none: int) -> tuple[Any, Any]:
+    """Each key once, in rising order, with the sum of its scores; at least one."""
+    if none < 2**32:  # two passes over 16 bits each are several times faster than one sort
+        low = keys.astype(np.uint16).argsort(kind="stable")
+        order = low[(keys[low] >> 16).astype(np.uint16).argsort(kind="stable")] if none >= 2**16 else low
+    else:
+        order = keys.argsort(kind="stable")
+    keys = keys[order]
+    starts = _starts(keys)
+    found, sums = keys[starts], np.add.reduceat(scores[order], starts)
+    if len(found) > 1 and found[-1] == none:
+        found, sums = found[:-1], sums[:-1]
+    return found, sums
+
+
+def _starts(keys: Any) -> Any:
+    """Where sorted keys change, the first place among them."""
+    new = np.empty(len(keys), np.bool_)
+    new[0] = True
+    np.not_equal(keys[1:], keys[:-1], out=new[1:])
+    return new.nonzero()[0]
+
+
+class Runs:
+    """On a GPU: the maxima of every run of 2^j entries; that of any run is the larger one of two that overlap.
+
+    The lists keep their lengths, whatever the entries are, so that nothing waits for them.
+    """
+
+    def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
+        self.tree, self.rows = tree, rows
+        none = rows * len(tree.level(tree.height))
+        if none < 2**31:
+            keys = keys.int()  # sorted in less time
+        keys, order = keys.sort()
+        new = torch.ones_like(keys, dtype=torch.bool)
+        torch.ne(keys[1:], keys[:-1], out=new[1:])
+        place = new.cumsum(0) - 1
+        self.scores = torch.zeros_like(scores).index_add_(0, place, scores.take(order).masked_fill_(keys == none, 0.0))
+        self.keys = torch.full_like(keys, none).scatter_(0, place, keys)
+        self.runs = self._make(max(1, (len(keys) // rows).bit_length()))
+
+    def _make(self, powers: int) -> Tensor:
         """Row j holds the maximum of the 2^j entries from each on, and of 0, which none can be below."""
-        count = len(self.scores) + 1  # one more, so that a run may begin at the end
-        runs = self.scores.new_zeros(max(1, self._longest.bit_length()), count)
-        torch.clamp(self.scores, min=0, out=runs[0, :-1])
-        for j in range(1, len(runs)):
-            reach = min(2 ** (j - 1), count)
-            runs[j] = runs[j - 1]
-            torch.maximum(runs[j - 1, : count - reach], runs[j - 1, reach:], out=runs[j, : count - reach])
+        count = len(self.keys) + 1  # one more, so that a run may begin at the end
+        runs = self.scores.new_zeros(powers, count + 2**powers)
+        torch.clamp(self.scores, min=0, out=runs[0, : count - 1])
+        for j in range(1, powers):
+            reach = 2 ** (j - 1)
+            torch.maximum(runs[j - 1, :count], runs[j - 1, reach : reach + count], out=runs[j, :count])
         return runs
 
+    def at(self, level: int, nodes: Tensor) -> Tensor:
+        width = self.tree.arity ** (self.tree.height - level)
+        if kernels.fits(self.scores) and self.keys.dtype == torch.int32:
+            from beamtree.kernels.maxima import maxima
 
-def _added(keys: Tensor, scores: Tensor, last: int) -> tuple[Tensor, Tensor]:
-    """Each of sorted keys once, with the sum of its scores.
-
-    On a GPU the list keeps its length, so that nothing waits for it; the rest of it is `last`, scored 0.
-    """
-    if not keys.is_cuda:
-        return _added_on_cpu(keys, scores, last)
-    new = torch.ones_like(keys, dtype=torch.bool)
-    torch.ne(keys[1:], keys[:-1], out=new[1:])
-    place = new.cumsum(0) - 1
-    found = torch.zeros_like(scores).index_add_(0, place, scores.masked_fill(keys == last, 0.0))
-    return torch.full_like(keys, last).scatter_(0, place, keys), found
-
-
-def _added_on_cpu(keys: Tensor, scores: Tensor, last: int) -> tuple[Tensor, Tensor]:
-    """By numpy, whose reductions of runs are many times faster than those of torch."""
-    numbers, values = keys.numpy(), scores.numpy()
-    starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-    starts = np.concatenate([np.zeros(min(1, len(numbers)), starts.dtype), starts])
-    if not len(starts):
-        return keys, scores
-    found, sums = numbers[starts], np.add.reduceat(values, starts)
-    if found[-1] == last:
-        found, sums = found[:-1], sums[:-1]
-    return torch.from_numpy(found), torch.from_numpy(sums)
+            return maxima(self.keys, self.scores, self.runs, nodes, self.tree.level(level), width, self.rows)
+        first = (places(self.tree, self.rows, level, nodes) * width).to(self.keys.dtype)
+        begin = torch.searchsorted(self.keys, first)
+        if width == 1:
+            begin.clamp_(max=len(self.keys) - 1)
+            return self.scores.take(begin).masked_fill_(self.keys.take(begin) != first, 0.0)
+        length = torch.searchsorted(self.keys, first + width) - begin
+        power = length.clamp(min=1).to(torch.float32).log2_().long()
+        row = power * self.runs.shape[1]
+        other = (begin + length - (1 << power)).clamp_(min=0)
+        found = torch.maximum(self.runs.take(row + begin), self.runs.take(row + other))
+        return found.masked_fill_(length <= 0, 0.0)

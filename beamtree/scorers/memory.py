@@ -1,7 +1,7 @@
 """Memory: what the partners of the items in the history say."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,27 +18,22 @@ def fading(power: float, newest: int = HISTORY) -> Tensor:
     return recency(power) * (torch.arange(HISTORY, device="cpu") < newest)
 
 
-class LiftedContext(NamedTuple):
-    lifted: Lifted
-    rows: int
-
-
 class LiftedScorer(Scorer):
     """A scorer of few items per user: a node scores what the best item below it scores."""
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Items [B, E], PAD for none, and what is said of each [B, E]."""
+        """Items [B, E], PAD for none, and what is said of each [B, E]; of one that is named twice the sum."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def context(self, tree: Tree, x: Tensor) -> LiftedContext:
+    def context(self, tree: Tree, x: Tensor) -> Lifted:
         items, scores = self.entries(x)
-        return LiftedContext(Lifted(tree, tree.leaf_of_item(items), scores), len(x))
+        return Lifted(tree, tree.leaf_of_item(items), scores)
 
-    def scores(self, context: LiftedContext, level: int, nodes: Tensor) -> Tensor:
-        return context.lifted.at(level, nodes, context.rows)
+    def scores(self, context: Lifted, level: int, nodes: Tensor) -> Tensor:
+        return context.at(level, nodes)
 
-    def forward(self, context: LiftedContext, level: int, nodes: Tensor) -> Tensor:
+    def forward(self, context: Lifted, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def check(self, x: Tensor) -> None:
@@ -70,8 +65,7 @@ class MemoryScorer(LiftedScorer):
         self.register_buffer("partners", torch.zeros(entries, dtype=torch.int32))
         self.register_buffer("weights", torch.zeros(entries, dtype=torch.float16))
         self.register_buffer("recency", torch.zeros(lists, HISTORY))
-        self._longest: int | None = None
-        self._newest: list[int] | None = None
+        self._read: tuple[object, tuple[Tensor, ...]] = None, ()
 
     @classmethod
     def from_partners(cls, lists: Sequence[Partners], recency: Sequence[Tensor]) -> "MemoryScorer":
@@ -85,32 +79,32 @@ class MemoryScorer(LiftedScorer):
         memory.recency = torch.stack([each.cpu() for each in recency])
         return memory
 
-    @property
-    def longest(self) -> int:
-        """Partners that an item has at most."""
-        if self._longest is None:
-            self._longest = int(self.offsets.diff().max()) if len(self.offsets) > 1 else 0
-        return self._longest
-
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        items, scores = [x[:, :0]], [x[:, :0].float()]
-        for number, counts in enumerate(self.recency):
-            read = min(x.shape[1], self.newest[number])
-            row = x[:, :read].clamp(min=0) + number * self.num_items
-            start, stop = self.offsets[row], self.offsets[row + 1]
-            at = start.unsqueeze(-1) + torch.arange(self.longest, device=x.device)
-            real = (at < stop.unsqueeze(-1)) & (x[:, :read] != PAD).unsqueeze(-1)
-            at = torch.where(real, at, 0)
-            items.append(torch.where(real, self.partners[at].long(), PAD).flatten(1))
-            scores.append((self.weights[at] * counts[:read].unsqueeze(-1)).flatten(1))
-        return torch.cat(items, dim=1), torch.cat(scores, dim=1)
+        columns, shift, counts, place = self._reading(x)
+        past = x.index_select(1, columns)
+        row = (past + shift).clamp_(min=0)
+        start = self.offsets.take(row)
+        held = (self.offsets.take(row + 1) - start).masked_fill_(past == PAD, 0)
+        at = (start.unsqueeze(-1) + place).clamp_(max=len(self.partners) - 1)
+        said = self.weights.take(at) * counts
+        said.masked_fill_(
+            place >= held.unsqueeze(-1), 0.0
+        )  # past the end of a list some item, of which nothing is said
+        return self.partners.take(at).flatten(1).long(), said.flatten(1)
 
-    @property
-    def newest(self) -> list[int]:
-        """How many events of a history each list looks at."""
-        if self._newest is None:
-            self._newest = [int(row.nonzero().max()) + 1 if bool(row.any()) else 0 for row in self.recency]
-        return self._newest
+    def _reading(self, x: Tensor) -> tuple[Tensor, ...]:
+        """How histories as long as x are read, for all lists at once: which events, where the rows of their list begin,
+        what each counts, and the places in a list.
+        """
+        state = x.shape[1], x.device, self.recency.data_ptr(), self.recency._version
+        if self._read[0] != state:
+            read = self.recency[:, : x.shape[1]].cpu() != 0
+            number, columns = read.nonzero(as_tuple=True)
+            longest = int(self.offsets.diff().max()) if len(self.partners) else 0
+            counts = self.recency.cpu()[number, columns].unsqueeze(-1)
+            parts = columns, number * self.num_items, counts, torch.arange(longest)
+            self._read = state, tuple(part.to(x.device) for part in parts)
+        return self._read[1]
 
     def settings(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "entries": len(self.partners), "lists": self.lists}

@@ -11,11 +11,11 @@ from beamtree.scorers.lifted import Lifted
 from beamtree.scorers.memory import LiftedScorer
 from beamtree.tree import PAD, Tree
 
-Counting = tuple[list[tuple[int, Scorer]], list[tuple[int, LiftedScorer]]]
+Counting = tuple[list[tuple[list[float], Scorer]], list[tuple[float, LiftedScorer]]]
 
 
 class SumContext(NamedTuple):
-    parts: list[tuple[int, Scorer, Any]]  # the parts that are scored one by one: place, part and its context
+    parts: list[tuple[list[float], Scorer, Any]]  # those scored one by one: what each counts, by level, and its context
     lifted: Lifted | None  # of the others
     rows: int
 
@@ -34,6 +34,7 @@ class SumScorer(TableScorer):
     """
 
     weights: Tensor
+    calibration: Tensor  # a and b: of a leaf, σ(a g + b) is about how often its item is chosen
 
     def __init__(self, parts: Mapping[str, Scorer], height: int, learned: str | None = None) -> None:
         super().__init__()
@@ -42,6 +43,7 @@ class SumScorer(TableScorer):
         self.parts = nn.ModuleDict(parts)
         self.learned = learned
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
+        self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
         self._counting: tuple[object, Counting] = None, ([], [])
 
     @property
@@ -61,7 +63,7 @@ class SumScorer(TableScorer):
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
         state = self.state_dict().items()
-        return {name: value for name, value in state if name == "weights" or name.startswith(own)}
+        return {name: value for name, value in state if name in ("weights", "calibration") or name.startswith(own)}
 
     def weight_of(self, name: str) -> float:
         """What a part counts on the leaves."""
@@ -79,6 +81,7 @@ class SumScorer(TableScorer):
         learned = self.learned if self.learned in kept else None
         found = SumScorer({other: self.part(other) for other in kept}, len(self.weights) - 1, learned)
         found.weights = self.weights[:, [self.names.index(other) for other in kept]].clone()
+        found.calibration = self.calibration.clone()
         return found.to(self.weights.device)
 
     def with_part(self, name: str, part: Scorer, weight: float, *, learned: bool = False) -> "SumScorer":
@@ -86,48 +89,50 @@ class SumScorer(TableScorer):
         parts = {other: self.part(other) for other in self.names} | {name: part}
         found = SumScorer(parts, len(self.weights) - 1, name if learned else self.learned)
         found.weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
+        found.calibration = self.calibration.clone()
         return found
 
     def counting(self) -> Counting:
-        """The parts that count at all, each after its place: those scored one by one, and those lifted together.
+        """The parts that count at all, each after what it counts: those scored one by one, and those lifted together.
 
         Parts that are sparse over items are added before they are lifted, where they count the same on every level:
         the maximum of a sum is nearer to the truth than a sum of maxima, and found with one look.
         """
         state = self.weights._version, self.weights.data_ptr()
         if self._counting[0] != state:
-            single: list[tuple[int, Scorer]] = []
-            lifted: list[tuple[int, LiftedScorer]] = []
-            for place, (name, column) in enumerate(zip(self.names, self.weights.T.tolist(), strict=True)):
+            single: list[tuple[list[float], Scorer]] = []
+            lifted: list[tuple[float, LiftedScorer]] = []
+            for name, column in zip(self.names, self.weights.T.tolist(), strict=True):
                 part = self.part(name)
                 if isinstance(part, LiftedScorer) and len(set(column)) == 1 and any(column):
-                    lifted.append((place, part))
+                    lifted.append((column[0], part))
                 elif any(column):
-                    single.append((place, part))
+                    single.append((column, part))
             self._counting = state, (single, lifted)
         return self._counting[1]
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
         single, lifted = self.counting()
-        contexts = [(place, part, part.context(tree, x)) for place, part in single]
+        contexts = [(counts, part, part.context(tree, x)) for counts, part in single]
         if not lifted:
             return SumContext(contexts, None, len(x))
-        items, scores = [], []
-        for place, part in lifted:
-            some, said = part.entries(x)
-            items.append(some)
-            scores.append(said * self.weights[-1, place])
-        leaves = tree.leaf_of_item(torch.cat(items, dim=1))
-        return SumContext(contexts, Lifted(tree, leaves, torch.cat(scores, dim=1)), len(x))
+        found = [(*part.entries(x), counts) for counts, part in lifted]
+        leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in found], dim=1))
+        scores = torch.cat([said * counts for _, said, counts in found], dim=1)
+        return SumContext(contexts, Lifted(tree, leaves, scores), len(x))
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
-        total = None if context.lifted is None else context.lifted.at(level, nodes, context.rows)
-        for place, part, of_part in context.parts:
-            scores = part.scores(of_part, level, nodes) * self.weights[level, place]
-            total = scores if total is None else total + scores
-        if total is None:
+        if context.lifted is not None:
+            total = context.lifted.at(level, nodes)
+        else:
             total = torch.zeros(context.rows, nodes.shape[1], device=nodes.device)
+        for counts, part, of_part in context.parts:
+            total = torch.add(total, part.scores(of_part, level, nodes), alpha=counts[level])
         return total.masked_fill(nodes == PAD, -torch.inf)
+
+    def calibrated(self, level: int, logits: Tensor) -> Tensor:
+        scale, bias = self.calibration
+        return logits * scale + bias if level == len(self.weights) - 1 else logits
 
     # What follows the items to another tree, and what a search is given
 
@@ -147,6 +152,7 @@ class SumScorer(TableScorer):
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
         found = SumScorer(moved, new.height, self.learned).to(self.weights.device)
         found.weights = self.weights[-1:].expand(new.height + 1, -1).clone()
+        found.calibration = self.calibration.clone()
         return found
 
     def for_search(self, tree: Tree) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ AGAINST = {"repeats": (-100.0,)}  # and for these: where nobody comes back, what
 ROUNDS = 4  # over all parts
 RISE = 2e-4  # of the mean recall that a change must bring
 USERS = 2000  # that are asked, at most
+NEWTON = 12  # steps of a calibration
 
 
 class Candidates:
@@ -54,11 +55,39 @@ class Candidates:
         gain = self._gain.gather(1, order).cumsum(1)
         return torch.stack([gain[:, min(cut, gain.shape[1]) - 1].mean() for cut in self._cuts]).cpu()
 
+    def calibration(self, weights: Mapping[str, float]) -> Tensor:
+        """a and b: with σ(a g + b) for a sum g, the items put up first are as probable as they are often chosen [2]."""
+        total = self._scores @ torch.tensor([weights[name] for name in self.names], device=self.units.device)
+        best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
+        real = best.values > -torch.inf
+        return calibration(best.values[real], self._gain.gather(1, best.indices)[real] > 0)
+
+
+def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
+    """a > 0 and b: the logistic regression of what was chosen on scores, by Newton's method [2]."""
+    g, z = scores.double(), chosen.double()
+    share = z.mean().clamp(1e-6, 1 - 1e-6)
+    middle, unit = g.mean(), g.std(correction=0).clamp(min=1e-9)
+    rows = torch.stack([(g - middle) / unit, torch.ones_like(g)], dim=1)
+    found = torch.stack([torch.ones_like(share), share.logit()])
+    keep = 1e-3 * torch.eye(
+        2, dtype=g.dtype, device=g.device
+    )  # so that there is an answer where all or none are chosen
+    for _ in range(NEWTON):
+        p = torch.sigmoid(rows @ found)
+        slope = rows.T @ (z - p) - keep @ found
+        found = found + torch.linalg.solve((rows * (p * (1 - p)).unsqueeze(1)).T @ rows + keep, slope)
+    if not bool(torch.isfinite(found).all()) or found[0] <= 0:  # scores that say nothing keep their order
+        found = torch.stack([torch.full_like(share, 1e-3), share.logit()])
+    scale = found[0] / unit
+    return torch.stack([scale, found[1] - scale * middle]).float()
+
 
 def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
     with torch.no_grad():
         leaves = model.tree.leaf_of_item(items)
-        return model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
+        scores = model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
+        return scores.masked_fill(leaves == PAD, 0.0)
 
 
 def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -99,4 +128,6 @@ def weigh_parts(model: TreeModel, users: Data) -> None:
     now = {name: scorer.weight_of(name) for name in scorer.names}
     kept = {name: scorer.part(name) for name in scorer.names if now[name] or name == scorer.learned}
     candidates = Candidates(model.tree, kept, users, model.first_level, str(model.tree.device))
-    scorer.weigh(**choose_weights(candidates, {name: now[name] for name in kept}))
+    weights = choose_weights(candidates, {name: now[name] for name in kept})
+    scorer.weigh(**weights)
+    scorer.calibration = candidates.calibration(weights)

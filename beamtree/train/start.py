@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torch import Tensor
+
 from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
 from beamtree.closed.ials import STRENGTHS
 from beamtree.closed.pairs import followed, together
@@ -144,7 +146,7 @@ class Start:
         }
         if after is not None:
             parts["follows"] = memory(after, FADING)
-        weights = self.weights(parts)
+        weights, calibration = self.weights(parts)
         self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
         lists = {"together": (pairs, fading(power)), "next": (rules, fading(soon, NEWEST))}
         if after is not None:
@@ -154,18 +156,21 @@ class Start:
         if kept:
             made["memory"] = MemoryScorer.from_partners([each for each, _ in kept], [each for _, each in kept])
         whole = SumScorer(made, self.tree.height)
+        whole.calibration = calibration
         return whole.weigh(factors=weights["factors"], repeats=weights["repeats"])
 
-    def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
-        """What each part counts."""
+    def weights(self, parts: dict[str, Scorer]) -> tuple[dict[str, float], Tensor]:
+        """What each part counts, and what makes the sum a probability."""
         candidates = Candidates(
             self.tree, parts, self.users if self.asks else self.data.train.few(USERS), self.first_level, self.device
         )
         if not self.asks:
             self.say("no validation users: penalties, recency and weights are defaults")
             units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
-            return {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
-        return choose_weights(candidates)
+            found = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
+        else:
+            found = choose_weights(candidates)
+        return found, candidates.calibration(found).cpu()
 
 
 def memory(partners: Partners, power: float, newest: int = HISTORY) -> MemoryScorer:
