@@ -39,7 +39,7 @@ ALSO = {
     "storage.py": {"safetensors"},
     "frames.py": {"polars"},
     "answers/files.py": {"polars"},
-    **{f"kernels/{name}.py": {"triton"} for name in ("labels", "maxima", "rows", "score", "select", "tiles")},
+    **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
     **{f"ingest/{path.name}": {"polars"} for path in (PACKAGE / "ingest").glob("*.py")},
 }
 

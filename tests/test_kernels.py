@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import beamtree as bt  # noqa: E402
 from beamtree import kernels  # noqa: E402
+from beamtree.kernels.dots import dots  # noqa: E402
 from beamtree.kernels.labels import pass_up  # noqa: E402
 from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.rows import adam  # noqa: E402
@@ -183,6 +184,18 @@ def test_a_methods_loss_and_gradients_do_not_depend_on_who_computes_them(monkeyp
         assert near(fast, plain, 5e-2 if ON_GPU else 1e-4)
 
 
+# Products with rows
+
+
+@pytest.mark.parametrize("dim", [5, 24, 192])
+def test_products_are_those_with_the_rows_of_the_nodes(generator, dim):
+    rows, user = draw(generator, 40, dim), draw(generator, 3, dim)
+    nodes = torch.randint(-1, 40, (3, 21), generator=generator, device=DEVICE)
+    for asked in (nodes, nodes[:1]):
+        expected = (rows[asked.clamp(min=0)] * user.unsqueeze(1)).sum(-1).masked_fill(asked == bt.PAD, 0.0)
+        torch.testing.assert_close(dots(rows, user, asked), expected, atol=1e-4, rtol=1e-4)
+
+
 # The highest below a node
 
 
@@ -202,7 +215,8 @@ def test_maxima_are_those_of_the_levels_and_of_the_runs(generator, arity, rows, 
         nodes = torch.randint(span.start - 1, span.stop, (rows, 70)).masked_fill_(torch.rand(rows, 70) < 0.1, bt.PAD)
         nodes = nodes.where(nodes >= span.start, bt.PAD)
         for asked in (nodes, nodes[:1]):
-            wanted = expected.at(level, asked)
-            here = asked.to(DEVICE)
-            torch.testing.assert_close(runs.at(level, here).cpu(), wanted)
-            torch.testing.assert_close(maxima(runs.keys, runs.scores, runs.runs, here, span, width, rows).cpu(), wanted)
+            real = (asked != bt.PAD).expand(rows, -1)
+            here, wanted = asked.to(DEVICE), expected.at(level, asked)[real]
+            torch.testing.assert_close(runs.at(level, here).cpu()[real], wanted)
+            found = maxima(runs.keys, runs.scores, runs.runs, here, span, width, rows)
+            torch.testing.assert_close(found.cpu()[real], wanted)

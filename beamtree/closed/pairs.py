@@ -11,7 +11,7 @@ from beamtree.closed.partners import summed
 from beamtree.data.events import Events
 from beamtree.data.factors import pairs
 from beamtree.data.views import HISTORY, stretches
-from beamtree.tree import PAD, first_of_each
+from beamtree.tree import PAD
 
 ROOM = 1 << 22  # pairs that are listed at once
 DENSE = 1 << 26  # cells of a matrix that is summed whole
@@ -125,6 +125,5 @@ def _pairs_of(found: Iterable[Both]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 def newest_of_each(x: Tensor) -> Tensor:
     """Which entries of histories [B, T], newest first, are the first of their item; PAD is not."""
-    order = x.argsort(dim=1, stable=True)
-    first = first_of_each(x.gather(1, order))
-    return torch.zeros_like(first).scatter_(1, order, first) & (x != PAD)
+    before = (x.unsqueeze(2) == x.unsqueeze(1)).tril_(-1).any(2)
+    return before.logical_not_() & (x != PAD)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
 from beamtree.data.views import HISTORY, recency
@@ -69,8 +70,13 @@ class FactorScorer(TableScorer):
         return Factors(rows, self.spread, self.penalty, self.everywhere)
 
     def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        if len(nodes) == 1:
-            return context.user @ self.table.rows(nodes[0]).T
+        if kernels.fits(self.table.weight):
+            from beamtree.kernels.dots import dots
+
+            return dots(self.table.weight, context.user, nodes)
+        if len(nodes) == 1 and not nodes.is_cuda:  # numpy gathers few rows in less time
+            rows = self.table.weight.detach().numpy().take(nodes[0].numpy(), axis=0, mode="clip")
+            return context.user @ torch.from_numpy(rows).T
         return torch.bmm(self.table.rows(nodes), context.user.unsqueeze(-1)).squeeze(-1)
 
     def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:

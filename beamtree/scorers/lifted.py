@@ -38,7 +38,7 @@ class Lifted:
         self.maxima = how(tree, rows, key, scores.flatten())
 
     def at(self, level: int, nodes: Tensor) -> Tensor:
-        """The scores [B, W] of nodes [B or 1, W] of one level; 0 at PAD."""
+        """The scores [B, W] of nodes [B or 1, W] of one level, and any number at PAD."""
         return self.maxima.at(level, nodes)
 
 
@@ -69,7 +69,7 @@ class Levels:
             self._found.append(self._above())
         found, place = self._found[self.tree.height - level], places(self.tree, self.rows, level, nodes).numpy()
         if not isinstance(found, tuple):
-            return torch.from_numpy(found.take(place, mode="clip")).masked_fill_(nodes == PAD, 0.0)
+            return torch.from_numpy(found.take(place, mode="clip"))
         keys, maxima = found
         at = keys.searchsorted(place.astype(keys.dtype))
         return torch.from_numpy(
