@@ -68,6 +68,7 @@ class Recommender:
         patience: training stops after this many checks without a rise in recall on validation users.
         device: cpu or cuda.
         seed: same seed, same model.
+        refit: whether the parts in closed form are made again at the end, from validation users' events as well.
     """
 
     def __init__(
@@ -90,12 +91,13 @@ class Recommender:
         patience: int = 8,
         device: str = "cpu",
         seed: int = 0,
+        refit: bool = False,
     ) -> None:
         check_device(device)
         self._how: dict[str, Any] = {
             "method": method, "scorer": scorer, "recipe": recipe, "beam_size": beam_size, "nodes": nodes,
             "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
-            "patience": patience, "device": device, "seed": seed,
+            "patience": patience, "device": device, "seed": seed, "refit": refit,
         }  # fmt: skip
         self._arity, self._files = arity, {"items": items, "vectors": vectors}
         self._tree_name, self._build = any_builder(tree, items, vectors)

@@ -46,6 +46,7 @@ def train(
     patience: Annotated[int, typer.Option(min=1, help="Stop after this many checks without a rise in recall.")] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same model.")] = 0,
     device: Device = "cpu",
+    refit: Annotated[bool, typer.Option("--refit", help="Make the parts again at the end, with all events.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
     """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
@@ -61,7 +62,7 @@ def train(
     prepared = load_data(data)
     settings = settle(
         prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
-        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device,
+        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
     )  # fmt: skip
     run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
     if resume and _has_ended(out_folder, run):
@@ -70,7 +71,7 @@ def train(
     found = _train(out_folder, settings, prepared, model, step)
     finish_run(out_folder, found)
     save_model(model, out_folder)
-    _say_what_it_brought(found, prepared, in_closed_form=settings.recipe.start is not None)
+    _say_what_it_brought(found, prepared, settings)
     for line in (f"Saved {out_folder}. Next:", f"  beamtree evaluate {out_folder}", f"  beamtree inspect {out_folder}"):
         out.print(line, highlight=False, soft_wrap=True)
 
@@ -99,12 +100,14 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
         return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)
 
 
-def _say_what_it_brought(found: Progress, data: Prepared, *, in_closed_form: bool) -> None:
+def _say_what_it_brought(found: Progress, data: Prepared, settings: Settings) -> None:
+    if settings.refit:
+        out.print("Made the parts again, with the validation users; what follows was measured before:", highlight=False)
     if found.start is None or found.best_step < 0:
         out.print("No validation users: the model is as the last step left it.", highlight=False)
         return
     what = f"recall@{usual_m(data.num_items)} on validation users"
-    if found.kept_the_start and in_closed_form:
+    if found.kept_the_start and settings.recipe.start is not None:
         kept = "The start in closed form" if found.step == 0 else "Training found nothing better than the start, kept"
         out.print(f"[bold]{kept}: {what} {found.start:.2%}[/bold]", highlight=False, soft_wrap=True)
         return

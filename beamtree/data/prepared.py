@@ -59,6 +59,21 @@ class Prepared:
     def num_items(self) -> int:
         return int(self.description["num_items"])
 
+    def with_validation(self) -> Events:
+        """The events of the training users and of the validation users, each user once: what may be learned from when
+        nothing is left to choose.
+        """
+        first = len(self.train)
+        names = np.array(self.users.names[: first + len(self.val)], dtype=object)
+        again = np.isin(names[:first], names[first:])  # in both, with more events among the validation users
+        parts, lengths = [], []
+        for view, kept in ((self.train, ~again), (self.val, np.ones(len(self.val), bool))):
+            counts, keep = view.events.counts(), torch.from_numpy(kept)
+            parts.append(view.events.item_numbers()[keep.repeat_interleave(counts)])
+            lengths.append(counts[keep])
+        offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+        return Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
+
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
         return choose_factors(self.train.events, self.val, self.num_items)

@@ -31,17 +31,24 @@ class SumScorer(TableScorer):
         parts: scorers by name; those with rows of nodes for the same tree.
         height: H of the tree.
         learned: the name of the part that training changes; none unless given.
+        made: how the parts were made, as a start in closed form tells it.
     """
 
     weights: Tensor
     calibration: Tensor  # a and b: of a leaf, σ(a g + b) is about how often its item is chosen
 
-    def __init__(self, parts: Mapping[str, Scorer], height: int, learned: str | None = None) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Scorer],
+        height: int,
+        learned: str | None = None,
+        made: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         if not parts or (learned is not None and learned not in parts):
             raise ValueError(f"a sum of {', '.join(parts) or 'nothing'} cannot have {learned!r} for its learned part")
         self.parts = nn.ModuleDict(parts)
-        self.learned = learned
+        self.learned, self.made = learned, dict(made or {})
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
         self._counting: tuple[object, Counting] = None, ([], [])
@@ -79,7 +86,7 @@ class SumScorer(TableScorer):
         """The sum of the other parts, which it shares."""
         kept = [other for other in self.names if other != name]
         learned = self.learned if self.learned in kept else None
-        found = SumScorer({other: self.part(other) for other in kept}, len(self.weights) - 1, learned)
+        found = SumScorer({other: self.part(other) for other in kept}, len(self.weights) - 1, learned, self.made)
         found.weights = self.weights[:, [self.names.index(other) for other in kept]].clone()
         found.calibration = self.calibration.clone()
         return found.to(self.weights.device)
@@ -87,10 +94,15 @@ class SumScorer(TableScorer):
     def with_part(self, name: str, part: Scorer, weight: float, *, learned: bool = False) -> "SumScorer":
         """The sum of these parts, which it shares, and one more."""
         parts = {other: self.part(other) for other in self.names} | {name: part}
-        found = SumScorer(parts, len(self.weights) - 1, name if learned else self.learned)
+        found = SumScorer(parts, len(self.weights) - 1, name if learned else self.learned, self.made)
         found.weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
         found.calibration = self.calibration.clone()
         return found
+
+    def put(self, name: str, part: Scorer) -> None:
+        """Let a part take the place of the one of this name."""
+        self.parts[name] = part
+        self._counting = None, ([], [])
 
     def counting(self) -> Counting:
         """The parts that count at all, each after what it counts: those scored one by one, and those lifted together.
@@ -150,7 +162,7 @@ class SumScorer(TableScorer):
     def on_tree(self, old: Tree, new: Tree) -> "SumScorer":
         tables = self.tables()
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
-        found = SumScorer(moved, new.height, self.learned).to(self.weights.device)
+        found = SumScorer(moved, new.height, self.learned, self.made).to(self.weights.device)
         found.weights = self.weights[-1:].expand(new.height + 1, -1).clone()
         found.calibration = self.calibration.clone()
         return found
@@ -171,14 +183,13 @@ class SumScorer(TableScorer):
     def settings(self) -> dict[str, Any]:
         parts = {name: [type(self.part(name)).__name__, self.part(name).settings()] for name in self.names}
         rows = [part.settings()["num_nodes"] for part in self.tables().values()]
-        return {"parts": parts, "height": len(self.weights) - 1, "learned": self.learned} | (
-            {"num_nodes": min(rows)} if rows else {}
-        )
+        how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.made}
+        return {"parts": parts, **how, **({"num_nodes": min(rows)} if rows else {})}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> "SumScorer":
-        made = {name: kinds[kind].from_settings(of_part, kinds) for name, (kind, of_part) in settings["parts"].items()}
-        return cls(made, settings["height"], settings["learned"])
+        parts = {name: kinds[kind].from_settings(of_part, kinds) for name, (kind, of_part) in settings["parts"].items()}
+        return cls(parts, settings["height"], settings["learned"], settings["made"])
 
     def check(self, x: Tensor) -> None:
         for name in self.names:

@@ -19,7 +19,7 @@ from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.schedule import Schedule, constant, cosine
-from beamtree.train.start import LEARNED, Say, Start, silent
+from beamtree.train.start import LEARNED, Say, Start, refit, silent
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -110,6 +110,7 @@ class Settings:
     patience: int = 8
     seed: int = 0
     device: str = "cpu"
+    refit: bool = False  # whether the parts are made again at the end, with validation users
     check_every: int | None = None  # steps between two checks; a twentieth of all unless given
 
     def instances(self, data: Prepared) -> Data:
@@ -146,6 +147,7 @@ def settle(
     patience: int = 8,
     seed: int = 0,
     device: str = "cpu",
+    refit: bool = False,
 ) -> Settings:
     """Decide what was left open; the arguments are those of `Recommender`."""
     found = chosen(RECIPES, "recipe", recipe) if isinstance(recipe, str) else recipe
@@ -158,9 +160,7 @@ def settle(
     usual = usual_sizes(device)
     beam_size = usual.beam_size if beam_size is None else beam_size
     batch_size = usual.batch_size if batch_size is None else batch_size
-    for name, value in (("beam_size", beam_size), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
+    _check_positive(beam_size=beam_size, batch_size=batch_size)
     nodes = 2 * beam_size if nodes is None else nodes
     row = sized(method, beam_size, nodes) if isinstance(method, str) else method
     if len(data.train) < 2:
@@ -168,8 +168,12 @@ def settle(
     if row.chained:  # the parts in closed form are no logits of a node among its siblings
         found = replace(found, start=None)
     rate = found.lr if lr is None else lr
+    if refit and found.start is None:
+        raise ValueError(
+            "`refit` makes the parts in closed form again: train with the recipe beamtree, and not plt or hsm"
+        )
     settings = Settings(
-        found, row, beam_size, batch_size, epochs, steps, rate, optimizer, patience, seed=seed, device=device
+        found, row, beam_size, batch_size, epochs, steps, rate, optimizer, patience, seed, device, refit
     )
     if epochs is None and steps is None:
         every = max(1, per_epoch(settings.instances(data), batch_size))
@@ -177,6 +181,12 @@ def settle(
             return replace(settings, steps=BESIDE_PARTS, check_every=BESIDE_PARTS // 3)
         settings = replace(settings, epochs=found.epochs or max(1, round(usual.steps / every)))
     return settings
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
 
 
 def _of_class(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
@@ -221,7 +231,7 @@ def train_model(
         if len(users)
         else None
     )
-    return fit(
+    progress = fit(
         model,
         settings.instances(data),
         settings.method,
@@ -235,6 +245,9 @@ def train_model(
         seed=settings.seed,
         on_step=on_step,
     )
+    if settings.refit:
+        refit(model, data, settings.seed)
+    return progress
 
 
 def first_level(tree: Tree, beam_size: int) -> int:

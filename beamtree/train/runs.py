@@ -53,6 +53,7 @@ def describe_run(
         "optimizer": settings.optimizer,
         "seed": settings.seed,
         "device": settings.device,
+        "refit": settings.refit,
     }
 
 

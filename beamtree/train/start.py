@@ -1,10 +1,11 @@
 """A start in closed form: parts made without a gradient, and their weights, chosen by validation users."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
 
 from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
 from beamtree.closed.ials import STRENGTHS
@@ -54,6 +55,8 @@ class Start:
         device: where it is made.
         first_level: of the search.
         say: hears what was chosen.
+        events: that the parts are made from; those of the training users unless given.
+        made: what was chosen before, and is not chosen again: places in the grid, and weights.
     """
 
     tree: Tree
@@ -62,9 +65,11 @@ class Start:
     device: str
     first_level: int
     say: Say = silent
+    events: Events | None = None
+    made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.events: Events = self.data.train.events.to(self.device)
+        self.log: Events = (self.events or self.data.train.events).to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
         self.users = self.data.val.few(USERS)
@@ -82,10 +87,13 @@ class Start:
 
     def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
         """The value whose scorer finds most; the first where there is nobody to ask."""
-        if not self.asks or len(values) == 1:
-            return values[0]
-        found = max(values, key=lambda value: self.quality(make(value)))
-        self.say(f"{what}: {found}")
+        if what not in self.made:
+            place = 0
+            if self.asks and len(values) > 1:
+                place = max(range(len(values)), key=lambda each: self.quality(make(values[each])))
+                self.say(f"{what}: {values[place]}")
+            self.made[what] = place
+        found: T = values[self.made[what]]
         return found
 
     def power(self, what: str, make: Callable[[float], Scorer]) -> float:
@@ -99,9 +107,7 @@ class Start:
 
         def fitted(pair: tuple[float, float], **size: int) -> Factors:
             penalty, everywhere = pair
-            return ials(
-                self.events, self.data.num_items, penalty=penalty, everywhere=everywhere, seed=self.seed, **size
-            )
+            return ials(self.log, self.data.num_items, penalty=penalty, everywhere=everywhere, seed=self.seed, **size)
 
         def made(factors: Factors, power: float = 0.0) -> FactorScorer:
             return FactorScorer.from_factors(self.tree, factors, power)
@@ -111,7 +117,7 @@ class Start:
 
     def together(self) -> tuple[Partners, float]:
         """What goes together, and how fast an event loses weight."""
-        gram = together(self.events, self.data.num_items)
+        gram = together(self.log, self.data.num_items)
         few = 1 if len(self.order) <= WHOLE else 8  # blocks that a trial solves for: one of so many
 
         def trial(penalty: float) -> Scorer:
@@ -124,19 +130,23 @@ class Start:
         """What follows."""
         recency = fading(FADING).to(self.device)
         mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
-        readings = int(READINGS / max(1.0, len(self.events) * mean**2))
+        readings = int(READINGS / max(1.0, len(self.log) * mean**2))
         past, future = followed(
-            self.events, self.data.num_items, recency, readings=min(max(readings, 1), 32), seed=self.seed
+            self.log, self.data.num_items, recency, readings=min(max(readings, 1), 32), seed=self.seed
         )
-        cache = {each: follow_partners(past, future, self.order, each, self.most) for each in FOLLOW}
-        return cache[self.best("follows, λ", FOLLOW, lambda penalty: memory(cache[penalty], FADING))]
+
+        @cache
+        def fitted(penalty: float) -> Partners:
+            return follow_partners(past, future, self.order, penalty, self.most)
+
+        return fitted(self.best("follows, λ", FOLLOW, lambda penalty: memory(fitted(penalty), FADING)))
 
     def all_parts(self) -> SumScorer:
         """All parts with the weights that find most for the validation users."""
         factors = self.factors()
         pairs, power = self.together()
         after = self.following() if self.ordered else None
-        rules = next_partners(self.events, self.data.num_items, most=self.most)
+        rules = next_partners(self.log, self.data.num_items, most=self.most)
         soon = self.power("next", lambda each: memory(rules, each, NEWEST)) if self.ordered else 0.0
         parts: dict[str, Scorer] = {
             "factors": factors,
@@ -146,8 +156,7 @@ class Start:
         }
         if after is not None:
             parts["follows"] = memory(after, FADING)
-        weights, calibration = self.weights(parts)
-        self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
+        weights = self.weights(parts)
         lists = {"together": (pairs, fading(power)), "next": (rules, fading(soon, NEWEST))}
         if after is not None:
             lists["follows"] = after, fading(FADING)
@@ -155,22 +164,41 @@ class Start:
         made: dict[str, Scorer] = {"factors": factors, "repeats": parts["repeats"]}
         if kept:
             made["memory"] = MemoryScorer.from_partners([each for each, _ in kept], [each for _, each in kept])
-        whole = SumScorer(made, self.tree.height)
-        whole.calibration = calibration
+        whole = SumScorer(made, self.tree.height, made=self.made)
+        whole.calibration = torch.tensor(self.made["calibration"])
         return whole.weigh(factors=weights["factors"], repeats=weights["repeats"])
 
-    def weights(self, parts: dict[str, Scorer]) -> tuple[dict[str, float], Tensor]:
-        """What each part counts, and what makes the sum a probability."""
-        candidates = Candidates(
-            self.tree, parts, self.users if self.asks else self.data.train.few(USERS), self.first_level, self.device
-        )
-        if not self.asks:
+    def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
+        """What each part counts; and what makes the sum a probability is kept."""
+        if "weights" in self.made:
+            known: dict[str, float] = self.made["weights"]
+            return known
+        users = self.users if self.asks else self.data.train.few(USERS)
+        candidates = Candidates(self.tree, parts, users, self.first_level, self.device)
+        if self.asks:
+            found = choose_weights(candidates)
+        else:
             self.say("no validation users: penalties, recency and weights are defaults")
             units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
             found = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
-        else:
-            found = choose_weights(candidates)
-        return found, candidates.calibration(found).cpu()
+        self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in found.items()))
+        self.made |= {"weights": found, "calibration": candidates.calibration(found).tolist()}
+        return found
+
+
+def refit(model: TreeModel, data: Prepared, seed: int) -> None:
+    """Make the parts in closed form again, from the events of training and validation users together.
+
+    All that was chosen stays: λ, α₀, recency, weights. Numbers on validation users mean nothing from here on.
+    """
+    scorer = model.scorer
+    if not isinstance(scorer, SumScorer) or not scorer.made:
+        raise ValueError("only a model with parts in closed form can be refitted: train with the recipe beamtree")
+    device, made = str(model.tree.device), dict(scorer.made)
+    events = data.with_validation()
+    parts = Start(model.tree, data, seed, device, model.first_level, events=events, made=made).all_parts()
+    for name in parts.names:
+        scorer.put(name, parts.part(name).to(device))
 
 
 def memory(partners: Partners, power: float, newest: int = HISTORY) -> MemoryScorer:
