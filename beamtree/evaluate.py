@@ -169,7 +169,7 @@ def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int
         items, scores = retrieve(x, m + exclude.shape[1])
         if not exclude.shape[1]:
             return items
-        scores = scores.masked_fill(hits(items, exclude), -torch.inf)
+        scores = scores.masked_fill(hits(items, exclude.to(items.device)), -torch.inf)
         best = scores.topk(m)
         return items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
 

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import beamtree as bt
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.train.recipes import settle, start_model, train_model
+from beamtree.train.start import refit
 
-CUTS, BEAMS = (10, 50, 100, 200), (20, 50, 400)
+CUTS, BEAMS = (5, 10, 50, 100, 200), (20, 50, 400)
 
 
 def measured(model: TreeModel, data: bt.data.Prepared, what: str, beams: tuple[int, ...], seen: bool) -> list[Any]:
@@ -39,8 +42,11 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--method", default="otm-mixed")
+    parser.add_argument("--recipe", default="beamtree", help="deep: the network alone.")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tree", type=Path, help="Slots of a tree, as NumPy saves them; a cluster tree unless given.")
+    parser.add_argument("--refit", action="store_true", help="Also with the parts made again, with validation users.")
     parser.add_argument("--both-ways", action="store_true", help="Also with seen items left out.")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
@@ -50,14 +56,29 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{args.data.name} {args.method} {args.seed} [{time.monotonic() - began:.0f} s] {line}", flush=True)
 
-    settings = settle(data, method=args.method, steps=args.steps, seed=args.seed, device=args.device)
-    tree = bt.cluster_tree(data, arity=2, seed=args.seed)
+    settings = settle(
+        data, recipe=args.recipe, method=args.method, steps=args.steps, seed=args.seed, device=args.device
+    )
+    tree = bt.cluster_tree(data, arity=2, seed=args.seed) if args.tree is None else bt.Tree(np.load(args.tree))
     made = time.monotonic()
     model = start_model(settings, data, tree, say=say)
     seconds = {"tree": made - began, "start": time.monotonic() - made}
     ways = (False, True) if args.both_ways else (False,)
     records = [cell for way in ways for cell in measured(model, data, "start", BEAMS, way)]
     say(f"start: {[round(cell['value'], 4) for cell in records if cell['metric'] == 'recall']}")
+    about = {
+        "data": args.data.name,
+        "seed": args.seed,
+        "method": args.method,
+        "recipe": args.recipe,
+        "device": args.device,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def write() -> None:
+        args.json.write_text(json.dumps([{**about, **cell} for cell in records]) + "\n")
+
+    write()  # in case that training is cut short
     made = time.monotonic()
     progress = train_model(settings, data, model, on_check=lambda step, recall: say(f"step {step}: {recall:.4f}"))
     seconds["training"] = time.monotonic() - made
@@ -74,9 +95,10 @@ def main() -> None:
         records += [{"metric": "weight", "part": name, "value": value} for name, value in weights.items()]
     records += [{"metric": "seconds", "what": what, "value": value} for what, value in seconds.items()]
     records += [{"metric": "steps", "value": progress.step}, {"metric": "best_step", "value": progress.best_step}]
-    about = {"data": args.data.name, "seed": args.seed, "method": args.method, "device": args.device}
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps([{**about, **cell} for cell in records]) + "\n")
+    if args.refit:
+        refit(model, data, args.seed)
+        records += [cell for way in ways for cell in measured(model, data, "refitted", BEAMS, way)]
+    write()
     say("done")
 
 
