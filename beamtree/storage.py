@@ -36,8 +36,12 @@ AGAIN = "copy the folder again, or train anew"
 def save_model(model: TreeModel, folder: str | Path) -> None:
     """Write a model, and the ids of its items where it has them, to a folder.
 
-    A model that was there is replaced only once all of the new one is written.
+    A model that was there is replaced only once all of the new one is written. Parts of a sum that count nothing are
+    left out.
     """
+    if isinstance(model.scorer, SumScorer) and (lean := model.scorer.lean()) is not model.scorer:
+        whole = model
+        model = TreeModel(whole.tree, lean, chained=whole.chained, first_level=whole.first_level).with_items_of(whole)
     write_finished(Path(folder), model, model.ids)
 
 

@@ -98,51 +98,109 @@ def comparison(name: str) -> str:
     return "\n\n".join([*users, score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
 
 
-def parts_cells(model: str, method: str = "otm-mixed") -> dict[str, list[float]]:
-    """Recall of a model of all parts on each log that it was measured on."""
-    found = load("parts")
-    return {c["log"]: c["recall"] for c in found if c["model"] == model and c["method"] == method}
+M = ("10", "50", "100", "200")
+FOUR = "@10 50 100 200, %"
+
+
+def parts_row(
+    model: str, k: int = 400, method: str = "otm-mixed", recipe: str = "beamtree"
+) -> dict[str, dict[str, Any]]:
+    """What parts.py measured of a model on each log: values by metric and cut."""
+    how = {"model": model, "k": k, "method": method, "recipe": recipe, "exclude_seen": False}
+    return {c["log"]: c for c in load("parts") if all(c[name] == value for name, value in how.items())}
+
+
+def several(rows: dict[str, dict[str, list[str]]], logs: tuple[str, ...], head: str) -> str:
+    """Rows of a few numbers per log, the best of each column in bold."""
+    best = {
+        log: [
+            max(map(float, column)) for column in zip(*(row[log] for row in rows.values() if log in row), strict=True)
+        ]
+        for log in logs
+    }
+
+    def shown(values: list[str], tops: list[float]) -> str:
+        return " ".join(f"**{v}**" if float(v) == top else v for v, top in zip(values, tops, strict=True))
+
+    lines = [[name, *(shown(row[log], best[log]) if log in row else "–" for log in logs)] for name, row in rows.items()]
+    return grid([head, *logs], lines)
+
+
+def two_digits(values: Any) -> list[str]:
+    return [f"{value:.2f}" for value in values]
+
+
+def strong(metric: str) -> str:
+    """The rows that a user would pick instead, of this harness, beside all parts."""
+    rows: dict[str, dict[str, list[str]]] = {}
+    for log in LOGS:
+        values = {(c.get("row"), c.get("m")): c["value"] for c in load(f"compare-{log}") if c["metric"] == metric}
+        peers = {(c["row"], c["m"]): c["value"] for c in load("peers") if (c["log"], c["metric"]) == (log, metric)}
+        names = [*dict.fromkeys(row for row, _ in peers)]
+        found = {name: [100 * peers[name, int(m)] for m in M] for name in names}
+        found["otm, the network alone"] = [100 * values["otm", int(m)] for m in M]
+        for name, model in (("beamtree, as it starts", "start"), ("beamtree", "trained")):
+            found[name] = [parts_row(model)[log][metric][m] for m in M]
+        for name, each in found.items():
+            rows.setdefault(name, {})[log] = two_digits(each)
+    return several(rows, LOGS, f"{metric}{FOUR}")
 
 
 def elsewhere() -> str:
-    """Recall at 10, 50, 100 and 200 of rows that other programs measured on the same users, beside ours."""
+    """Recall of rows that other programs measured on the same users."""
     rows: dict[str, dict[str, list[float]]] = json.loads((ROOT / "results" / "elsewhere.json").read_text())["recall"]
-    ours = {log: {(c.get("row"), c["metric"], c.get("m")): c["value"] for c in load(f"compare-{log}")} for log in LOGS}
-    otm = {log: [ours[log]["otm", "recall", m] * 100 for m in (10, 50, 100, 200)] for log in LOGS}
-    trained, start = parts_cells("trained"), parts_cells("start")
-    found = {**rows, "otm, the network alone": otm, "beamtree, as it starts": start, "beamtree": {**start, **trained}}
-    best = {log: [max(column) for column in zip(*(row[log] for row in found.values()), strict=True)] for log in LOGS}
-
-    def shown(values: list[float], tops: list[float]) -> str:
-        return " ".join(f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in zip(values, tops, strict=True))
-
-    lines = [[name, *(shown(row[log], best[log]) for log in LOGS)] for name, row in found.items()]
-    return grid(["R@10 50 100 200, %", *LOGS], lines)
+    shown = {name: {log: two_digits(values) for log, values in row.items()} for name, row in rows.items()}
+    shown["beamtree"] = {
+        log: two_digits(row["recall"][m] for m in M) for log, row in parts_row("trained").items() if log in LOGS
+    }
+    return several(shown, LOGS, f"R{FOUR}")
 
 
 def parts() -> str:
     """What is left without each part, and what each finds alone."""
-    models = list(dict.fromkeys(c["model"] for c in load("parts") if "k=" not in c["model"]))
+    models = list(
+        dict.fromkeys(c["model"] for c in load("parts") if c["model"] not in ("start", "trained", "refitted"))
+    )
     lines = []
-    for model in ["start", "trained", *(each for each in models if each not in ("start", "trained"))]:
-        row = {**parts_cells(model, "tdm"), **parts_cells(model)}
-        lines.append([model, *(" ".join(f"{v:.2f}" for v in row[log]) if log in row else "" for log in LOGS)])
-    return grid(["R@10 50 100 200, %", *LOGS], lines)
+    for model in ["start", "trained", *sorted(models, key=lambda name: name.endswith("alone"))]:
+        row = parts_row(model)
+        lines.append(
+            [model, *(" ".join(two_digits(row[log]["recall"][m] for m in M)) if log in row else "" for log in LOGS)]
+        )
+    return grid([f"R{FOUR}", *LOGS], lines)
 
 
 def narrow() -> str:
     """What narrow beams find: recall@10 and recall@k."""
-    lines = []
-    for k in (20, 50):
-        for name, model, method in (
-            ("as it starts", "start", "otm-mixed"),
-            ("trained by TDM", "trained", "tdm"),
-            ("trained by OTM", "trained", "otm-mixed"),
-        ):
-            row = parts_cells(f"{model}, k={k}", method)
-            cells = [" ".join(f"{v:.2f}" for v in row[log]) if log in row else "" for log in LOGS]
-            lines.append([f"k = {k}, {name}", *cells])
-    return grid(["R@10 and R@k, %", *LOGS], lines)
+    logs = ("amazon-books-unordered", "git-rust", "market", "movielens-1m")
+    rows = {}
+    for recipe, what in (("beamtree", "all parts"), ("deep", "the network alone")):
+        for k in (20, 50):
+            for name, model, method in (
+                ("untrained", "start", "otm-mixed"),
+                ("TDM", "trained", "tdm"),
+                ("OTM", "trained", "otm-mixed"),
+            ):
+                found = parts_row(model, k, method, recipe)
+                cells = {
+                    log: two_digits(found[log]["recall"][m] for m in ("10", str(k))) for log in logs if log in found
+                }
+                rows[f"{what}, k = {k}, {name}"] = cells
+    lines = [[name, *(" ".join(row[log]) if log in row else "" for log in logs)] for name, row in rows.items()]
+    return grid(["R@10 and R@k, %", *logs], lines)
+
+
+def beauty() -> str:
+    """Amazon Beauty: ours beside what others print."""
+    found: dict[str, Any] = json.loads((ROOT / "results" / "beauty.json").read_text())
+    ways = ("masked", "open", "unsaid")
+    order = sorted(found["rows"], key=lambda row: -max(row[way][0] for way in ways if row.get(way)))
+
+    def shown(pair: list[float] | None) -> str:
+        return "" if pair is None else " ".join(f"{value:.4f}"[1:] for value in pair)
+
+    lines = [[r["row"], r["whose"], r["fitted"], *(shown(r.get(way)) for way in ways)] for r in order]
+    return grid(["R@10 NDCG@10", "measured by", "fitted to all but", "seen left out", "seen stay", "not said"], lines)
 
 
 def example(name: str) -> str:
@@ -237,6 +295,8 @@ def builds() -> str:
 PARTS = {
     **{f"compare_{name.replace('-', '_')}": partial(comparison, name) for name in LOGS},
     **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
+    **{f"strong_{metric}": partial(strong, metric) for metric in ("recall", "precision", "f1")},
+    "beauty": beauty,
     "elsewhere": elsewhere,
     "parts": parts,
     "narrow": narrow,

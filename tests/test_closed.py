@@ -255,3 +255,12 @@ def test_factors_know_what_a_fold_in_needs():
     found = ials(a_log(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
     assert isinstance(found, Factors)
     assert (found.penalty, found.everywhere) == (0.02, 0.5 * NUM_ITEMS)
+
+
+def test_cut_partners_are_the_strongest():
+    source, target = torch.tensor([0, 0, 0, 2, 2]), torch.tensor([1, 2, 3, 0, 3])
+    partners = strongest(source, target, torch.tensor([0.1, -0.9, 0.5, 0.2, 0.3]), 4)
+    found = partners.cut(2)
+    assert found.offsets.tolist() == [0, 2, 2, 4, 4]
+    assert found.items.tolist() == [2, 3, 3, 0]
+    assert found.weights.tolist() == pytest.approx([-0.9, 0.5, 0.3, 0.2])

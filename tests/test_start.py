@@ -192,6 +192,24 @@ def test_a_refitted_start_is_the_start_of_a_longer_log(data, tmp_path):
     assert len(events.item_numbers()) == len(one_out.train.events.item_numbers()) + 30
 
 
+def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
+    model, _ = started(data)
+    bt.save_model(model, tmp_path / "model")
+    loaded = bt.load_model(tmp_path / "model")
+    assert loaded.scorer.names == [name for name in model.scorer.names if model.scorer.weight_of(name)]
+    x = data.test.batch(torch.arange(5))[0]
+    assert torch.equal(bt.retrieve(model, x, beam_size=60)[0], bt.retrieve(loaded, x, beam_size=60)[0])
+
+
+@pytest.mark.parametrize(("found", "expected"), [((0.5, 0.5), 4), ((0.4, 0.5), 8)])
+def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, found, expected):
+    tree = bt.cluster_tree(data)
+    one = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+    one.most = 8
+    monkeypatch.setattr(one, "quality", dict(zip((4, 8), found, strict=True)).get)
+    assert one.how_many(lambda most: most) == expected
+
+
 def test_the_grid_stands_in_one_place():
     assert start.FACTORS[0] == (0.005, 0.003)
     assert start.PENALTIES[0] == 300.0

@@ -21,6 +21,14 @@ class Partners:
         """How many items there are."""
         return len(self.offsets) - 1
 
+    def cut(self, most: int) -> "Partners":
+        """The same with at most so many of the strongest partners for each item."""
+        held = self.offsets.diff()
+        place = torch.arange(len(self.items), device=held.device) - self.offsets[:-1].repeat_interleave(held)
+        kept = place < most
+        offsets = pad(held.clamp(max=most).cumsum(0), (1, 0))
+        return Partners(offsets, self.items[kept], self.weights[kept])
+
 
 def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int = PARTNERS) -> Partners:
     """Each source's targets of the largest absolute weight, at most so many; each pair occurs once."""

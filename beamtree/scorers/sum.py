@@ -91,6 +91,14 @@ class SumScorer(TableScorer):
         found.calibration = self.calibration.clone()
         return found.to(self.weights.device)
 
+    def lean(self) -> "SumScorer":
+        """The sum of the parts that count, which it shares."""
+        found = self
+        for name, column in zip(self.names, self.weights.T.tolist(), strict=True):
+            if not any(column) and len(found.names) > 1:
+                found = found.without(name)
+        return found
+
     def with_part(self, name: str, part: Scorer, weight: float, *, learned: bool = False) -> "SumScorer":
         """The sum of these parts, which it shares, and one more."""
         parts = {other: self.part(other) for other in self.names} | {name: part}

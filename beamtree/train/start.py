@@ -36,6 +36,7 @@ POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
 FADING = 0.5  # of what follows, in fitting and in asking
 ENTRIES = 1_500_000  # partners of all items that a small catalogue may have, if that is more than N each
 NEWEST = 20  # events that rules look at
+LOSS = 1e-3  # of what is found, that half the partners may cost
 READINGS = 40_000_000  # pairs of past and past that are drawn for what follows
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
 
@@ -161,12 +162,27 @@ class Start:
         if after is not None:
             lists["follows"] = after, fading(FADING)
         kept = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
-        made: dict[str, Scorer] = {"factors": factors, "repeats": parts["repeats"]}
-        if kept:
-            made["memory"] = MemoryScorer.from_partners([each for each, _ in kept], [each for _, each in kept])
-        whole = SumScorer(made, self.tree.height, made=self.made)
-        whole.calibration = torch.tensor(self.made["calibration"])
-        return whole.weigh(factors=weights["factors"], repeats=weights["repeats"])
+
+        def whole(most: int) -> SumScorer:
+            made: dict[str, Scorer] = {"factors": factors, "repeats": parts["repeats"]}
+            if kept:
+                shorter = [partners.cut(most) for partners, _ in kept]
+                made["memory"] = MemoryScorer.from_partners(shorter, [recency for _, recency in kept])
+            found = SumScorer(made, self.tree.height, made=self.made)
+            found.calibration = torch.tensor(self.made["calibration"])
+            return found.weigh(factors=weights["factors"], repeats=weights["repeats"])
+
+        return whole(self.how_many(whole) if kept else self.most)
+
+    def how_many(self, whole: Callable[[int], SumScorer]) -> int:
+        """N, partners of an item: half of what was made where the sum finds as much with them."""
+        if "partners" not in self.made:
+            few = self.most // 2
+            enough = self.asks and self.quality(whole(few)) >= (1 - LOSS) * self.quality(whole(self.most))
+            self.made["partners"] = few if enough else self.most
+            self.say(f"partners: {self.made['partners']}")
+        found: int = self.made["partners"]
+        return found
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """What each part counts; and what makes the sum a probability is kept."""

@@ -1,0 +1,96 @@
+"""Amazon Beauty as the papers on generative retrieval use it: our rows beside the published ones.
+
+    python benchmarks/arena.py amazon-beauty.parquet && python docs/fill.py
+
+The last event of every user tests, the one before validates, all items are ranked, with what a user has seen left out
+and not. It takes a quarter of an hour on two cores. Rows of `benchmarks/rows.py` from a GPU are added with --also.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import beamtree as bt
+from beamtree.baselines import PEERS, build
+from beamtree.evaluate import leaving_out, measure
+from beamtree.train.recipes import settle, start_model, train_model
+from beamtree.train.start import refit
+
+M, METRICS = 10, ("recall", "ndcg")
+LAST_TWO, LAST = "the last two", "the last"
+# Recall@10 and NDCG@10 as others print them: with what was seen left out, with it, or without a word on that.
+PUBLISHED = (
+    ("TIGER (2023)", None, None, (0.0648, 0.0384)),
+    ("RPG (2025)", None, None, (0.0809, 0.0464)),
+    ("SASRec, sampled softmax (2025)", None, None, (0.0921, 0.0531)),
+    ("eSASRec (2025)", (0.0928, 0.0523), None, None),
+)
+
+
+def row(name: str, fitted: str, found: dict[bool, list[float]]) -> dict[str, Any]:
+    """A row that was measured here."""
+    return {"row": name, "whose": "beamtree", "fitted": fitted, "masked": found[True], "open": found[False]}
+
+
+def both_ways(measured: Callable[[bool], Any]) -> dict[bool, list[float]]:
+    """Recall and NDCG with seen items left out, and not."""
+    found = {}
+    for seen in (True, False):
+        scores = measured(seen)
+        found[seen] = [round(scores[metric, M], 4) for metric in METRICS]
+    print(found, flush=True)
+    return found
+
+
+def of_model(model: bt.TreeModel, data: bt.data.Prepared) -> dict[bool, list[float]]:
+    """What a beam of 400 finds."""
+    return both_ways(lambda seen: bt.evaluate(model, data.test, beam_size=400, m=M, metrics=METRICS, exclude_seen=seen))
+
+
+def of_peer(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
+    """What a peer finds that scores every item."""
+    peer = build(name, data.train.events, data.num_items, data.val)
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        return leaving_out(peer.retrieve, M)(x, exclude)
+
+    return both_ways(lambda seen: measure(find, data.test, m=M, metrics=METRICS, exclude_seen=seen))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--steps", type=int, default=0, help="Of training; it brought nothing here.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="What rows.py wrote, with --exclude-seen.")
+    parser.add_argument("--json", type=Path, default=Path("results/beauty.json"))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bt.prepare(args.log, Path(folder) / "beauty", split="leave-one-out", min_events=5)
+        data = bt.load_data(Path(folder) / "beauty")
+        settings = settle(data, steps=args.steps, device=args.device)
+        model = start_model(settings, data, bt.cluster_tree(data, arity=2, seed=0), say=print)
+        train_model(settings, data, model)
+        rows = [row("beamtree", LAST_TWO, of_model(model, data))]
+        refit(model, data, 0)
+        rows.append(row("beamtree, refitted", LAST, of_model(model, data)))
+        rows += [row(name, LAST_TWO, of_peer(name, data)) for name in PEERS]
+    for file in args.also:
+        cells = {(cell["metric"], cell.get("m")): cell for cell in json.loads(file.read_text())}
+        pair = [round(cells[metric, M]["value"], 4) for metric in METRICS]
+        rows.append({**row(cells["recall", M]["row"], LAST_TWO, {True: pair, False: pair}), "open": None})
+    for name, masked, seen, unsaid in PUBLISHED:
+        cells = {"masked": masked, "open": seen, "unsaid": unsaid}
+        rows.append({"row": name, "whose": "published", "fitted": LAST_TWO, **cells})
+    lines = ",\n  ".join(json.dumps(each) for each in rows)
+    args.json.write_text(f'{{\n "m": {M},\n "rows": [\n  {lines}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    main()

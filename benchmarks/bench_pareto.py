@@ -1,0 +1,111 @@
+"""Recall against milliseconds: a tree under beams of many widths beside exact iALS, iALS with HNSW, EASE and user kNN.
+
+    beamtree train prepared/amazon-books-unordered --out runs/amazon
+    python benchmarks/bench_pareto.py runs/amazon --json results/bench_pareto.json && python docs/fill.py
+
+One query at a time, one thread, all in one run. iALS has the factors of the tree's own part; what a user has is left
+out, as the tree's weights decide for this log. EASE and user kNN choose their settings by the validation users.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import torch
+from torch import Tensor
+
+import beamtree as bt
+from beamtree.baselines import build
+from beamtree.baselines.two_tower import Graph
+from beamtree.evaluate import leaving_out, measure
+from beamtree.scorers import FactorScorer, SumScorer
+
+M, BEAMS, BREADTHS = 20, (20, 50, 100, 200, 400, 800), (20, 50, 100, 200, 400, 800)
+TIMED = 200  # users whose queries are timed, one by one
+Find = Callable[[Tensor, Tensor], Tensor]
+
+
+class Folded:
+    """iALS with the vectors of a tree's leaves: all products, or a walk through an HNSW graph of them."""
+
+    def __init__(self, model: bt.TreeModel, part: FactorScorer) -> None:
+        self.model, self.part = model, part
+        self.items = part.item_vectors(model.tree)
+        self.graph = Graph(self.items)
+
+    def user(self, x: Tensor) -> Tensor:
+        """The vector of each history."""
+        found: Tensor = self.part.context(self.model.tree, x).user
+        return found
+
+    def exact(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        best = (self.user(x) @ self.items.T).topk(m)
+        return best.indices, best.values
+
+    def walk(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        scores, items = self.graph.search(self.user(x).numpy(), m)
+        return torch.from_numpy(items), torch.from_numpy(scores)
+
+
+def milliseconds(find: Find, data: bt.data.Prepared) -> float:
+    """The median over users who are asked one by one."""
+    users = [data.test.batch(torch.tensor([row]))[0] for row in range(TIMED)]
+    took = []
+    for x in [*users[:20], *users]:
+        began = time.perf_counter()
+        find(x, x)
+        took.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(took[20:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rows", default="tree,ials,ease,user-knn")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(2)  # for the tuning; one while queries are timed
+    shop = bt.Recommender.load(args.run)
+    model, data, records = shop.model.eval(), shop.data, []
+    scorer = model.scorer
+    assert isinstance(scorer, SumScorer)
+    factors = scorer.part("factors")
+    assert isinstance(factors, FactorScorer)
+
+    def record(row: str, width: int | None, find: Find) -> None:
+        torch.set_num_threads(1)
+        faiss.omp_set_num_threads(1)
+        took = milliseconds(find, data)
+        torch.set_num_threads(2)
+        faiss.omp_set_num_threads(2)
+        scores = measure(find, data.test, m=M, metrics="recall", exclude_seen=True)
+        cell: dict[str, Any] = {"row": row, "width": width, "ms": took, "recall": scores["recall", M]}
+        records.append({**cell, "low": scores.scores[0].low, "high": scores.scores[0].high})
+        print(f"{row:14s} {width or '':>5} {took:8.2f} ms  recall@{M} {scores['recall', M]:.2%}", flush=True)
+
+    rows = args.rows.split(",")
+    if "tree" in rows:
+        for k in BEAMS:
+            record("beamtree", k, lambda x, e, k=k: bt.retrieve(model, x, beam_size=k, m=M, exclude=e)[0])  # type: ignore[misc]
+    if "ials" in rows:
+        folded = Folded(model, factors)
+        for breadth in BREADTHS:
+            folded.graph._index.hnsw.efSearch = breadth
+            record("iALS, HNSW", breadth, leaving_out(folded.walk, M))
+        record("iALS, exact", None, leaving_out(folded.exact, M))
+    for name in (name for name in ("ease", "user-knn") if name in rows):
+        torch.set_num_threads(2)
+        peer = build(name, data.train.events, data.num_items, data.val)
+        record(name, None, leaving_out(peer.retrieve, M))
+    if args.json:
+        about = {"items": data.num_items, "log": data.folder.name, "m": M, "threads": 1}
+        args.json.write_text(json.dumps({**about, "cells": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
