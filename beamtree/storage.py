@@ -116,7 +116,7 @@ def write_model(
         "admit_empty": model.tree.admit_empty,
         "scorer": type(model.scorer).__name__,
         "scorer_settings": model.scorer.settings(),
-        "dtype": next((str(each.dtype).removeprefix("torch.") for each in model.scorer.parameters()), "float32"),
+        "dtype": _dtype(model.scorer),
         "chained": model.chained,
         "first_level": model.first_level,
         "trained_on_beams": model.trained_on_beams,
@@ -131,6 +131,12 @@ def write_model(
     for path in folder.iterdir():  # left by the model before, or by one cut short
         if OURS.fullmatch(path.name) and path.name not in files.values():
             path.unlink()
+
+
+def _dtype(scorer: Scorer) -> str:
+    """What a scorer computes in; some of its rows may be kept in half precision."""
+    found = (each.dtype for each in scorer.parameters() if each.dtype != torch.float16)
+    return str(next(found, torch.float32)).removeprefix("torch.")
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -194,6 +194,7 @@ def test_products_are_those_with_the_rows_of_the_nodes(generator, dim):
     for asked in (nodes, nodes[:1]):
         expected = (rows[asked.clamp(min=0)] * user.unsqueeze(1)).sum(-1).masked_fill(asked == bt.PAD, 0.0)
         torch.testing.assert_close(dots(rows, user, asked), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(dots(rows.half(), user, asked), expected, atol=0.05, rtol=1e-2)
 
 
 # The highest below a node

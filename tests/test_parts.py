@@ -145,7 +145,7 @@ def test_folded_factors_are_the_product_with_the_mean_below(tree):
         below = [int(tree.item_of_leaf(torch.tensor(leaf))) for leaf in tree.leaves(node)]
         mean = factors.items[[item for item in below if item != PAD]].mean(0)
         found = scorer(context, level, torch.tensor([[node]]))
-        torch.testing.assert_close(found, (user @ mean).unsqueeze(0), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found, (user @ mean).unsqueeze(0), atol=2e-3, rtol=2e-3)
 
 
 # The sum

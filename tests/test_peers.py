@@ -349,7 +349,8 @@ def ordered_events(users=64, length=12):
     return Events(torch.arange(users + 1) * length, ((start + torch.arange(length)) % M).flatten(), "circle")
 
 
-def test_sasrec_learns_an_order():
+def test_sasrec_learns_an_order(monkeypatch):
+    monkeypatch.setattr("beamtree.baselines.sasrec.GRID", ((64, 0.2),))
     events = ordered_events()
     losses = []
     model = sasrec(
@@ -405,6 +406,21 @@ def test_sasrec_draws_runs_and_what_follows_each_event():
     assert torch.equal(sequence[0] + 1, target[0])
     assert sequence[1, :3].tolist() == [7, 8, PAD]
     assert target[1, :3].tolist() == [8, 9, PAD]
+
+
+def test_validation_users_choose_the_size_of_sasrec(monkeypatch):
+    events = ordered_events()
+    users = BeforeAfter(events)
+    for wanted in (64, 256):
+
+        def quality(model, users, wanted=wanted):
+            return float(model.items.shape[1] == wanted)
+
+        monkeypatch.setattr("beamtree.baselines.sasrec.validation_recall", quality)
+        model = sasrec(events, M, steps=4, batch_size=20, val=users)
+        assert model.items.shape[1] == wanted
+        state = model.state_dict()
+        SASRec.like(M, state).load_state_dict(state)
 
 
 def test_sasrec_keeps_the_contract_of_rows():

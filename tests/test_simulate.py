@@ -12,6 +12,7 @@ from beamtree.baselines import build
 from beamtree.data import BeforeAfter, Events
 from beamtree.ingest import simulate as module
 from beamtree.ingest.simulate import items_file, simulate
+from beamtree.ingest.words import item_names
 from beamtree.metrics import precision_recall_f
 
 USERS, ITEMS, EVENTS = 20_000, 10_000, 400_000
@@ -216,3 +217,20 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path):
     bad = beamtree("simulate", "--users", "10", "--events", "5", folder=tmp_path, check=False)
     assert bad.returncode == 2
     assert bad.stderr == "beamtree: --events 5 with --users 10: every user has at least one event\n"
+
+
+def test_items_have_names_that_tell_their_category(tmp_path):
+    simulate(tmp_path / "m.parquet", users=50, items=5000, events=500)
+    items = pl.read_parquet(tmp_path / "m.items.parquet")
+    assert items["name"].n_unique() == 5000
+    words = items.select("category", kind=pl.col("name").str.replace(r", \d+$", "")).unique()
+    assert words["category"].n_unique() == words["kind"].n_unique() == len(words)
+
+
+def test_words_come_again_with_a_number_where_there_are_too_few():
+    names = item_names(pl.Series([0, 29 * 30**3, 29 * 30**3]), 30)
+    assert names.to_list() == [
+        "red oak lamp for the garden, 1",
+        "red oak lamp for the school 3, 1",
+        "red oak lamp for the school 3, 2",
+    ]

@@ -1,6 +1,7 @@
 """SASRec (Kang and McAuley 2018): a causal transformer that reads a history and says at every place what comes next."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,9 @@ from beamtree.metrics import hits, num_relevant, recall
 from beamtree.seeds import epoch_order, mix
 from beamtree.tree import PAD
 
-DIM, LAYERS, HEADS, DROPOUT = 64, 2, 2, 0.2
+LAYERS, HEADS = 2, 2
+GRID = ((64, 0.2), (256, 0.5))  # numbers per item and dropout: the first unless validation users choose
+SHARE = 0.25  # of the steps that each of these is tried for
 LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
 BATCH, STEPS = 128, 10_000
 WHOLE = 20_000  # items up to which a target is told from all others
@@ -23,20 +26,21 @@ CUTS = (10, 50, 100, 200)
 class Block(nn.Module):
     """Attention to what came before, then a small MLP; each adds to its input."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.parts, self.whole = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.mlp = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM), nn.Dropout(DROPOUT))
+        self.dropout = dropout
+        self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.parts, self.whole = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, DIM] to the same."""
+        """[B, T, dim] to the same."""
         batch, length, _ = x.shape
         parts = self.parts(self.before(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        dropout = DROPOUT if self.training else 0.0
+        dropout = self.dropout if self.training else 0.0
         query, key, value = parts.unbind()
         mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        x = x + nn.functional.dropout(self.whole(mixed.transpose(1, 2).flatten(2)), DROPOUT, self.training)
+        x = x + nn.functional.dropout(self.whole(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
         out: Tensor = x + self.mlp(self.between(x))
         return out
 
@@ -46,19 +50,24 @@ class SASRec(nn.Module):
 
     known: Tensor
 
-    def __init__(self, num_items: int, seed: int = 0) -> None:
+    def __init__(self, num_items: int, seed: int = 0, dim: int = GRID[0][0], dropout: float = GRID[0][1]) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed, 7))
-            self.items = nn.Parameter(torch.randn(num_items, DIM) * DIM**-0.5)
+            self.items = nn.Parameter(torch.randn(num_items, dim) * dim**-0.5)
             self.bias = nn.Parameter(torch.zeros(num_items))
-            self.places = nn.Parameter(torch.randn(HISTORY, DIM) * 0.02)
-            self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.dropout, self.last = nn.Dropout(DROPOUT), nn.LayerNorm(DIM)
+            self.places = nn.Parameter(torch.randn(HISTORY, dim) * 0.02)
+            self.blocks = nn.Sequential(*(Block(dim, dropout) for _ in range(LAYERS)))
+        self.dropout, self.last = nn.Dropout(dropout), nn.LayerNorm(dim)
         self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # which items training users have
 
+    @classmethod
+    def like(cls, num_items: int, state: dict[str, Tensor]) -> "SASRec":
+        """One of the size of some weights, for which dropout does not matter."""
+        return cls(num_items, dim=state["items"].shape[1])
+
     def states(self, sequence: Tensor) -> Tensor:
-        """What follows every event of sequences [B, T], oldest first, PAD after the newest [B, T, DIM]."""
+        """What follows every event of sequences [B, T], oldest first, PAD after the newest [B, T, dim]."""
         x = embedding(sequence.clamp(min=0), self.items) + self.places[: sequence.shape[1]]
         out: Tensor = self.last(self.blocks(self.dropout(x)))
         return out
@@ -140,7 +149,7 @@ def sasrec(
     val: BeforeAfter | None = None,
     on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> SASRec:
-    """Train on runs of every user's events. With `val`, the weights are kept that find most, of CHECKS times.
+    """Train on runs of every user's events. With `val`, the size and the weights are kept that find most.
 
     Args:
         events: of the training users.
@@ -153,8 +162,30 @@ def sasrec(
         val: users by whom the best weights are chosen.
         on_step: hears (steps done, of how many, the loss).
     """
+    how: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
+    dim, dropout = GRID[0]
+    if val is not None and len(val) and len(GRID) > 1:
+        trials = {each: _trained(events, num_items, *each, steps=max(1, int(SHARE * steps)), **how) for each in GRID}
+        dim, dropout = max(GRID, key=lambda each: validation_recall(trials[each], val))
+    return _trained(events, num_items, dim, dropout, steps=steps, on_step=on_step, **how)
+
+
+def _trained(
+    events: Events,
+    num_items: int,
+    dim: int,
+    dropout: float,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    device: str,
+    val: BeforeAfter | None,
+    on_step: Callable[[int, int, Tensor], None] | None = None,
+) -> SASRec:
     events = events.to(device)
-    model, popularity = SASRec(num_items, seed).to(device), events.popularity(num_items)
+    model, popularity = SASRec(num_items, seed, dim, dropout).to(device), events.popularity(num_items)
     model.known = popularity > 0
     shares = popularity / popularity.sum()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))

@@ -77,6 +77,10 @@ def show(found: Inspection) -> None:
         style = "bold" if each is most and each.lost > 0 else None
         table.add_row(str(each.level), f"{each.nodes:,}", f"{each.candidates:,.1f}", *shares, style=style)
     print_table(table)
+    scored = sum(each.candidates for each in found.levels)
+    out.print(
+        f"A query scores {scored:,.0f} nodes, and brute force {found.levels[-1].nodes:,} leaves.", highlight=False
+    )
     table = Table(
         title="The beam / brute force over all leaves, %",
         caption="overlap: of brute force's items; ranked below: relevant, in the beam, not among its first m;\n"

@@ -23,7 +23,8 @@ def simulate(
 ) -> None:
     """Make up a market: Zipf-like popularity, and interests that drift along a hidden tree of categories.
 
-    It is written as Parquet with the columns user, item and timestamp; a file beside it tells each item's category.
+    It is written as Parquet with the columns user, item and timestamp; a file beside it has each item's category and
+    name.
     """
     from beamtree.ingest import simulate as market  # polars takes a moment to import
 

@@ -30,7 +30,7 @@ def dnn_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> Rea
 
     folder = plan.folder / "youtube-dnn"
     begin(folder, {**plan.training(row), "row": "youtube-dnn"})
-    model = _trained(folder, plan, TwoTower, two_tower, min(BATCH, 5 * plan.batch_size))
+    model = _trained(folder, plan, lambda items, _: TwoTower(items), two_tower, min(BATCH, 5 * plan.batch_size))
     model.index(_index(name))
     return ReadyRow(leaving_out(model.retrieve, max(plan.m)), model.num_bytes, read_seconds(folder))
 
@@ -41,19 +41,21 @@ def sasrec_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> 
 
     folder = plan.folder / name
     begin(folder, {**plan.training(row), "row": name})
-    model = _trained(folder, plan, SASRec, sasrec, min(BATCH, plan.batch_size)).to(plan.device)
+    model = _trained(folder, plan, SASRec.like, sasrec, min(BATCH, plan.batch_size)).to(plan.device)
     return ReadyRow(leaving_out(model.retrieve, max(plan.m)), model.num_bytes, read_seconds(folder))
 
 
 Net = TypeVar("Net", bound=torch.nn.Module)
+Empty = Callable[[int, dict[str, torch.Tensor]], Net]  # from M and the weights that it will hold
 
 
-def _trained(folder: Path, plan: Plan, empty: Callable[[int, int], Net], train: Callable[..., Net], batch: int) -> Net:
+def _trained(folder: Path, plan: Plan, empty: Empty[Net], train: Callable[..., Net], batch: int) -> Net:
     """A net on the CPU: read from a row's folder, or trained and written there."""
     file = folder / "weights.pt"
     if file.exists():
-        model = empty(plan.data.num_items, plan.seed).eval()
-        model.load_state_dict(torch.load(file, weights_only=True))
+        state = torch.load(file, weights_only=True)
+        model = empty(plan.data.num_items, state).eval()
+        model.load_state_dict(state)
         return model
     with timed(folder):
         model = train(

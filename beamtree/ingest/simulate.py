@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from beamtree.files import check_replaceable, check_writable, remove
+from beamtree.ingest.words import item_names
 
 DEPTH = 4  # levels of categories below the whole market
 ITEM = DEPTH + 1  # the level of the items themselves
@@ -59,7 +60,12 @@ class Market:
         leaf = pl.Series(np.arange(self.arity**DEPTH))
         steps = [(leaf // self.arity**level % self.arity).cast(pl.String) for level in reversed(range(DEPTH))]
         path = pl.select(pl.concat_str(steps, separator="/")).to_series()
-        return path.gather(np.arange(len(self.number)) * len(leaf) // len(self.number))
+        return path.gather(self.categories())
+
+    def categories(self) -> Ints:
+        """The number of the category of every item on the line [M]."""
+        found: Ints = np.arange(len(self.number)) * self.arity**DEPTH // len(self.number)
+        return found
 
 
 def simulate(
@@ -74,7 +80,7 @@ def simulate(
     """Write a market as Parquet: a file where `out` ends in .parquet, else a folder of part files.
 
     The columns are user, item and timestamp (seconds), user by user, the oldest event first. A file beside it,
-    named NAME.items.parquet, tells every item's category. What is returned describes the market.
+    named NAME.items.parquet, tells every item's category and name. What is returned describes the market.
     """
     _check(out, users, items, events, seed)
     rng = np.random.default_rng(seed)
@@ -92,7 +98,8 @@ def simulate(
             if on_events is not None:
                 on_events(len(user))
 
-    catalogue = pl.DataFrame({"item": names, "category": market.paths()}).sort("item")
+    called = item_names(pl.Series(market.categories()), market.arity)
+    catalogue = pl.DataFrame({"item": names, "category": market.paths(), "name": called}).sort("item")
     with _drafts(items_file(out), out) as (items_draft, draft):
         catalogue.write_parquet(items_draft)
         if out.suffix == ".parquet":

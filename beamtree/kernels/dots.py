@@ -19,7 +19,7 @@ def multiply(rows, user, nodes, found, rows_apart, columns, DIM: constexpr, D: c
     node = tl.load(nodes + row * rows_apart + column, mask=column < columns, other=-1).to(tl.int64)
     u = tl.load(user + row * DIM + d, mask=d < DIM, other=0.0)
     here = (node >= 0)[:, None] & (d < DIM)[None, :]
-    v = tl.load(rows + node[:, None] * DIM + d[None, :], mask=here, other=0.0)
+    v = tl.load(rows + node[:, None] * DIM + d[None, :], mask=here, other=0.0).to(tl.float32)
     tl.store(found + row * columns + column, tl.sum(v * u[None, :], axis=1), mask=column < columns)
 
 
@@ -27,7 +27,7 @@ def dots(rows: Tensor, user: Tensor, nodes: Tensor) -> Tensor:
     """⟨u, v_n⟩ [B, W] of users [B, dim] and the rows [num_nodes, dim] of nodes [B or 1, W]; 0 at PAD."""
     nodes, apart = rows_apart(nodes)
     columns, dim = nodes.shape[1], rows.shape[1]
-    found = torch.empty(len(user), columns, device=rows.device)
+    found = torch.empty(len(user), columns, device=user.device)
     multiply[(len(user), triton.cdiv(columns, BLOCK))](
         rows.contiguous(), user.contiguous(), nodes, found, apart, columns,
         DIM=dim, D=triton.next_power_of_2(dim), BLOCK=BLOCK, num_warps=4,

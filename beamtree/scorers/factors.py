@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
@@ -44,7 +45,7 @@ class FactorScorer(TableScorer):
     ) -> None:
         super().__init__()
         self.penalty, self.everywhere, self.power = penalty, everywhere, power
-        self.table = NodeTable(num_nodes, dim, seed=None)
+        self.table = NodeTable(num_nodes, dim, seed=None).half()  # three digits are enough, in half the room
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
         self.register_buffer("recency", recency(power), persistent=False)
@@ -53,31 +54,41 @@ class FactorScorer(TableScorer):
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
         """Every node's vector is the mean of those of the items below it."""
         dim = factors.items.shape[1]
+        means = NodeTable(tree.num_nodes, dim, seed=None)
+        nn.init.zeros_(means.weight)
+        means.start_from(tree, factors.items.cpu(), share=False)
         scorer = cls(tree.num_nodes, dim, factors.penalty, factors.everywhere, power, seed=None)
-        scorer.table.weight.zero_()
-        scorer.table.start_from(tree, factors.items.cpu(), share=False)
+        scorer.table.weight.copy_(means.weight.detach())
         scorer.spread = factors.spread.cpu()
         return scorer
 
+    def item_vectors(self, tree: Tree) -> Tensor:
+        return super().item_vectors(tree).float()
+
+    def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
+        vectors = self.item_vectors(old)
+        found = self.from_factors(new.moved(Tensor.cpu), self.folding(vectors), self.power)
+        return found.to(self.spread.device)
+
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> FactorContext:
-        rows = self.table.rows(tree.leaf_of_item(x))
+        rows = self.table.rows(tree.leaf_of_item(x)).float()
         weights = newest_of_each(x) * self.recency[: x.shape[1]]
         return FactorContext(fold_in(self.folding(rows), rows, weights))
 
     def folding(self, rows: Tensor) -> Factors:
-        """What the fold-in needs beside the vectors of the history."""
+        """Vectors of items, with what a fold-in needs beside."""
         return Factors(rows, self.spread, self.penalty, self.everywhere)
 
     def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        if kernels.fits(self.table.weight):
+        if kernels.fits(context.user):
             from beamtree.kernels.dots import dots
 
             return dots(self.table.weight, context.user, nodes)
         if len(nodes) == 1 and not nodes.is_cuda:  # numpy gathers few rows in less time
             rows = self.table.weight.detach().numpy().take(nodes[0].numpy(), axis=0, mode="clip")
-            return context.user @ torch.from_numpy(rows).T
-        return torch.bmm(self.table.rows(nodes), context.user.unsqueeze(-1)).squeeze(-1)
+            return context.user @ torch.from_numpy(rows.astype(np.float32)).T
+        return torch.bmm(self.table.rows(nodes).float(), context.user.unsqueeze(-1)).squeeze(-1)
 
     def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)

@@ -168,7 +168,7 @@ class Watch:
         """Whether recall has not risen for too long."""
         if self.validation is None:
             return False
-        too_soon = self.grace and progress.step < self.grace + self.validation.patience * self.every
+        too_soon = self.grace and progress.step < self.grace + (self.validation.patience - 1) * self.every
         return not too_soon and self.validation.is_over(progress)
 
     def _ask(self, progress: Progress) -> Progress:
