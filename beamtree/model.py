@@ -42,9 +42,11 @@ class TreeModel(nn.Module):
         super().__init__()
         if not 1 <= first_level <= tree.height:
             raise ValueError(f"first_level={first_level}: the tree has levels 1 … {tree.height} below the root")
-        rows = scorer.settings().get("num_nodes", tree.num_nodes)
-        if rows < tree.num_nodes:
+        known = scorer.settings()
+        if (rows := known.get("num_nodes", tree.num_nodes)) < tree.num_nodes:
             raise ValueError(f"the scorer knows {rows} nodes and the tree has {tree.num_nodes}: make it for this tree")
+        if (items := known.get("num_items", tree.num_items)) != tree.num_items:
+            raise ValueError(f"the scorer's memory is of {items} items and the tree has {tree.num_items}: make it anew")
         self.tree = tree
         self.scorer = scorer
         self.chained = chained

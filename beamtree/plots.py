@@ -38,6 +38,26 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
     save(figure, path)
 
 
+def plot_pareto(cells: Sequence[Mapping[str, Any]], m: int, path: Path) -> None:
+    """Recall against milliseconds per query, one line per row; to the left and above is better."""
+    figure, axis = plt.subplots(figsize=(7.2, 4.6))
+    for colour, row in zip(cycle(COLOURS), dict.fromkeys(c["row"] for c in cells), strict=False):
+        line = sorted((c for c in cells if c["row"] == row), key=lambda c: float(c["ms"]))
+        took, found = [c["ms"] for c in line], [c["recall"] * 100 for c in line]
+        sides = [[(c["recall"] - c["low"]) * 100 for c in line], [(c["high"] - c["recall"]) * 100 for c in line]]
+        axis.errorbar(took, found, yerr=sides, marker="o", capsize=2, color=colour, label=row)
+        for c in line:
+            if c["width"]:
+                place = (c["ms"], c["recall"] * 100)
+                axis.annotate(
+                    str(c["width"]), place, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
+                )
+    axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)
+
+
 def plot_bars(cells: Sequence[Cell], path: Path) -> None:
     """Regret per method, one panel per m; the lowest is marked."""
     cuts = list(dict.fromkeys(each.key["m"] for each in cells))

@@ -190,6 +190,33 @@ def narrow() -> str:
     return grid(["R@10 and R@k, %", *logs], lines)
 
 
+def query_parts() -> str:
+    """What a query costs with each part, on a CPU and on a GPU."""
+    found = records("bench_parts")
+    columns = list(dict.fromkeys((r["device"], r["items"]) for r in found))
+    took = {(r["device"], r["items"], r["scorer"]): r["value"] for r in found}
+    lines = []
+    for name in dict.fromkeys(r["scorer"] for r in found):
+        cells = [(took[(*column, name)], took[(*column, "deep")]) for column in columns]
+        lines.append([name, *(f"{value:.2f} ({value / deep:.2f})" for value, deep in cells)])
+    return grid(["ms (times the deep scorer)", *(f"{d}, {items:,} items" for d, items in columns)], lines)
+
+
+def pareto() -> str:
+    """Recall against milliseconds."""
+    found: dict[str, Any] = json.loads((ROOT / "results" / "bench_pareto.json").read_text())
+    lines = [
+        [
+            c["row"],
+            str(c["width"] or ""),
+            f"{c['ms']:.2f}",
+            f"{c['recall'] * 100:.2f} ± {(c['high'] - c['low']) * 50:.2f}",
+        ]
+        for c in found["cells"]
+    ]
+    return grid(["row", "beam, or breadth", "ms per query", f"recall@{found['m']}, %"], lines)
+
+
 def beauty() -> str:
     """Amazon Beauty: ours beside what others print."""
     found: dict[str, Any] = json.loads((ROOT / "results" / "beauty.json").read_text())
@@ -297,6 +324,8 @@ PARTS = {
     **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
     **{f"strong_{metric}": partial(strong, metric) for metric in ("recall", "precision", "f1")},
     "beauty": beauty,
+    "bench_pareto": pareto,
+    "bench_parts": query_parts,
     "elsewhere": elsewhere,
     "parts": parts,
     "narrow": narrow,
@@ -330,6 +359,8 @@ def draw() -> None:
             for c in load(table)
         ]
         plot(cells, ROOT / "docs" / f"{table}.png")
+    found = json.loads((ROOT / "results" / "bench_pareto.json").read_text())
+    plots.plot_pareto(found["cells"], found["m"], ROOT / "docs" / "pareto.png")
 
 
 def filled(text: str) -> str:

@@ -119,6 +119,14 @@ def test_a_user_without_history_and_an_item_without_partners_score_0(tree):
     assert not memory.whole_level(memory.context(tree, x), tree, tree.height).any()
 
 
+def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
+    memory = MemoryScorer.from_partners([some_partners()], [fading(0.5)])
+    other = bt.random_tree(NUM_ITEMS + 1, arity=3)
+    for scorer in (memory, SumScorer({"memory": memory, "repeats": RepeatScorer()}, other.height)):
+        with pytest.raises(ValueError, match="memory is of 50 items and the tree has 51"):
+            bt.TreeModel(other, scorer)
+
+
 def test_a_memory_without_any_partners_says_nothing(tree):
     nothing = strongest(torch.empty(0).long(), torch.empty(0).long(), torch.empty(0), NUM_ITEMS)
     memory = MemoryScorer.from_partners([nothing, nothing], [fading(0.5), fading(0.5)])

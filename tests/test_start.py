@@ -91,6 +91,30 @@ def test_without_validation_users_defaults_are_taken_and_said(tmp_path):
     assert model.scorer.weight_of("factors") > 0
 
 
+def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):
+    rows = [(f"u{user}", "a", time) for user in range(30) for time in range(12)]
+    with pytest.raises(ValueError, match="two items are needed, but 30 and 1 are left"):
+        bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "one")
+
+
+def test_items_that_no_training_user_has_are_found_only_by_those_who_have_them(tmp_path):
+    """The validation and test users have items of their own."""
+    log = a_walk(users=60)
+    bt.prepare(log, tmp_path / "all", val_users=10, test_users=10, seed=0)
+    data = bt.load_data(tmp_path / "all")
+    apart = set(data.users.names[len(data.train) :])
+    own = log.with_columns(
+        item=pl.when(pl.col("user").is_in(list(apart)) & (pl.col("time") % 4 == 0))
+        .then(pl.format("own{}", "user"))
+        .otherwise("item")
+    )
+    bt.prepare(own, tmp_path / "own", val_users=10, test_users=10, seed=0)
+    shop = bt.Recommender(steps=0, beam_size=60).fit(bt.load_data(tmp_path / "own"))
+    found = shop.recommend(["i01", "i02", "i03"], m=10)["item"].to_list()
+    assert len(found) == 10
+    assert not any(item.startswith("own") for item in found)
+
+
 def test_a_log_of_two_items_has_a_start(tmp_path):
     rows = [(f"u{user}", "ab"[(user + time) % 2], time) for user in range(30) for time in range(12)]
     bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "two")

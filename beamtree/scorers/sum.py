@@ -11,6 +11,7 @@ from beamtree.scorers.lifted import Lifted
 from beamtree.scorers.memory import LiftedScorer
 from beamtree.tree import PAD, Tree
 
+SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree
 Counting = tuple[list[tuple[list[float], Scorer]], list[tuple[float, LiftedScorer]]]
 
 
@@ -190,9 +191,10 @@ class SumScorer(TableScorer):
 
     def settings(self) -> dict[str, Any]:
         parts = {name: [type(self.part(name)).__name__, self.part(name).settings()] for name in self.names}
-        rows = [part.settings()["num_nodes"] for part in self.tables().values()]
         how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.made}
-        return {"parts": parts, **how, **({"num_nodes": min(rows)} if rows else {})}
+        known = [part.settings() for part in map(self.part, self.names)]
+        sizes = {key: min(each[key] for each in known if key in each) for key in SIZES if any(key in e for e in known)}
+        return {"parts": parts, **how, **sizes}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> "SumScorer":
