@@ -136,14 +136,25 @@ def strong(metric: str) -> str:
     for log in LOGS:
         values = {(c.get("row"), c.get("m")): c["value"] for c in load(f"compare-{log}") if c["metric"] == metric}
         peers = {(c["row"], c["m"]): c["value"] for c in load("peers") if (c["log"], c["metric"]) == (log, metric)}
-        names = [*dict.fromkeys(row for row, _ in peers)]
-        found = {name: [100 * peers[name, int(m)] for m in M] for name in names}
+        names = dict.fromkeys(c["row"] for c in load("peers"))
+        found = {name: [100 * peers[name, int(m)] for m in M] for name in names if (name, 10) in peers}
         found["otm, the network alone"] = [100 * values["otm", int(m)] for m in M]
         for name, model in (("beamtree, as it starts", "start"), ("beamtree", "trained")):
             found[name] = [parts_row(model)[log][metric][m] for m in M]
+        for name in names:
+            rows.setdefault(name, {})
         for name, each in found.items():
             rows.setdefault(name, {})[log] = two_digits(each)
     return several(rows, LOGS, f"{metric}{FOUR}")
+
+
+def two_cores() -> str:
+    """What `beamtree train` makes without a GPU, and in which time."""
+    lines = []
+    for cell in load("two_cores"):
+        values = (" ".join(two_digits(cell[metric])) for metric in ("recall", "precision", "f1"))
+        lines.append([cell["log"], f"{cell['seconds']:,}", *values])
+    return grid(["log", "seconds", f"R{FOUR}", "P", "F"], lines)
 
 
 def elsewhere() -> str:
@@ -327,6 +338,7 @@ PARTS = {
     "bench_pareto": pareto,
     "bench_parts": query_parts,
     "elsewhere": elsewhere,
+    "two_cores": two_cores,
     "parts": parts,
     "narrow": narrow,
     "trees": trees,

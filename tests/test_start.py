@@ -234,6 +234,14 @@ def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, fou
     assert one.how_many(lambda most: most) == expected
 
 
+def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data, tmp_path):
+    tree = bt.cluster_tree(data)
+    assert not start.Start(tree, data, 0, "cpu", 1).come_back  # ten groups of ten items, twelve events, cut in half
+    bt.prepare(a_walk(repeats=True), tmp_path / "again", val_users=20, test_users=20)
+    again = bt.load_data(tmp_path / "again")
+    assert start.Start(bt.cluster_tree(again), again, 0, "cpu", 1).come_back
+
+
 def test_the_grid_stands_in_one_place():
     assert start.FACTORS[0] == (0.005, 0.003)
     assert start.PENALTIES[0] == 300.0

@@ -148,8 +148,8 @@ class SumScorer(TableScorer):
         else:
             total = torch.zeros(context.rows, nodes.shape[1], device=nodes.device)
         for counts, part, of_part in context.parts:
-            total = torch.add(total, part.scores(of_part, level, nodes), alpha=counts[level])
-        return total.masked_fill(nodes == PAD, -torch.inf)
+            total.add_(part.scores(of_part, level, nodes), alpha=counts[level])
+        return total.masked_fill_(nodes == PAD, -torch.inf)
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
         scale, bias = self.calibration

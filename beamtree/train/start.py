@@ -12,15 +12,15 @@ from beamtree.closed.ials import STRENGTHS
 from beamtree.closed.pairs import followed, together
 from beamtree.closed.partners import PARTNERS
 from beamtree.closed.ridge import WHOLE
-from beamtree.data import Events, Prepared
+from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.views import HISTORY, ORDERED
 from beamtree.evaluate import evaluate
-from beamtree.metrics import usual_m
+from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.train.blend import USERS, Candidates, choose_weights
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -30,13 +30,15 @@ LEARNED = "deep"  # the part that gradients train
 # The grid. The first of each is taken where nobody can be asked.
 FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
 TRIAL = {"dim": 48, "rounds": 2}  # with which these are tried
-PENALTIES = (300.0, 100.0, 1000.0, 3000.0)  # λ of what goes together
+PENALTIES = (300.0, 100.0, 30.0, 1000.0, 3000.0)  # λ of what goes together
+FIRST = (10, 50)  # cuts at which that is judged: what comes later factors know better
 FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
 POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
 FADING = 0.5  # of what follows, in fitting and in asking
 ENTRIES = 1_500_000  # partners of all items that a small catalogue may have, if that is more than N each
 NEWEST = 20  # events that rules look at
 LOSS = 1e-3  # of what is found, that half the partners may cost
+RARELY = 0.005  # of what users choose next, that they had before
 READINGS = 40_000_000  # pairs of past and past that are drawn for what follows
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
 
@@ -75,23 +77,36 @@ class Start:
         self.order = slots[slots >= 0].to(self.device)
         self.users = self.data.val.few(USERS)
         self.asks = len(self.users) > 0
+        self.come_back = not self.asks or _repeated(self.users) > RARELY
         self.ordered = self.data.train.events.order_strength > ORDERED
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
 
-    def quality(self, part: Scorer) -> float:
-        """How much a part alone finds: recall at several cuts, each over the root of its cut."""
+    def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
+        """How much a part alone finds: recall at several cuts, each over the root of its cut.
+
+        Where users hardly ever come back, what they have is left out, as a weight of repeats will do in the end.
+        """
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
-        cuts = sorted({min(cut, most) for cut in (10, 50, most)})
-        found = evaluate(model, self.users, beam_size=max(400, most), m=cuts, metrics=("recall",))
+        cuts = sorted({min(cut, most) for cut in cuts})
+        found = evaluate(
+            model,
+            self.users,
+            beam_size=max(400, most),
+            m=cuts,
+            metrics=("recall",),
+            exclude_seen=not self.come_back,
+        )
         return float(sum(found["recall", cut] / cut**0.5 for cut in cuts))  # about as large at every cut
 
-    def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
+    def best(
+        self, what: str, values: Sequence[T], make: Callable[[T], Scorer], cuts: Sequence[int] = (10, 50, 200)
+    ) -> T:
         """The value whose scorer finds most; the first where there is nobody to ask."""
         if what not in self.made:
             place = 0
             if self.asks and len(values) > 1:
-                place = max(range(len(values)), key=lambda each: self.quality(make(values[each])))
+                place = max(range(len(values)), key=lambda each: self.quality(make(values[each]), cuts))
                 self.say(f"{what}: {values[place]}")
             self.made[what] = place
         found: T = values[self.made[what]]
@@ -124,7 +139,8 @@ class Start:
         def trial(penalty: float) -> Scorer:
             return memory(ridge_partners(gram, self.order, penalty, every=few), 0.0)
 
-        found = ridge_partners(gram, self.order, self.best("together, λ", PENALTIES, trial), self.most)
+        penalty = self.best("together, λ", PENALTIES, trial, FIRST)
+        found = ridge_partners(gram, self.order, penalty, self.most)
         return found, self.power("together", lambda power: memory(found, power))
 
     def following(self) -> Partners:
@@ -215,6 +231,12 @@ def refit(model: TreeModel, data: Prepared, seed: int) -> None:
     parts = Start(model.tree, data, seed, device, model.first_level, events=events, made=made).all_parts()
     for name in parts.names:
         scorer.put(name, parts.part(name).to(device))
+
+
+def _repeated(users: BeforeAfter) -> float:
+    """The share of targets that are in the history."""
+    x, y = users.batch(torch.arange(len(users)))
+    return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))
 
 
 def memory(partners: Partners, power: float, newest: int = HISTORY) -> MemoryScorer:
