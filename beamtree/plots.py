@@ -53,6 +53,10 @@ def plot_pareto(cells: Sequence[Mapping[str, Any]], m: int, path: Path) -> None:
                     str(c["width"]), place, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
                 )
     axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
+    times = [float(c["ms"]) for c in cells]
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if min(times) / 2 < tick < 2 * max(times)]
+    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     axis.grid(alpha=0.3)
     axis.legend()
     save(figure, path)
