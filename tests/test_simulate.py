@@ -43,7 +43,7 @@ def test_columns_ids_and_times(market):
     assert events["user"].n_unique() == USERS
     assert events["user"].is_sorted()
     assert events["user"].str.contains(r"^u\d{7}$").all()
-    assert items.schema == {"item": pl.String, "category": pl.String}
+    assert items.schema == {"item": pl.String, "category": pl.String, "name": pl.String}
     assert items["item"].to_list() == [f"i{number:07}" for number in range(ITEMS)]
     assert items["category"].str.contains(r"^\d+/\d+/\d+/\d+$").all()
     assert events["item"].is_in(items["item"].implode()).all()

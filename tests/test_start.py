@@ -235,11 +235,12 @@ def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, fou
 
 
 def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data, tmp_path):
-    tree = bt.cluster_tree(data)
-    assert not start.Start(tree, data, 0, "cpu", 1).come_back  # ten groups of ten items, twelve events, cut in half
-    bt.prepare(a_walk(repeats=True), tmp_path / "again", val_users=20, test_users=20)
-    again = bt.load_data(tmp_path / "again")
-    assert start.Start(bt.cluster_tree(again), again, 0, "cpu", 1).come_back
+    rows = [(f"u{user}", f"i{(user + 7 * time) % 40}", time) for user in range(80) for time in range(20)]
+    bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "once", val_users=20)
+    once = bt.load_data(tmp_path / "once")
+    for each, expected in ((once, False), (data, True)):
+        tree = bt.cluster_tree(each)
+        assert start.Start(tree, each, 0, "cpu", first_level(tree, 60)).come_back is expected
 
 
 def test_the_grid_stands_in_one_place():
