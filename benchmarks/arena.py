@@ -3,7 +3,7 @@
     python benchmarks/arena.py amazon-beauty.parquet && python docs/fill.py
 
 The last event of every user tests, the one before validates, all items are ranked, with what a user has seen left out
-and not. It takes a quarter of an hour on two cores. Rows of `benchmarks/rows.py` from a GPU are added with --also.
+and not. Rows of `benchmarks/rows.py` from a GPU are added with --also.
 """
 
 import argparse
