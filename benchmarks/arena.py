@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import beamtree as bt
 from beamtree.baselines import PEERS, build
@@ -55,11 +54,7 @@ def of_model(model: bt.TreeModel, data: bt.data.Prepared) -> dict[bool, list[flo
 
 def of_peer(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
     """What a peer finds that scores every item."""
-    peer = build(name, data.train.events, data.num_items, data.val)
-
-    def find(x: Tensor, exclude: Tensor) -> Tensor:
-        return leaving_out(peer.retrieve, M)(x, exclude)
-
+    find = leaving_out(build(name, data.train.events, data.num_items, data.val).retrieve, M)
     return both_ways(lambda seen: measure(find, data.test, m=M, metrics=METRICS, exclude_seen=seen))
 
 

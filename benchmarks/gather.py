@@ -1,4 +1,4 @@
-"""Bring runs of parts.py and rows.py together into what the pages show: means over seeds, in percent.
+"""Bring runs of parts.py together into what the pages show: means over seeds, in percent.
 
 python benchmarks/gather.py RUNS/*.json --out results/parts.json
 """

@@ -1,6 +1,6 @@
-"""The best weights of a network on its way, by what validation users find."""
+"""Steps of a network, and its best weights on the way, by what validation users find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import torch
@@ -35,3 +35,23 @@ class Kept(Generic[Net]):
         if self._weights:
             self._model.load_state_dict(self._weights)
         return self._model.eval()
+
+
+def take_steps(
+    losses: Iterable[Tensor],
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    kept: Kept[Net],
+    on_step: Callable[[int, int, Tensor], None] | None,
+) -> Net:
+    """Move along the gradient of one loss after another, each made when the step before is taken; gives the best."""
+    for t, loss in enumerate(losses, 1):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        kept.look(t, steps)
+        if on_step is not None:
+            on_step(t, steps, loss.detach())
+    return kept.restored()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention
 
-from beamtree.baselines.kept import USERS, Kept
+from beamtree.baselines.kept import USERS, Kept, take_steps
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.seeds import epoch_order, mix
@@ -191,20 +191,16 @@ def _trained(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
     generator, kept = torch.Generator(device), Kept(model, val, validation_recall)
-    with torch.random.fork_rng([] if device == "cpu" else [device]):
-        torch.manual_seed(mix(seed, 8))  # of dropout
+
+    def losses() -> Iterator[Tensor]:
         for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
             generator.manual_seed(mix(seed, t))
             sequence, target = draw_sequences(events, users, generator)
-            loss = next_item_loss(model.train(), sequence, target, shares, generator)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            kept.look(t, steps)
-            if on_step is not None:
-                on_step(t, steps, loss.detach())
-    return kept.restored()
+            yield next_item_loss(model.train(), sequence, target, shares, generator)
+
+    with torch.random.fork_rng([] if device == "cpu" else [device]):
+        torch.manual_seed(mix(seed, 8))  # of dropout
+        return take_steps(losses(), steps, optimizer, schedule, kept, on_step)
 
 
 def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[Tensor]:

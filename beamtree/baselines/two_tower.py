@@ -1,7 +1,7 @@
 """YouTube product-DNN (Covington et al. 2016): a vector of the user, a vector of every item, and their product."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from beamtree.baselines.kept import USERS, Kept
+from beamtree.baselines.kept import USERS, Kept, take_steps
 from beamtree.data import BeforeAfter, Events, stretches
 from beamtree.data.factors import choose_factors, factors
 from beamtree.data.views import WINDOWS, window_of_behaviour
@@ -139,23 +139,18 @@ def two_tower(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator(device)
     per_epoch = -(-len(view) // batch_size)
-    order = torch.empty(0)
-    kept = Kept(model, val, recall)
-    for t in range(steps):
-        epoch, place = divmod(t, per_epoch)
-        if place == 0:
-            order = epoch_order(len(view), seed, epoch).to(device)
-        generator.manual_seed(mix(seed, t))
-        x, y = view.batch(order[place * batch_size :][:batch_size], generator)
-        loss = sampled_softmax(model, x, y, generator)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        kept.look(t + 1, steps)
-        if on_step is not None:
-            on_step(t + 1, steps, loss.detach())
-    return kept.restored()
+
+    def losses() -> Iterator[Tensor]:
+        order = torch.empty(0)
+        for t in range(steps):
+            epoch, place = divmod(t, per_epoch)
+            if place == 0:
+                order = epoch_order(len(view), seed, epoch).to(device)
+            generator.manual_seed(mix(seed, t))
+            x, y = view.batch(order[place * batch_size :][:batch_size], generator)
+            yield sampled_softmax(model, x, y, generator)
+
+    return take_steps(losses(), steps, optimizer, schedule, Kept(model, val, recall), on_step)
 
 
 @torch.no_grad()

@@ -87,9 +87,7 @@ class MemoryScorer(LiftedScorer):
         held = (self.offsets.take(row + 1) - start).masked_fill_(past == PAD, 0)
         at = (start.unsqueeze(-1) + place).clamp_(max=len(self.partners) - 1)
         said = self.weights.take(at) * counts
-        said.masked_fill_(
-            place >= held.unsqueeze(-1), 0.0
-        )  # past the end of a list some item, of which nothing is said
+        said.masked_fill_(place >= held.unsqueeze(-1), 0.0)  # past the end of a list: some item, nothing said
         return self.partners.take(at).flatten(1).long(), said.flatten(1)
 
     def _reading(self, x: Tensor) -> tuple[Tensor, ...]:

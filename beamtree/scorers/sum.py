@@ -87,10 +87,8 @@ class SumScorer(TableScorer):
         """The sum of the other parts, which it shares."""
         kept = [other for other in self.names if other != name]
         learned = self.learned if self.learned in kept else None
-        found = SumScorer({other: self.part(other) for other in kept}, len(self.weights) - 1, learned, self.made)
-        found.weights = self.weights[:, [self.names.index(other) for other in kept]].clone()
-        found.calibration = self.calibration.clone()
-        return found.to(self.weights.device)
+        weights = self.weights[:, [self.names.index(other) for other in kept]].clone()
+        return self._of({other: self.part(other) for other in kept}, weights, learned)
 
     def lean(self) -> "SumScorer":
         """The sum of the parts that count, which it shares."""
@@ -103,9 +101,13 @@ class SumScorer(TableScorer):
     def with_part(self, name: str, part: Scorer, weight: float, *, learned: bool = False) -> "SumScorer":
         """The sum of these parts, which it shares, and one more."""
         parts = {other: self.part(other) for other in self.names} | {name: part}
-        found = SumScorer(parts, len(self.weights) - 1, name if learned else self.learned, self.made)
-        found.weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
-        found.calibration = self.calibration.clone()
+        weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
+        return self._of(parts, weights, name if learned else self.learned)
+
+    def _of(self, parts: Mapping[str, Scorer], weights: Tensor, learned: str | None) -> "SumScorer":
+        """A sum of other parts or weights, made and calibrated as this one."""
+        found = SumScorer(parts, len(weights) - 1, learned, self.made).to(weights.device)
+        found.weights, found.calibration = weights, self.calibration.clone()
         return found
 
     def put(self, name: str, part: Scorer) -> None:
@@ -171,10 +173,7 @@ class SumScorer(TableScorer):
     def on_tree(self, old: Tree, new: Tree) -> "SumScorer":
         tables = self.tables()
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
-        found = SumScorer(moved, new.height, self.learned, self.made).to(self.weights.device)
-        found.weights = self.weights[-1:].expand(new.height + 1, -1).clone()
-        found.calibration = self.calibration.clone()
-        return found
+        return self._of(moved, self.weights[-1:].expand(new.height + 1, -1).clone(), self.learned)
 
     def for_search(self, tree: Tree) -> dict[str, Tensor]:
         return {

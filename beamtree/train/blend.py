@@ -70,9 +70,7 @@ def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
     middle, unit = g.mean(), g.std(correction=0).clamp(min=1e-9)
     rows = torch.stack([(g - middle) / unit, torch.ones_like(g)], dim=1)
     found = torch.stack([torch.ones_like(share), share.logit()])
-    keep = 1e-3 * torch.eye(
-        2, dtype=g.dtype, device=g.device
-    )  # so that there is an answer where all or none are chosen
+    keep = 1e-3 * torch.eye(2, dtype=g.dtype, device=g.device)  # an answer also where all or none are chosen
     for _ in range(NEWTON):
         p = torch.sigmoid(rows @ found)
         slope = rows.T @ (z - p) - keep @ found
