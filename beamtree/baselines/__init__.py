@@ -38,14 +38,15 @@ PEERS = {
     "user-knn": ("user_knn", "user_knn"),
     "rules": ("rules", "rules"),
 }
+PLAIN = {**BASELINES, **PEERS}
 
 
 def build(name: str, events: Events, num_items: int, val: BeforeAfter | None = None) -> Baseline:
     """A plain row, made from what training users chose; a peer takes its settings from validation users."""
-    module, function = {**BASELINES, **PEERS}[name]
+    module, function = PLAIN[name]
     with needs("compare", f"row {name}"):
         make = cast(Callable[..., Baseline], getattr(import_module(f"beamtree.baselines.{module}"), function))
         return make(events, num_items, val) if name in PEERS else make(events, num_items)
 
 
-__all__ = ["BASELINES", "PEERS", "Baseline", "Popularity", "build", "popularity"]
+__all__ = ["BASELINES", "PEERS", "PLAIN", "Baseline", "Popularity", "build", "popularity"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.baselines import BASELINES, PEERS, build
+from beamtree.baselines import PLAIN, build
 from beamtree.cli.options import (
     BeamSize,
     Cuts,
@@ -36,7 +36,7 @@ def evaluate_run(
     m: Cuts = "10,50,100,200",
     metrics: Metrics = "precision,recall,f1",
     exclude_seen: ExcludeSeen = False,
-    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join((*BASELINES, *PEERS))}.")] = "",
+    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(PLAIN)}.")] = "",
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -45,7 +45,7 @@ def evaluate_run(
     named_metrics(names)
     rows = words(against)
     for row in rows:
-        chosen({**BASELINES, **PEERS}, "row", row)
+        chosen(PLAIN, "row", row)
     if json is not None:
         check_writable(json)
     model = open_model(run, device)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
 from beamtree.closed.ials import STRENGTHS
@@ -24,6 +25,7 @@ from beamtree.tree import PAD, Tree
 
 T = TypeVar("T")
 Say = Callable[[str], None]
+Weighed = tuple[Partners, Tensor]  # what items say of others, and what an event counts by its age
 
 LEARNED = "deep"  # the part that gradients train
 
@@ -131,59 +133,59 @@ class Start:
         factors = fitted(self.best("factors, λ and α₀", FACTORS, lambda pair: made(fitted(pair, **TRIAL))))
         return made(factors, self.power("factors", lambda power: made(factors, power)))
 
-    def together(self) -> tuple[Partners, float]:
-        """What goes together, and how fast an event loses weight."""
+    def together(self) -> Weighed:
+        """What goes together."""
         gram = together(self.log, self.data.num_items)
         few = 1 if len(self.order) <= WHOLE else 8  # blocks that a trial solves for: one of so many
 
         def trial(penalty: float) -> Scorer:
-            return memory(ridge_partners(gram, self.order, penalty, every=few), 0.0)
+            return memory(ridge_partners(gram, self.order, penalty, every=few), fading(0.0))
 
         penalty = self.best("together, λ", PENALTIES, trial, FIRST)
         found = ridge_partners(gram, self.order, penalty, self.most)
-        return found, self.power("together", lambda power: memory(found, power))
+        return found, fading(self.power("together", lambda power: memory(found, fading(power))))
 
-    def following(self) -> Partners:
-        """What follows."""
-        recency = fading(FADING).to(self.device)
+    def soon(self) -> Weighed:
+        """What comes within a few events: rules."""
+        found = next_partners(self.log, self.data.num_items, most=self.most)
+        return found, fading(self.power("next", lambda power: memory(found, fading(power, NEWEST))), NEWEST)
+
+    def following(self) -> Weighed:
+        """What follows, sooner or later."""
+        recency = fading(FADING)
         mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
         readings = int(READINGS / max(1.0, len(self.log) * mean**2))
         past, future = followed(
-            self.log, self.data.num_items, recency, readings=min(max(readings, 1), 32), seed=self.seed
+            self.log, self.data.num_items, recency.to(self.device), readings=min(max(readings, 1), 32), seed=self.seed
         )
 
         @cache
         def fitted(penalty: float) -> Partners:
             return follow_partners(past, future, self.order, penalty, self.most)
 
-        return fitted(self.best("follows, λ", FOLLOW, lambda penalty: memory(fitted(penalty), FADING)))
+        return fitted(self.best("follows, λ", FOLLOW, lambda penalty: memory(fitted(penalty), recency))), recency
+
+    def lists(self) -> dict[str, Weighed]:
+        """What items say of others, by name; what is known to count nothing is not made."""
+        makers = {"together": self.together, "next": self.soon}
+        if self.ordered:
+            makers["follows"] = self.following
+        known = self.made.get("weights")
+        return {name: make() for name, make in makers.items() if known is None or known[name]}
 
     def all_parts(self) -> SumScorer:
         """All parts with the weights that find most for the validation users."""
-        factors = self.factors()
-        pairs, power = self.together()
-        after = self.following() if self.ordered else None
-        rules = next_partners(self.log, self.data.num_items, most=self.most)
-        soon = self.power("next", lambda each: memory(rules, each, NEWEST)) if self.ordered else 0.0
-        parts: dict[str, Scorer] = {
-            "factors": factors,
-            "together": memory(pairs, power),
-            "next": memory(rules, soon, NEWEST),
-            "repeats": RepeatScorer(),
-        }
-        if after is not None:
-            parts["follows"] = memory(after, FADING)
-        weights = self.weights(parts)
-        lists = {"together": (pairs, fading(power)), "next": (rules, fading(soon, NEWEST))}
-        if after is not None:
-            lists["follows"] = after, fading(FADING)
+        factors, lists, repeats = self.factors(), self.lists(), RepeatScorer()
+        parts = {name: memory(*weighed) for name, weighed in lists.items()}
+        weights = self.weights({"factors": factors, **parts, "repeats": repeats})
         kept = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
 
         def whole(most: int) -> SumScorer:
-            made: dict[str, Scorer] = {"factors": factors, "repeats": parts["repeats"]}
+            made: dict[str, Scorer] = {"factors": factors, "repeats": repeats}
             if kept:
-                shorter = [partners.cut(most) for partners, _ in kept]
-                made["memory"] = MemoryScorer.from_partners(shorter, [recency for _, recency in kept])
+                made["memory"] = MemoryScorer.from_partners(
+                    [partners.cut(most) for partners, _ in kept], [recency for _, recency in kept]
+                )
             found = SumScorer(made, self.tree.height, made=self.made)
             found.calibration = torch.tensor(self.made["calibration"])
             return found.weigh(factors=weights["factors"], repeats=weights["repeats"])
@@ -239,6 +241,6 @@ def _repeated(users: BeforeAfter) -> float:
     return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))
 
 
-def memory(partners: Partners, power: float, newest: int = HISTORY) -> MemoryScorer:
+def memory(partners: Partners, recency: Tensor) -> MemoryScorer:
     """A memory of one list."""
-    return MemoryScorer.from_partners([partners], [fading(power, newest)])
+    return MemoryScorer.from_partners([partners], [recency])
