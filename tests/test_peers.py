@@ -134,19 +134,6 @@ def test_the_order_for_blocks_puts_alike_items_side_by_side():
     assert float((group[order][1:] == group[order][:-1]).float().mean()) > 0.8
 
 
-@pytest.mark.parametrize("best", [0, 1, 2, 3, 4])
-def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
-    tried = []
-
-    def attempt(value):
-        tried.append(value)
-        return abs(value - best) == min(abs(each - best) for each in tried)
-
-    ease_room.climb((0, 1, 2, 3, 4), attempt)
-    assert best in tried
-    assert len(tried) <= 4
-
-
 def plain_knn(events, row, neighbours, popular):
     """The similarities of the nearest users that have each item, over the sum of all, over users^popular."""
     history, baskets = set(row) - {PAD}, [set(items) for items in lists_of(events)]
@@ -421,6 +408,23 @@ def test_validation_users_choose_the_size_of_sasrec(monkeypatch):
         assert model.items.shape[1] == wanted
         state = model.state_dict()
         SASRec.like(M, state).load_state_dict(state)
+
+
+def test_validation_users_choose_whether_sasrec_repeats(monkeypatch):
+    events, x = random_events(10), random_histories(10)
+    monkeypatch.setattr("beamtree.baselines.sasrec.GRID", ((64, 0.2),))
+    for wanted in (True, False):
+
+        def quality(model, users, wanted=wanted):
+            return float(bool(model.repeats) == wanted)
+
+        monkeypatch.setattr("beamtree.baselines.sasrec.validation_recall", quality)
+        model = sasrec(events, M, steps=4, batch_size=20, val=BeforeAfter(events))
+        loaded = SASRec.like(M, model.state_dict())
+        loaded.load_state_dict(model.state_dict())
+        found = loaded.eval().retrieve(x, M)[0]
+        again = [bool(set(row) & set(history) - {PAD}) for row, history in zip(found.tolist(), x.tolist(), strict=True)]
+        assert any(again) == wanted
 
 
 def test_sasrec_keeps_the_contract_of_rows():

@@ -87,6 +87,7 @@ def test_without_validation_users_defaults_are_taken_and_said(tmp_path):
     data = bt.load_data(tmp_path / "data")
     model, said = started(data)
     assert any("no validation users" in line for line in said)
+    assert start.PENALTIES[model.scorer.made["together, λ"]] == 100.0
     assert recall(model, data.test) > 0.3
     assert model.scorer.weight_of("factors") > 0
 
@@ -243,7 +244,29 @@ def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data,
         assert start.Start(tree, each, 0, "cpu", first_level(tree, 60)).come_back is expected
 
 
-def test_the_grid_stands_in_one_place():
-    assert start.FACTORS[0] == (0.005, 0.003)
-    assert start.PENALTIES[0] == 300.0
-    assert start.POWERS[0] == 0.3
+@pytest.mark.parametrize("best", [3.0, 30.0, 100.0, 3000.0])
+def test_the_penalty_is_climbed_to_from_the_middle(data, monkeypatch, best):
+    tree, tried = bt.cluster_tree(data), []
+    begun = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+
+    def quality(penalty, cuts):
+        tried.append(penalty)
+        return -abs(start.PENALTIES.index(penalty) - start.PENALTIES.index(best))
+
+    monkeypatch.setattr(begun, "quality", quality)
+    assert begun.climbed("λ", start.PENALTIES, lambda penalty: penalty, start.FIRST) == best
+    assert tried[0] == 100.0
+    assert begun.climbed("λ", start.PENALTIES, None, start.FIRST) == best, "chosen once"
+
+
+def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
+    monkeypatch.setattr(start, "TRIED", 10)
+    tree = bt.cluster_tree(data)
+    begun = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+    counts = data.train.events.popularity(data.num_items)
+    assert len(begun.tried) == 10
+    assert int(counts[begun.tried].min()) >= int(counts.sort(descending=True).values[9])
+    place = {item: at for at, item in enumerate(begun.order.tolist())}
+    assert [place[item] for item in begun.tried.tolist()] == sorted(place[item] for item in begun.tried.tolist())
+    partners, _ = begun.following()
+    assert len(set(partners.items.tolist())) > 10, "but in the end for all"

@@ -28,11 +28,11 @@ from beamtree.baselines.ranking import (
 )
 from beamtree.closed.lists import Lists
 from beamtree.closed.pairs import together
-from beamtree.closed.ridge import BLOCK, ridge_partners
+from beamtree.closed.ridge import BLOCK, PENALTIES, climb, ridge_partners
 from beamtree.data import BeforeAfter, Events, factors
 from beamtree.data.views import recency
 
-PENALTIES = (30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ; the middle is tried first
+# λ: PENALTIES of `closed.ridge`
 POWERS = (0.0, 0.3, 0.6)  # p: of the history's recency
 REPEATS = (-torch.inf, 0.0, 0.03, 0.1, 0.3, 1.0)  # w: of the history itself
 DEFAULTS = {"penalty": 300.0, "recency": 0.3, "repeats": 0.0}
@@ -165,16 +165,6 @@ def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> Peer
     best = best_of(trials)
     model = kept.get(best["penalty"]) or solve(best["penalty"])  # a later trial can bring an earlier λ back
     return Peer(log, score_of(log, model, best["recency"]), best, model.num_bytes)
-
-
-def climb(values: tuple[float, ...], attempt: Callable[[float], bool]) -> None:
-    """Try the middle value, then up and down from it, each way as long as the newest is the best so far."""
-    middle = len(values) // 2
-    attempt(values[middle])
-    for way in (values[middle + 1 :], values[:middle][::-1]):
-        for value in way:
-            if not attempt(value):
-                break
 
 
 def score_of(log: Log, model: Solved, power: float) -> Score:

@@ -1,6 +1,7 @@
 """SASRec (Kang and McAuley 2018): a causal transformer that reads a history and says at every place what comes next."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from beamtree.tree import PAD
 
 LAYERS, HEADS = 2, 2
 GRID = ((64, 0.2), (256, 0.5))  # numbers per item and dropout: the first unless validation users choose
-SHARE = 0.25  # of the steps that each of these is tried for
 LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
 BATCH, STEPS = 128, 10_000
 WHOLE = 20_000  # items up to which a target is told from all others
@@ -49,6 +49,7 @@ class SASRec(nn.Module):
     """One vector per item, read and scored alike; a vector per place, counted from the oldest event."""
 
     known: Tensor
+    repeats: Tensor
 
     def __init__(self, num_items: int, seed: int = 0, dim: int = GRID[0][0], dropout: float = GRID[0][1]) -> None:
         super().__init__()
@@ -60,6 +61,7 @@ class SASRec(nn.Module):
             self.blocks = nn.Sequential(*(Block(dim, dropout) for _ in range(LAYERS)))
         self.dropout, self.last = nn.Dropout(dropout), nn.LayerNorm(dim)
         self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # which items training users have
+        self.register_buffer("repeats", torch.tensor(True))  # whether what is in a history may come again
 
     @classmethod
     def like(cls, num_items: int, state: dict[str, Tensor]) -> "SASRec":
@@ -71,6 +73,12 @@ class SASRec(nn.Module):
         x = embedding(sequence.clamp(min=0), self.items) + self.places[: sequence.shape[1]]
         out: Tensor = self.last(self.blocks(self.dropout(x)))
         return out
+
+    def without_repeats(self) -> "SASRec":
+        """The same, but what is in a history does not come again; it shares the weights."""
+        found = copy(self)
+        found._buffers = {**self._buffers, "repeats": torch.zeros_like(self.repeats)}
+        return found
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +94,8 @@ class SASRec(nn.Module):
         scores = torch.addmm(self.bias, states, self.items.T).masked_fill_(~self.known, -torch.inf)
         row, place = (sequence != PAD).nonzero(as_tuple=True)
         own = sequence[row, place]  # what is in the history may come again, whoever has it
-        scores[row, own] = (states[row] * self.items[own]).sum(1) + self.bias[own]
+        again = (states[row] * self.items[own]).sum(1) + self.bias[own]
+        scores[row, own] = again.where(self.repeats, -torch.inf)
         return scores
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -149,7 +158,10 @@ def sasrec(
     val: BeforeAfter | None = None,
     on_step: Callable[[int, int, Tensor], None] | None = None,
 ) -> SASRec:
-    """Train on runs of every user's events. With `val`, the size and the weights are kept that find most.
+    """Train on runs of every user's events.
+
+    With `val` each size of GRID is trained, and what finds most is kept: its size, its weights on the way, and whether
+    what is in a history may come again.
 
     Args:
         events: of the training users.
@@ -163,11 +175,19 @@ def sasrec(
         on_step: hears (steps done, of how many, the loss).
     """
     how: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
-    dim, dropout = GRID[0]
-    if val is not None and len(val) and len(GRID) > 1:
-        trials = {each: _trained(events, num_items, *each, steps=max(1, int(SHARE * steps)), **how) for each in GRID}
-        dim, dropout = max(GRID, key=lambda each: validation_recall(trials[each], val))
-    return _trained(events, num_items, dim, dropout, steps=steps, on_step=on_step, **how)
+    if val is None or not len(val):
+        return _trained(events, num_items, *GRID[0], steps=steps, on_step=on_step, **how)
+    found = list[tuple[float, SASRec]]()
+    for place, size in enumerate(GRID):
+
+        def told(t: int, of: int, loss: Tensor, place: int = place) -> None:
+            if on_step is not None:
+                on_step(place * of + t, len(GRID) * of, loss)
+
+        model = _trained(events, num_items, *size, steps=steps, on_step=told, **how)
+        again, never = validation_recall(model, val), validation_recall(model.without_repeats(), val)
+        found.append((max(again, never), model if again >= never else model.without_repeats()))
+    return max(found, key=lambda each: each[0])[1]
 
 
 def _trained(

@@ -4,7 +4,8 @@ Items that lie near each other on a tree are solved for together, each block ove
 about it. Where all items fit into one block this is the exact solution.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +13,13 @@ from torch import Tensor
 from beamtree.closed.pairs import Pairs
 from beamtree.closed.partners import PARTNERS, Partners, strongest
 
+T = TypeVar("T")
+
 BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that they are explained by, unless all items fit
 WHOLE = 6144  # up to so many items all explain all
 POPULAR = 6144  # items among which the matrix is kept dense
+PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE that are worth a try, the middle first
 SPARE = 2  # times N: partners that each target keeps before each source is cut to its N
 
 
@@ -26,17 +30,15 @@ def ridge_partners(
     most: int = PARTNERS,
     *,
     features: int = FEATURES,
-    every: int = 1,
 ) -> Partners:
     """EASE: how much each item adds to another, given all others, which no item may explain itself by.
 
     Args:
         gram: XᵀX, from `together`.
-        order: the items such that neighbours are alike, such as the leaves of a tree [M].
+        order: the items such that neighbours are alike, such as the leaves of a tree; those alone are explained [≤ M].
         penalty: λ.
         most: N partners of an item.
         features: items that explain a block.
-        every: solve every block, or for a trial one of so many.
     """
 
     def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def ridge_partners(
         found[own, column] = 0.0
         return found
 
-    return _by_blocks(gram, gram, order, penalty, solve, most, features, every)
+    return _by_blocks(gram, gram, order, penalty, solve, most, features)
 
 
 def follow_partners(
@@ -66,7 +68,7 @@ def follow_partners(
     Args:
         past: PᵀP, from `followed`.
         future: PᵀF.
-        order: the items such that neighbours are alike [M].
+        order: the items such that neighbours are alike; those alone are explained [≤ M].
         penalty: λ, as a share of the mean of the diagonal.
         most: N partners of an item.
         features: items that explain a block.
@@ -84,12 +86,12 @@ Solve = Callable[[Tensor, Tensor, Tensor], Tensor]  # (system [S, S], right side
 
 
 def _by_blocks(
-    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int, every: int = 1
+    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int
 ) -> Partners:
-    """Solve block by block and keep what is strongest; with `every`, of one block in so many."""
+    """Solve block by block and keep what is strongest."""
     diagonal, square = gram.diagonal(), Square(gram)
     sources, targets, weights = [], [], []
-    for block in list(_blocks(order))[::every]:
+    for block in _blocks(order):
         chosen, right = _explain(by_target, diagonal, block, penalty, features)
         system = square.of(chosen)
         system.diagonal().add_(penalty)
@@ -124,6 +126,16 @@ def _explain(by_target: Pairs, diagonal: Tensor, block: Tensor, penalty: float, 
     there = chosen[at] == source
     right[at[there], place[there]] = value[there]
     return chosen, right
+
+
+def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:
+    """Try the middle value, then up and down from it, each way as long as the newest is the best so far."""
+    middle = len(values) // 2
+    attempt(values[middle])
+    for way in (values[middle + 1 :], values[:middle][::-1]):
+        for value in way:
+            if not attempt(value):
+                break
 
 
 class Square:

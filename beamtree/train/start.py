@@ -12,7 +12,8 @@ from beamtree.closed import Factors, Partners, follow_partners, ials, next_partn
 from beamtree.closed.ials import STRENGTHS
 from beamtree.closed.pairs import followed, together
 from beamtree.closed.partners import PARTNERS
-from beamtree.closed.ridge import WHOLE
+from beamtree.closed.ridge import FEATURES as EXPLAINING
+from beamtree.closed.ridge import PENALTIES, climb
 from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.views import HISTORY, ORDERED
 from beamtree.evaluate import evaluate
@@ -29,11 +30,14 @@ Weighed = tuple[Partners, Tensor]  # what items say of others, and what an event
 
 LEARNED = "deep"  # the part that gradients train
 
-# The grid. The first of each is taken where nobody can be asked.
+# The grid. The first of each is taken where nobody can be asked, of λ of what goes together the middle.
 FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
 TRIAL = {"dim": 48, "rounds": 2}  # with which these are tried
-PENALTIES = (300.0, 100.0, 30.0, 1000.0, 3000.0)  # λ of what goes together
+# PENALTIES of `closed.ridge`: λ of what goes together
 FIRST = (10, 50)  # cuts at which that is judged: what comes later factors know better
+TRIED = (
+    1 << 17
+)  # items, the most popular, whose partners are found in a trial: λ decides between items, so most of them
 FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
 POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
 FADING = 0.5  # of what follows, in fitting and in asking
@@ -82,6 +86,7 @@ class Start:
         self.come_back = not self.asks or _repeated(self.users) > RARELY
         self.ordered = self.data.train.events.order_strength > ORDERED
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
+        self.tried = self.order[_popular(self.log.popularity(self.data.num_items)[self.order], TRIED)]
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """How much a part alone finds: recall at several cuts, each over the root of its cut.
@@ -101,16 +106,34 @@ class Start:
         )
         return float(sum(found["recall", cut] / cut**0.5 for cut in cuts))  # about as large at every cut
 
-    def best(
-        self, what: str, values: Sequence[T], make: Callable[[T], Scorer], cuts: Sequence[int] = (10, 50, 200)
-    ) -> T:
+    def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
         """The value whose scorer finds most; the first where there is nobody to ask."""
+
+        def place() -> int:
+            return max(range(len(values)), key=lambda each: self.quality(make(values[each])))
+
+        return self._chosen(what, values, place, 0)
+
+    def climbed(self, what: str, values: Sequence[T], make: Callable[[T], Scorer], cuts: Sequence[int]) -> T:
+        """The same for values in order, tried from the middle up and down as long as more is found."""
+
+        def place() -> int:
+            found: dict[int, float] = {}
+
+            def attempt(each: int) -> bool:
+                found[each] = self.quality(make(values[each]), cuts)
+                return found[each] == max(found.values())
+
+            climb(range(len(values)), attempt)
+            return max(found, key=found.__getitem__)
+
+        return self._chosen(what, values, place, len(values) // 2)
+
+    def _chosen(self, what: str, values: Sequence[T], place: Callable[[], int], usual: int) -> T:
         if what not in self.made:
-            place = 0
-            if self.asks and len(values) > 1:
-                place = max(range(len(values)), key=lambda each: self.quality(make(values[each]), cuts))
-                self.say(f"{what}: {values[place]}")
-            self.made[what] = place
+            self.made[what] = place() if self.asks and len(values) > 1 else usual
+            if self.asks:
+                self.say(f"{what}: {values[self.made[what]]}")
         found: T = values[self.made[what]]
         return found
 
@@ -136,12 +159,11 @@ class Start:
     def together(self) -> Weighed:
         """What goes together."""
         gram = together(self.log, self.data.num_items)
-        few = 1 if len(self.order) <= WHOLE else 8  # blocks that a trial solves for: one of so many
 
         def trial(penalty: float) -> Scorer:
-            return memory(ridge_partners(gram, self.order, penalty, every=few), fading(0.0))
+            return memory(ridge_partners(gram, self.tried, penalty, features=EXPLAINING // 2), fading(0.0))
 
-        penalty = self.best("together, λ", PENALTIES, trial, FIRST)
+        penalty = self.climbed("together, λ", PENALTIES, trial, FIRST)
         found = ridge_partners(gram, self.order, penalty, self.most)
         return found, fading(self.power("together", lambda power: memory(found, fading(power))))
 
@@ -160,10 +182,12 @@ class Start:
         )
 
         @cache
-        def fitted(penalty: float) -> Partners:
-            return follow_partners(past, future, self.order, penalty, self.most)
+        def fitted(penalty: float, targets: int) -> Partners:
+            order = self.order if targets == len(self.order) else self.tried
+            return follow_partners(past, future, order, penalty, self.most)
 
-        return fitted(self.best("follows, λ", FOLLOW, lambda penalty: memory(fitted(penalty), recency))), recency
+        penalty = self.best("follows, λ", FOLLOW, lambda each: memory(fitted(each, len(self.tried)), recency))
+        return fitted(penalty, len(self.order)), recency
 
     def lists(self) -> dict[str, Weighed]:
         """What items say of others, by name; what is known to count nothing is not made."""
@@ -239,6 +263,11 @@ def _repeated(users: BeforeAfter) -> float:
     """The share of targets that are in the history."""
     x, y = users.batch(torch.arange(len(users)))
     return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))
+
+
+def _popular(counts: Tensor, most: int) -> Tensor:
+    """The places of the largest of some numbers, in rising order; of all where there are no more."""
+    return counts.topk(min(most, len(counts))).indices.sort().values
 
 
 def memory(partners: Partners, recency: Tensor) -> MemoryScorer:
