@@ -24,7 +24,7 @@ from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
 from beamtree.scorers import DeepScorer, LinearScorer, Scorer
-from beamtree.storage import load_model, save_model
+from beamtree.storage.models import load_model, save_model
 from beamtree.train import fit
 from beamtree.tree import PAD, Tree
 

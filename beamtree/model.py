@@ -15,11 +15,13 @@ State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the fir
 
 def check_device(device: str) -> None:
     """Raise a ValueError in one line where torch cannot compute there."""
+    offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        found = float(torch.ones(1, device=device).sum())  # a device such as meta holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # the second from a torch without CUDA
         raise ValueError(f"device {device!r} is not here: this machine offers {offered}") from error
+    if found != 1:
+        raise ValueError(f"device {device!r} does not compute: this machine offers {offered}")
 
 
 class TreeModel(nn.Module):

@@ -17,6 +17,7 @@ from beamtree.answers import (
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, evaluate
+from beamtree.files.drafts import held
 from beamtree.frames import frame
 from beamtree.ingest.logs import open_log
 from beamtree.ingest.trees import any_builder
@@ -24,7 +25,8 @@ from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
-from beamtree.storage import holds_model, load_model, save_model
+from beamtree.storage.models import load_model, save_model
+from beamtree.storage.settings import holds_model
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
 from beamtree.train.runs import (
@@ -251,13 +253,14 @@ class Recommender:
         """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it."""
         folder, model, run = Path(folder), self.model, {**self._run}
         source = self._data.folder if self._data is not None else self._where and self._where[1]
-        if source is not None:
-            run["data"] = None if self._owns_data else str(source.resolve())
-            replace_data(folder, source if self._owns_data else None)
-        write_run(folder, run)
-        if self.progress is not None:
-            finish_run(folder, self.progress)
-        save_model(model, folder)
+        with held(folder):
+            if source is not None:
+                run["data"] = None if self._owns_data else str(source.resolve())
+                replace_data(folder, source if self._owns_data else None)
+            write_run(folder, run)
+            if self.progress is not None:
+                finish_run(folder, self.progress)
+            save_model(model, folder)
 
     @classmethod
     def load(

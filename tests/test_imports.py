@@ -36,7 +36,8 @@ HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.
 RIM = {"__main__", "cli", "plots", "baselines"}
 ALSO = {
-    "storage.py": {"safetensors"},
+    "storage/models.py": {"safetensors"},
+    "storage/settings.py": {"safetensors"},
     "frames.py": {"polars"},
     "answers/files.py": {"polars"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},

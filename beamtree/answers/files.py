@@ -13,8 +13,6 @@ become one file at the end, and get their name in one move.
 """
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ import polars as pl
 
 from beamtree.answers.answer import Answer, Tally, answer, read_history, split_ids
 from beamtree.data import Ids
-from beamtree.files import check_writable
+from beamtree.files.drafts import drafting, put
+from beamtree.files.small import check_writable, naming, one_line
 from beamtree.ingest.columns import find_columns
 from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
 from beamtree.mask import NodeMask
@@ -180,13 +179,13 @@ def write_answers(
             if on_rows is not None:
                 on_rows(rows)
 
-    with _draft(output) as folder, _plain_errors(f"{output} cannot be written"):
+    with naming(output.parent), drafting(output) as folder, _plain_errors(f"{output} cannot be written"):
         _write(frames(), folder, together=max(1, KEPT // (BATCH * m)))
         if not tally.users:
             raise ValueError("there is no user in the input: nothing to answer")
         whole = folder / f"whole{output.suffix.lower()}"
         SINKS[whole.suffix](pl.scan_parquet(sorted(folder.glob("*.part")), glob=False), whole)
-        os.replace(whole, output)
+        put(whole, output)
     tally.left_out = histories.rows - tally.rows
     return tally
 
@@ -238,22 +237,9 @@ SINKS: dict[str, Sink] = {
 
 
 @contextmanager
-def _draft(output: Path) -> Iterator[Path]:
-    """A folder beside the output to write in; it is gone at the end, whatever happens."""
-    folder = output.with_name(f"{output.name}.new-{os.getpid()}")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed and had our number
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def _plain_errors(trouble: str) -> Iterator[None]:
     """Polars' errors in one line."""
     try:
         yield
     except pl.exceptions.PolarsError as error:
-        message = " ".join(str(error).split("\n\n")[0].split())
-        raise ValueError(f"{trouble}: {message}") from error
+        raise ValueError(f"{trouble}: {one_line(error)}") from error

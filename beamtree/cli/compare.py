@@ -26,7 +26,8 @@ from beamtree.compare.results import (
 from beamtree.compare.rows import STRONG, check_rows, steps_of
 from beamtree.data import load_data
 from beamtree.evaluate import named_metrics
-from beamtree.files import check_writable, write_json
+from beamtree.files.drafts import held
+from beamtree.files.small import check_writable, write_json, write_whole
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
 from beamtree.train.recipes import RECIPES, chosen, usual_sizes
@@ -57,7 +58,7 @@ def compare_rows(
     steps: Annotated[int | None, typer.Option(min=1, help="Of training: 10,000 on a GPU, 3,000 on a CPU.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
     recipe: Annotated[str, typer.Option(help="Of the rows of the paper: deep, or paper, as published.")] = "deep",
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same table.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, threads and kind of machine: same table.")] = 0,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -75,13 +76,15 @@ def compare_rows(
         check_writable(path)
     prepared = load_data(data)
     usual = usual_sizes(device)
-    out.print(f"A {tree} tree over {prepared.num_items:,} items", highlight=False)
-    plan = Plan(
-        prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
-        beam_size=beam_size or usual.beam_size, batch_size=batch_size or usual.batch_size, steps=steps or usual.steps,
-        own_trees=own_trees, m=sizes, metrics=words(metrics), test_beam=test_beam, exclude_seen=exclude_seen,
-    )  # fmt: skip
-    run(plan, some, json)
+    with held(folder):
+        out.print(f"A {tree} tree over {prepared.num_items:,} items", highlight=False)
+        plan = Plan(
+            prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
+            beam_size=beam_size or usual.beam_size, batch_size=batch_size or usual.batch_size,
+            steps=steps or usual.steps, own_trees=own_trees, m=sizes, metrics=words(metrics), test_beam=test_beam,
+            exclude_seen=exclude_seen,
+        )  # fmt: skip
+        run(plan, some, json)
 
 
 def _rows(text: str) -> tuple[str, ...]:
@@ -108,7 +111,7 @@ def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
 def write(folder: Path, results: Sequence[Result]) -> list[Path]:
     """The table as JSON, as Markdown and as a picture; gives the pictures."""
     write_json(folder / "table.json", records(results))
-    (folder / "table.md").write_text(markdown(results), encoding="utf-8")
+    write_whole(folder / "table.md", lambda draft: draft.write_text(markdown(results), encoding="utf-8"))
     return draw(lambda plots: plots.plot_comparison(results, folder / "table.png"), folder / "table.png")
 
 

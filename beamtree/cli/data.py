@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from beamtree.cli.screen import draw, err, out
-from beamtree.files import check_writable, write_json
+from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.train.recipes import chosen
 

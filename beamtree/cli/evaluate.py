@@ -23,7 +23,7 @@ from beamtree.cli.options import (
 )
 from beamtree.cli.screen import print_table, progress
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
-from beamtree.files import check_writable, write_json
+from beamtree.files.small import check_writable, write_json
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data, open_model
 

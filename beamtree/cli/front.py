@@ -10,6 +10,7 @@ import typer
 
 from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
+from beamtree.cli.check import check
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
@@ -17,10 +18,11 @@ from beamtree.cli.evaluate import evaluate_run
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
-from beamtree.cli.screen import out
+from beamtree.cli.screen import out, printable
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
+from beamtree.train.loop import DivergedError
 
 app = typer.Typer(
     name="beamtree",
@@ -43,6 +45,7 @@ app.command("evaluate")(evaluate_run)
 app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
+app.command()(check)
 app.add_typer(paper, name="paper")
 
 
@@ -52,6 +55,10 @@ def main() -> None:
         code = app(standalone_mode=False)
     except typer.TyperException as error:
         code = _fail(error.format_message())
+    except DivergedError as error:
+        code = _fail(str(error)) and 1
+    except MemoryError as error:
+        code = _fail(f"there is too little memory{f' ({error})' if str(error) else ''}: {LESS}")
     except BrokenExecutor:
         code = _fail("a worker process ended before its time, perhaps for want of memory")
     except (ValueError, OSError) as error:
@@ -61,9 +68,15 @@ def main() -> None:
     sys.exit(code)
 
 
+LESS = "use a smaller --batch-size or --beam-size, or prepare fewer columns and files at once"
+LONGEST = 1000  # characters of an error
+
+
 def _fail(message: str) -> int:
     if message:  # there is none where help was printed instead
-        print("beamtree: " + as_flags(" ".join(message.split())), file=sys.stderr)
+        line = printable(" ".join(message[: 10 * LONGEST].split()))
+        line = line if len(line) <= LONGEST else f"{line[: LONGEST - 200]} … {line[-190:]}"
+        print("beamtree: " + as_flags(line), file=sys.stderr)
     return 2
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
 from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files import check_writable, write_json
+from beamtree.files.small import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
 from beamtree.train.runs import open_data, open_model, read_run
 

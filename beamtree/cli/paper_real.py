@@ -14,7 +14,7 @@ from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile
 from beamtree.compare import table as compare_table
 from beamtree.compare.plan import METRICS
 from beamtree.data import load_data
-from beamtree.files import check_writable, write_json
+from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
 from beamtree.paper import figure2, realdata, timing

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from beamtree.answers import Answer, History, Tally, answer, history_of_user, item_filter, read_history, split_ids
 from beamtree.cli.options import BeamSize, DataFolder, Device, RunFolder
-from beamtree.cli.screen import err, out, progress
+from beamtree.cli.screen import err, out, printable, progress
 from beamtree.data import Ids
-from beamtree.files import check_writable, write_json
+from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
@@ -195,10 +195,10 @@ def _note(tally: Tally) -> None:
 
 
 def _show(user: str, found: Answer) -> None:
-    table = Table(title=escape(user) or None)
+    table = Table(title=escape(printable(user)) or None)
     table.add_column("", justify="right")
     table.add_column("item", overflow="fold")
     table.add_column("share of events" if found.is_popular else "probability", justify="right", no_wrap=True)
     for rank, (item, score) in enumerate(zip(found.items, found.scores, strict=True), 1):
-        table.add_row(str(rank), escape(item), f"{score:.4g}")
+        table.add_row(str(rank), escape(printable(item)), f"{score:.4g}")
     out.print(table)

@@ -15,6 +15,11 @@ out = Console()
 err = Console(stderr=True)
 
 
+def printable(text: str) -> str:
+    """Text with control characters escaped: an id from a log must not move the cursor or change the colours."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def print_table(table: Table) -> None:
     """A table, as wide as it needs where nobody looks at it on a terminal."""
     (out if out.is_terminal else Console(width=max(out.width, 120))).print(table)

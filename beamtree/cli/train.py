@@ -13,14 +13,16 @@ from beamtree.cli.options import Device
 from beamtree.cli.screen import out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
-from beamtree.files import check_writable
+from beamtree.files.drafts import held
+from beamtree.files.small import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
-from beamtree.storage import holds_model, load_model, save_model
+from beamtree.storage.models import load_model, save_model
+from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
 from beamtree.train.recipes import Settings, settle, start_model, train_model
-from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, read_run, write_run
+from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, read_run, threads, write_run
 
 LOG_EVERY = 50  # steps
 
@@ -44,7 +46,12 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
     patience: Annotated[int, typer.Option(min=1, help="Stop after this many checks without a rise in recall.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same model.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Same seed, same model, on the same kind of machine and as many threads."
+        ),
+    ] = 0,
     device: Device = "cpu",
     refit: Annotated[bool, typer.Option("--refit", help="Make the parts again at the end, with all events.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
@@ -65,14 +72,20 @@ def train(
         batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
     )  # fmt: skip
     run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
-    if resume and _has_ended(out_folder, run):
+    with held(out_folder):
+        _run(out_folder, run, prepared, build, settings, resume)
+
+
+def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool) -> None:
+    """Train, save, and say what it brought."""
+    if resume and _has_ended(folder, run):
         return
-    model, step = _start(out_folder, run, prepared, build, settings, resume)
-    found = _train(out_folder, settings, prepared, model, step)
-    finish_run(out_folder, found)
-    save_model(model, out_folder)
-    _say_what_it_brought(found, prepared, settings)
-    for line in (f"Saved {out_folder}. Next:", f"  beamtree evaluate {out_folder}", f"  beamtree inspect {out_folder}"):
+    model, step = _start(folder, run, data, build, settings, resume)
+    found = _train(folder, settings, data, model, step)
+    finish_run(folder, found)
+    save_model(model, folder)
+    _say_what_it_brought(found, data, settings)
+    for line in (f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}"):
         out.print(line, highlight=False, soft_wrap=True)
 
 
@@ -163,6 +176,9 @@ def _start(
         if holds_model(folder / TRAINING):
             step = steps_done(folder / TRAINING)
             out.print(f"Going on from step {step:,} of {settings.num_steps(data):,}", highlight=False)
+            if before.get("threads", threads()) != threads():
+                line = f"It began with {before['threads']} threads and goes on with {threads()}: sums round otherwise"
+                out.print(f"{line}, so the model will not be the same to the last bit.", highlight=False)
             return load_model(folder / TRAINING, settings.device), step
     if resume:
         out.print(f"There is no checkpoint in {folder} to go on from: beginning at the start", soft_wrap=True)

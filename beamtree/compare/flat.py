@@ -9,7 +9,7 @@ import torch
 from beamtree.compare.plan import Plan, ReadyRow, Row, begin, read_seconds, timed
 from beamtree.evaluate import leaving_out
 from beamtree.extras import needs
-from beamtree.files import write_whole
+from beamtree.files.small import write_whole
 
 
 def plain_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:

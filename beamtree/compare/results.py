@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beamtree.compare.plan import check_same
 from beamtree.evaluate import Evaluation, summarise
-from beamtree.files import read_json, write_json
+from beamtree.files.small import read_json, write_json
 from beamtree.metrics import paired_p
 
 REFERENCE = "otm"  # the row that others are tested against

@@ -14,7 +14,7 @@ from beamtree.compare.results import Result, is_finished, load_result, save_resu
 from beamtree.compare.trees import all_leaves_row, num_steps, tree_row
 from beamtree.evaluate import Evaluation, measure
 from beamtree.methods import describe_call
-from beamtree.storage import load_model
+from beamtree.storage.models import load_model
 from beamtree.tree import PAD
 
 ROWS: dict[str, Row] = {

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from beamtree.beam import brute_force, retrieve
 from beamtree.compare.plan import Plan, ReadyRow, Row, begin, read_seconds, timed
-from beamtree.files import read_json, write_json
+from beamtree.files.small import read_json, write_json
 from beamtree.model import TreeModel
-from beamtree.storage import holds_model, load_model, save_model
+from beamtree.storage.models import load_model, save_model
+from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Progress
 from beamtree.train.joint import fit_jointly
 from beamtree.train.recipes import Settings, start_model, train_model

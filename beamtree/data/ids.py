@@ -36,7 +36,12 @@ class Ids:
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
+        found = {name: number for number, name in enumerate(self.names)}
+        if len(found) < len(self.names):
+            twice = next(name for number, name in enumerate(self.names) if found[name] != number)
+            where = f"{self._source}: " if isinstance(self._source, Path) else ""
+            raise ValueError(f"{where}the id {twice[:80]!r} stands there twice, so it is not clear who is meant")
+        return found
 
     def __len__(self) -> int:
         return len(self.names)

@@ -1,6 +1,6 @@
 """A prepared data set: a folder of memory-mapped arrays, two lists of ids, and a description.
 
-    description.json   format, counts, settings, the report of what was cleaned, and the files with their sizes
+    description.json   format, counts, settings, the report of what was cleaned, and the files with their checksums
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
@@ -10,12 +10,12 @@
     cuts.npy           int64 [U]: how many of a user's events are history, where that is not half of them
     summary.png        a picture of the description, where the command wrote one
 
-It is written under another name and moved into place in one step, so a folder with a description is whole.
+It is written under another name and moved into place in one step, so a folder with a description is whole. Files are
+checked when they are opened, as `files.sealed` says.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,11 +30,15 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
-from beamtree.files import check_replaceable, flush, read_json, remove, replace_folder
+from beamtree.files.drafts import drafting, put, tidy
+from beamtree.files.sealed import check_sealed, read_sealed, seal, whole_is_read, with_seal
+from beamtree.files.small import check_replaceable, flush, naming
 
 DESCRIPTION = "description.json"
-FORMAT = 1
+FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
+AGAIN = "prepare the data again"
 FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "cuts.npy", "summary.png"}
+NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 
 
@@ -92,15 +96,13 @@ class Prepared:
 def load_data(folder: str | Path) -> Prepared:
     """Open a folder that `beamtree prepare` wrote."""
     folder = Path(folder)
+    tidy(folder)
     description = read_description(folder)
-    for file, size in description["files"].items():
-        path = folder / file
-        if not path.exists():
-            raise ValueError(f"{path} is missing: prepare the data again")
-        if path.stat().st_size != size:
-            raise ValueError(f"{path} is damaged, {path.stat().st_size:,} of {size:,} bytes: prepare the data again")
-    offsets, events = _map(folder / "offsets.npy"), _map(folder / "events.npy")
-    cuts = _map(folder / "cuts.npy") if "cuts.npy" in description["files"] else None
+    check_files(folder, description)
+    offsets, events, cuts = open_arrays(folder, description)
+    _check_counts(folder, description, offsets, events, cuts)
+    if whole_is_read(events.nbytes) and whole_is_read(offsets.nbytes):
+        check_arrays(folder, description, offsets, events, cuts)
     items = Ids(folder / "items.txt")
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
@@ -119,12 +121,50 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists():
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
-    description: dict[str, Any] = read_json(path, "prepare the data again")
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
-    if not {"files", "users", "fingerprint", "num_items"} <= description.keys():
-        raise ValueError(f"{path} is damaged: prepare the data again")
+    description = read_sealed(path, FORMATS, AGAIN)
+    users, files = description.get("users"), description.get("files")
+    counts = [description.get(name) for name in ("num_items", "num_events", "num_users")]
+    counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(f"{path} is damaged: a count of users, items or events is none; {AGAIN}")
+    if not isinstance(files, dict) or not NEEDED <= set(files) <= FILES or "fingerprint" not in description:
+        raise ValueError(f"{path} is damaged: it does not name the files of prepared data; {AGAIN}")
     return description
+
+
+def check_files(folder: Path, description: Mapping[str, Any], *, whole: bool = False) -> None:
+    """Raise a ValueError where a file is not there as it was written; with `whole`, after all of it was read."""
+    for file, known in description["files"].items():
+        check_sealed(folder, file, known, AGAIN, whole=whole)
+
+
+def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Offsets, events and cuts, mapped to memory."""
+    cuts = _map(folder / "cuts.npy", torch.int64) if "cuts.npy" in description["files"] else None
+    return _map(folder / "offsets.npy", torch.int64), _map(folder / "events.npy", torch.int32), cuts
+
+
+def _check_counts(
+    folder: Path, description: Mapping[str, Any], offsets: Tensor, events: Tensor, cuts: Tensor | None
+) -> None:
+    """Raise a ValueError where arrays are not as long as the description says."""
+    users = sum(description["users"][split] for split in SPLITS)
+    fits = len(offsets) == users + 1 and (cuts is None or len(cuts) == users)
+    if not fits or int(offsets[0]) != 0 or int(offsets[-1]) != len(events):
+        raise ValueError(f"{folder} is damaged: its arrays are not of {users:,} users; {AGAIN}")
+
+
+def check_arrays(
+    folder: Path, description: Mapping[str, Any], offsets: Tensor, events: Tensor, cuts: Tensor | None
+) -> None:
+    """Raise a ValueError where a number in the arrays is out of its range."""
+    counts = offsets.diff()
+    if len(counts) and int(counts.min()) < 0:
+        raise ValueError(f"{folder} is damaged: a user ends before it begins; {AGAIN}")
+    if len(events) and not 0 <= int(events.min()) <= int(events.max()) < description["num_items"]:
+        raise ValueError(f"{folder} is damaged: an event of no item; {AGAIN}")
+    if cuts is not None and len(cuts) and (int(cuts.min()) < 0 or bool((cuts > counts).any())):
+        raise ValueError(f"{folder} is damaged: a history longer than its user's events; {AGAIN}")
 
 
 def check_place(out: Path) -> None:
@@ -142,32 +182,28 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     """Have `fill` write the files into a new folder and give its description; then move the whole into place."""
     check_place(out)
     out = out.resolve()  # a link stays a link
-    draft = out.with_name(f"{out.name}.new-{os.getpid()}")
-    remove(draft)  # left by a process that was killed and had our number, as in containers
-    draft.mkdir(parents=True)
-    try:
-        description = {"format": FORMAT, **fill(draft)}
-        description["files"] = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
-        description["fingerprint"] = _digest(draft)
-        (draft / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-        for path in (*draft.iterdir(), draft):  # the disk holds every file before the folder gets its name
+    with naming(out.parent), drafting(out) as draft:
+        whole = draft / out.name
+        whole.mkdir()
+        description = {"format": FORMATS[0], **fill(whole)}
+        description["files"] = {path.name: seal(path) for path in sorted(whole.iterdir())}
+        description["fingerprint"] = _digest(whole)
+        (whole / DESCRIPTION).write_text(json.dumps(with_seal(description), indent=1) + "\n", encoding="utf-8")
+        for path in (*whole.iterdir(), whole):  # the disk holds every file before the folder gets its name
             flush(path)
         check_place(out)  # fill may have taken hours
-        replace_folder(out, draft)
-    finally:
-        try:
-            remove(draft)
-        except KeyboardInterrupt:  # Polars makes two of one, and the second comes here
-            remove(draft)
-            raise
+        put(whole, out)
     return description
 
 
-def _map(path: Path) -> Tensor:
+def _map(path: Path, kind: torch.dtype) -> Tensor:
     try:
-        return torch.from_numpy(np.load(path, mmap_mode="c"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: prepare the data again") from error
+        found = torch.from_numpy(np.load(path, mmap_mode="c"))
+    except (ValueError, OSError, TypeError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {AGAIN}") from error
+    if found.dtype != kind or found.dim() != 1:
+        raise ValueError(f"{path} is damaged: it holds no list of whole numbers; {AGAIN}")
+    return found
 
 
 def _digest(folder: Path) -> str:

@@ -28,6 +28,8 @@ FORMATS = {
     "user-behavior": ("user", "item", "category", "behaviour", "timestamp"),
 }
 
+LONGEST = 1 << 20  # characters of a first line
+
 
 class Columns(NamedTuple):
     """The names of the columns that are read; a log without times is in order already."""
@@ -41,13 +43,18 @@ def first_row(path: Path) -> tuple[list[str], str]:
     """The fields of a text file's first row, and what separates them."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
-        line = file.readline()
+        line = file.readline(LONGEST)
+    if len(line) == LONGEST:
+        raise ValueError(f"{path}: its first line is longer than {LONGEST:,} characters, so it is no log")
     if not line.strip():
         raise ValueError(f"{path} is empty, or begins with an empty line")
     if "\0" in line:
         raise ValueError(f"{path} is not UTF-8 (perhaps it is UTF-16): save it as UTF-8")
     separator = max(",\t;|", key=line.count)
-    return next(csv.reader([line], delimiter=separator)), separator
+    try:
+        return next(csv.reader([line], delimiter=separator)), separator
+    except csv.Error as error:  # a field of more than 131,072 characters
+        raise ValueError(f"{path}: the first line cannot be read: {error}") from error
 
 
 def is_header(row: Sequence[str], asked: Sequence[str]) -> bool:

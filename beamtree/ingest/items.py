@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Ids
-from beamtree.files import write_whole
+from beamtree.files.small import one_line, write_whole
 from beamtree.ingest.columns import ITEM, usual_column
 from beamtree.ingest.readers import scan, text_id
 from beamtree.tree import PAD, Tree
@@ -204,4 +204,4 @@ def _collect(path: Path, table: pl.LazyFrame) -> pl.DataFrame:
     try:
         return table.collect()
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error

@@ -13,7 +13,6 @@ sorted for one range of users after another. The rules:
 """
 
 import math
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import polars as pl
 
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.files.small import one_line
 from beamtree.ingest.arrays import AT_ONCE, Kept, Part, sort, summary, write_arrays
 from beamtree.ingest.few_events import drop_few
 from beamtree.ingest.readers import Opened, find_logs, open_logs
@@ -148,9 +148,11 @@ def _plain_errors(out: Path) -> Iterator[None]:
     except (pl.exceptions.PolarsError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # not of Polars, and plain as it is
             raise
-        message = " ".join(str(error).split("\n\n")[0].split())
-        if trouble := re.search(r"[^:]+\(os error \d+\)", message):
-            raise OSError(f"{out} cannot be written:{trouble[0]}") from error
+        message, (place, _, _) = one_line(error), str(error).partition("(os error ")
+        if place != str(error):
+            trouble = place[-200:].rsplit(":", 1)[-1].strip()
+            told = OSError(f"{out.resolve().parent} cannot be written: {trouble}")
+            raise told from error
         raise ValueError(f"the log cannot be read: {message}") from error
 
 

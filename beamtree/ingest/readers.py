@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import polars as pl
 
+from beamtree.files.small import one_line
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
@@ -125,8 +126,7 @@ def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.La
             frame = pl.scan_parquet(path, glob=False)
         frame.collect_schema()
     except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        message = " ".join(str(error).split())
-        raise ValueError(f"{path} cannot be read: {message}") from error
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     return frame
 
 

@@ -7,10 +7,8 @@ sometimes from a sibling of it, sometimes from the whole market. All of this is 
 of the events is its weight, and Zipf's law holds whatever the users do.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
@@ -21,7 +19,8 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
-from beamtree.files import check_replaceable, check_writable, remove
+from beamtree.files.drafts import drafting, put
+from beamtree.files.small import check_replaceable, check_writable
 from beamtree.ingest.words import item_names
 
 DEPTH = 4  # levels of categories below the whole market
@@ -226,22 +225,14 @@ def _ids(letter: str, numbers: Ints) -> pl.Series:
 @contextmanager
 def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
     """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
-    drafts, olds = (tuple(out.with_name(f"{out.name}.{n}-{os.getpid()}") for out in outs) for n in ("new", "old"))
-    for left in (*drafts, *olds):  # by a process that was killed and had our number, as is usual in containers
-        remove(left)
-    try:
-        outs[0].parent.mkdir(parents=True, exist_ok=True)
-        yield drafts
-        for out, draft, old in zip(outs, drafts, olds, strict=True):
-            if out.is_dir():  # one folder cannot replace another
-                os.rename(out, old)
-            os.replace(draft, out)
-            shutil.rmtree(old, ignore_errors=True)
-    except pl.exceptions.PolarsError as error:  # such as a full disk
-        raise OSError(f"{outs[-1]} cannot be written: {error}") from error
-    finally:
-        for draft in drafts:
-            remove(draft)
+    with ExitStack() as stack:
+        drafts = tuple(stack.enter_context(drafting(out)) / out.name for out in outs)
+        try:
+            yield drafts
+        except pl.exceptions.PolarsError as error:  # such as a full disk
+            raise OSError(f"{outs[-1]} cannot be written: {error}") from error
+        for out, draft in zip(outs, drafts, strict=True):
+            put(draft, out)
 
 
 def _write(frames: Iterator[pl.DataFrame], path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from beamtree.files import write_json
+from beamtree.files.small import write_json
 from beamtree.inspect import INTERVAL
 from beamtree.train.runs import commit
 

@@ -10,6 +10,7 @@ from beamtree.data import Data
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
+from beamtree.storage.settings import NotFiniteError
 from beamtree.tree import PAD, Tree, distinct
 
 WIDTH = 400  # items that each part puts up for a user
@@ -40,6 +41,8 @@ class Candidates:
             found.append((scores, hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1), items != PAD))
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
         self._scores, self._gain, self._real = (torch.cat(each) for each in zip(*found, strict=True))
+        if not bool(torch.isfinite(self._scores).all()):
+            raise NotFiniteError("what a part says of items is not finite")
         self.units = self._units()
 
     def _units(self) -> Tensor:

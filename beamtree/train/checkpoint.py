@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from beamtree.model import TreeModel
-from beamtree.storage import (
-    check_files,
-    check_room,
-    holds_model,
-    load_weights,
-    read_settings,
-    read_tensors,
-    write_finished,
-    write_model,
-)
+from beamtree.storage.models import check_room, load_weights, write_finished, write_model
+from beamtree.storage.settings import check_files, holds_model, read_settings, read_tensors
 from beamtree.train.validation import Progress
 
 BEST = "best"  # where in its folder a run keeps the best model

@@ -7,7 +7,8 @@ from beamtree.builders import learn_tree
 from beamtree.builders.learned import STAY
 from beamtree.data import Data
 from beamtree.model import TreeModel
-from beamtree.storage import holds_model, load_model, write_finished
+from beamtree.storage.models import load_model, write_finished
+from beamtree.storage.settings import holds_model
 from beamtree.train.validation import Validation
 
 Train = Callable[[TreeModel, int, Path | None], None]  # (model, round, folder for checkpoints): trains it in place

@@ -1,6 +1,7 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from beamtree.data import Data
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.seeds import epoch_order, mix
+from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
 from beamtree.train.blend import weigh_parts
 from beamtree.train.checkpoint import Checkpoints, Keeper
 from beamtree.train.optimizer import Optimizer, adam, set_lr
@@ -19,6 +21,7 @@ from beamtree.train.validation import Progress, Validation
 from beamtree.tree import PAD
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
+ASK_EVERY = 100  # steps between two questions to a GPU whether all is finite
 CHECKS = 20  # of the validation users, unless told otherwise
 
 
@@ -56,6 +59,7 @@ def fit(
     run = Run(model, data, method, epochs, steps, batch_size, schedule or Schedule(), optimizer, val, checkpoints, seed)
     step, batches, keeper, watch = run.begin()
     progress = watch.begin(keeper.resume(run.total))
+    guard = Guard(run)
     for t in range(progress.step, run.total):
         if watch.is_over(progress):
             break
@@ -63,8 +67,9 @@ def fit(
         set_lr(step.optimizer, run.schedule.lr_at(t, run.total))
         row = run.schedule.method_at(method, t, run.total)
         loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
-        progress = watch.check(replace(progress, step=t + 1))
-        keeper.save(progress, last=t + 1 == run.total or watch.is_over(progress))
+        with guard(loss, t):
+            progress = watch.check(replace(progress, step=t + 1))
+            keeper.save(progress, last=t + 1 == run.total or watch.is_over(progress))
         if on_step is not None:
             on_step(t + 1, run.total, loss)
     return _finish(model, data, method, keeper, progress)
@@ -128,6 +133,11 @@ class Run:
             "device": self.model.tree.device.type,  # its generator draws numbers of its own
         }
 
+    def is_due(self, step: int) -> bool:
+        """Whether the model is measured or saved after a step, by their number."""
+        saved = self.checkpoints is not None and step % self.checkpoints.every == 0
+        return saved or bool(self.check_every and step % self.check_every == 0)
+
     def begin(self) -> "tuple[Stepper, Batches, Keeper, Watch]":
         """What takes the steps, what they read, what saves them, and what watches over them."""
         learner = _learner(self.model)
@@ -180,6 +190,43 @@ class Watch:
         if progress.checks_since_best == 0:
             self.keeper.keep_best()
         return progress
+
+
+class DivergedError(ValueError):
+    """A training that came to numbers that are not finite."""
+
+
+class Guard:
+    """Stops a run at the first loss or weight that is not finite, before such weights are saved or measured.
+
+    A GPU is not asked after every step: it keeps in mind the first that was bad, and is asked once in a while.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._bad = run, torch.full((), -1, device=run.model.tree.device)
+
+    @contextmanager
+    def __call__(self, loss: Tensor, t: int) -> Iterator[None]:
+        """Look at the loss of step t, then at the weights wherever the run looks at or saves them."""
+        self._bad = torch.where((self._bad < 0) & ~loss.isfinite(), t, self._bad)
+        last, due = t + 1 == self.run.total, self.run.is_due(t + 1)
+        if (loss.device.type == "cpu" or due or last or t % ASK_EVERY == 0) and int(self._bad) >= 0:
+            raise self._diverged(int(self._bad), "its loss is not finite")
+        try:
+            if due or last:
+                check_finite(self.run.model)
+            yield
+        except NotFiniteError as error:
+            raise self._diverged(t, str(error).split(":")[0]) from error
+
+    def _diverged(self, t: int, what: str) -> DivergedError:
+        lr, checkpoints = self.run.schedule.lr_at(t, self.run.total), self.run.checkpoints
+        there = checkpoints is not None and holds_model(checkpoints.folder)
+        kept = f"; the last good checkpoint is in {checkpoints.folder}" if checkpoints is not None and there else ""
+        return DivergedError(
+            f"training diverged at step {t + 1:,}, at a learning rate of {lr:.3g}: {what}{kept}. "
+            "Train with a smaller `lr`"
+        )
 
 
 class Batches:

@@ -4,7 +4,6 @@
 `train_model`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -82,6 +81,7 @@ def unlifted(make: MakeScorer) -> MakeScorer:
     return scorer
 
 
+LARGEST_RATE = 1e30  # that Adam can multiply by; far smaller ones diverge, and are told to
 ASKED = 4000  # validation users that are asked along the way, at most
 DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches())
 RECIPES = {
@@ -154,8 +154,8 @@ def settle(
     found = chosen(RECIPES, "recipe", recipe) if isinstance(recipe, str) else recipe
     chosen(OPTIMIZERS, "optimizer", optimizer)
     found = found if scorer is None else replace(found, scorer=_of_class(scorer), start=None)
-    if lr is not None and not 0 < lr < math.inf:
-        raise ValueError(f"lr={lr}: give a number above 0")
+    if lr is not None and not 0 < lr <= LARGEST_RATE:
+        raise ValueError(f"lr={lr}: give a number above 0 and not above {LARGEST_RATE:g}; 0.001 is usual")
     if epochs is not None and steps is not None:
         raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
     usual = usual_sizes(device)

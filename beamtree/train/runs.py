@@ -7,18 +7,21 @@ training/                     the checkpoint that `--resume` goes on from, and t
 data/                         the prepared data, where they were made for this run alone
 """
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.files import read_json, remove, replace_folder, write_json
+from beamtree.files.drafts import drafting, put, remove
+from beamtree.files.small import read_json, write_json
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
-from beamtree.storage import holds_model, load_model
+from beamtree.storage.models import load_model
+from beamtree.storage.settings import holds_model
 from beamtree.train.recipes import Recipe, Settings, recipe_name
 from beamtree.train.validation import Progress
 
@@ -59,7 +62,12 @@ def describe_run(
 
 def write_run(folder: Path, run: dict[str, Any]) -> None:
     """Begin a run: how it comes to be."""
-    write_json(folder / RUN, {**run, "commit": commit()})
+    write_json(folder / RUN, {**run, "threads": threads(), "torch": str(torch.__version__), "commit": commit()})
+
+
+def threads() -> int:
+    """How many threads compute: other numbers round sums otherwise, and end at other weights."""
+    return torch.get_num_threads()
 
 
 def finish_run(folder: Path, progress: Progress) -> None:
@@ -129,13 +137,9 @@ def replace_data(folder: Path, source: Path | None) -> None:
     if source is None:
         remove(place)
         return
-    draft = folder / f"{DATA}.new-{os.getpid()}"
-    remove(draft)
-    try:
-        shutil.copytree(source, draft)
-        replace_folder(place, draft)
-    finally:
-        remove(draft)
+    with drafting(place) as draft:
+        shutil.copytree(source, draft / DATA)
+        put(draft / DATA, place)
 
 
 def data_folder(folder: Path) -> Path | None:

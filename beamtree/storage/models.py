@@ -8,9 +8,11 @@
     optimizer-<step>.safetensors   Adam's moments, if it was saved in training
 
 Files are written under names of their own and settings.json is replaced last, in one move: whoever is
-killed at any moment leaves the old model or the new one, never half of each.
+killed at any moment leaves the old model or the new one, never half of each. settings.json knows every file by its
+checksum, as `sealed` says, and one process at a time writes to a folder.
 """
 
+import errno
 import json
 import os
 import re
@@ -22,15 +24,28 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids, write_ids
-from beamtree.files import flush, read_json
+from beamtree.files.drafts import as_others_are, drafting, held
+from beamtree.files.sealed import seal, whole_is_read, with_seal
+from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
+from beamtree.storage.settings import (
+    AGAIN,
+    DTYPES,
+    FORMATS,
+    SETTINGS,
+    check_files,
+    check_finite,
+    damaged,
+    file_of,
+    holds_model,
+    kinds_of,
+    read_settings,
+    read_tensors,
+)
 from beamtree.tree import Tree
 
-SETTINGS = "settings.json"
-FORMAT = 2
 OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt")
-AGAIN = "copy the folder again, or train anew"
 
 
 def save_model(model: TreeModel, folder: str | Path) -> None:
@@ -60,30 +75,39 @@ def load_model(
     """The model of a folder that `save_model` or a training run wrote, with the ids of its items where it has any.
 
     On a CPU its weights are the file itself, mapped to memory: they are read where a search touches them. A scorer from
-    outside the package is passed as a class in `scorers`; no name in a file decides which code is run.
+    outside the package is passed as a class in `scorers`; no name in a file decides which code is run. Files whose
+    checksum is not that of `settings.json` are refused: those up to 256 MiB are read whole, of larger ones a sample.
     """
     folder = Path(folder)
-    settings = read_settings(folder)
+    while True:
+        settings = read_settings(folder)
+        try:
+            return _read_model(folder, settings, device, scorers)
+        except ValueError:
+            if holds_model(folder) and read_settings(folder) == settings:
+                raise  # and not: another process has saved a newer model, and the files of this one are gone
+
+
+def _read_model(
+    folder: Path, settings: dict[str, Any], device: torch.device | str, scorers: Sequence[type[Scorer]]
+) -> TreeModel:
     check_files(folder, settings)
-    items = read_tensors(folder, settings, "tree")
-    tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
-    if tree.fingerprint() != settings["tree"]:
-        raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
-    scorer = _make_scorer(folder, settings, scorers)
-    scorer.to(getattr(torch, settings["dtype"]))
-    ids = Ids(folder / settings["files"]["items"][0]) if "items" in settings["files"] else None
-    model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
-    model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
-    load_weights(folder, settings, model, assign=True)
+    with damaged(folder):
+        items = read_tensors(folder, settings, "tree")
+        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
+        if tree.fingerprint() != settings["tree"]:
+            raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
+        scorer = _make_scorer(folder, settings, scorers)
+        scorer.to(DTYPES[settings["dtype"]])
+        ids = Ids(folder / file_of(settings, "items")) if "items" in settings["files"] else None
+        model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
+        model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
+        load_weights(folder, settings, model, assign=True)
     model.to(device).eval()
     if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(scorer, TableScorer):
-        scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
+        with damaged(folder):
+            scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
     return model
-
-
-def holds_model(folder: str | Path) -> bool:
-    """Whether a model is in the folder, finished or in training."""
-    return (Path(folder) / SETTINGS).exists()
 
 
 def write_model(
@@ -95,7 +119,20 @@ def write_model(
     ids: Ids | None = None,
 ) -> None:
     """Write a model with further tensors, and how far its training is, under names that hold the step."""
+    with held(folder):
+        _write_model(folder, model, step, more, progress, ids)
+
+
+def _write_model(
+    folder: Path,
+    model: TreeModel,
+    step: int,
+    more: dict[str, dict[str, Tensor]],
+    progress: dict[str, Any],
+    ids: Ids | None,
+) -> None:
     in_use = check_room(folder)
+    check_finite(model)
     known = {} if model.popularity is None else {"events": model.popularity}
     parts = {"tree": {"items": model.tree.items(), **known}, "weights": dict(model.scorer.state_dict()), **more}
     files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
@@ -103,14 +140,30 @@ def write_model(
         files["items"] = f"items-{step}.txt"
     if in_use & set(files.values()):  # never write over a file that the last good model needs
         files = {part: file.replace(f"-{step}.", f"-{step}b.") for part, file in files.items()}
-    for part, file in files.items():
-        if part == "items" and ids is not None:
-            write_ids(folder / file, ids.names)
-        else:
-            _save_tensors(folder / file, parts[part])
-        flush(folder / file)
-    settings = {
-        "format": FORMAT,
+    with naming(folder), drafting(folder / "files") as draft:
+        for part, file in files.items():
+            if part == "items" and ids is not None:
+                write_ids(draft / file, ids.names)
+            else:
+                _save_tensors(draft / file, parts[part])
+            flush(draft / file)
+        seals = {part: {"file": file, **seal(draft / file)} for part, file in files.items()}
+        settings = _settings_of(model, progress, seals)
+        (draft / SETTINGS).write_text(json.dumps(with_seal(settings), indent=2) + "\n")
+        flush(draft / SETTINGS)
+        for file in files.values():
+            os.replace(draft / file, folder / file)
+        flush(folder)
+        os.replace(draft / SETTINGS, folder / SETTINGS)
+        flush(folder)
+    for path in folder.iterdir():  # left by the model before, or by one cut short
+        if OURS.fullmatch(path.name) and path.name not in files.values():
+            path.unlink()
+
+
+def _settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "format": FORMATS[0],
         "tree": model.tree.fingerprint(),
         "arity": model.tree.arity,
         "admit_empty": model.tree.admit_empty,
@@ -121,16 +174,8 @@ def write_model(
         "first_level": model.first_level,
         "trained_on_beams": model.trained_on_beams,
         "progress": progress,
-        "files": {part: [file, (folder / file).stat().st_size] for part, file in files.items()},
+        "files": seals,
     }
-    draft = folder / (SETTINGS + ".new")
-    draft.write_text(json.dumps(settings, indent=2) + "\n")
-    flush(draft)
-    os.replace(draft, folder / SETTINGS)
-    flush(folder)
-    for path in folder.iterdir():  # left by the model before, or by one cut short
-        if OURS.fullmatch(path.name) and path.name not in files.values():
-            path.unlink()
 
 
 def _dtype(scorer: Scorer) -> str:
@@ -146,7 +191,8 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
     except SafetensorError as error:  # which is how a full disk is told
-        raise OSError(f"{path.name}: {error}") from error
+        raise OSError(errno.ENOSPC if "os error 28" in str(error) else errno.EIO, f"{path.name}: {error}") from error
+    as_others_are(path)
 
 
 def check_room(folder: Path) -> set[str]:
@@ -156,40 +202,7 @@ def check_room(folder: Path) -> set[str]:
     folder.mkdir(parents=True, exist_ok=True)
     if not holds_model(folder):
         return set()
-    return {file for file, _ in read_settings(folder)["files"].values()}  # fails at settings of somebody else's
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """What a model's folder says of it; a ValueError in one line where there is none."""
-    path = folder / SETTINGS
-    if not path.exists():
-        raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
-    settings: dict[str, Any] = read_json(path, AGAIN)
-    if not isinstance(settings, dict) or settings.get("format") != FORMAT or "files" not in settings:
-        raise ValueError(f"{path} is not one of format {FORMAT}, which this version of beamtree reads")
-    return settings
-
-
-def read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
-    """The tensors of a file, mapped to memory: what is written to them stays in memory."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file, _ = settings["files"][part]
-    try:
-        return load_file(folder / file)
-    except SafetensorError as error:
-        raise ValueError(f"{folder / file} is damaged: {error}") from error
-
-
-def check_files(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise a ValueError where a file that belongs to the model is not there whole."""
-    for file, size in settings["files"].values():
-        path = folder / file
-        if not path.exists():
-            raise ValueError(f"{path} is missing: {AGAIN}")
-        if path.stat().st_size != size:
-            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} of {size:,} bytes")
+    return {each["file"] for each in read_settings(folder)["files"].values()}  # fails at settings of somebody else's
 
 
 def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:
@@ -199,17 +212,34 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
         model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
+    if whole_is_read(settings["files"]["weights"]["bytes"]):
+        check_finite(model)
 
 
 def _make_scorer(folder: Path, settings: dict[str, Any], more: Sequence[type[Scorer]]) -> Scorer:
     """A scorer as the settings describe it, without its weights."""
     kinds = {kind.__name__: kind for kind in (*SCORERS, *more)}
     name, own = settings["scorer"], settings["scorer_settings"]
-    parts = own.get("parts", {}) if name == SumScorer.__name__ else {}
-    for kind in (name, *(kind for kind, _ in parts.values())):
+    for kind in kinds_of(settings):
         if kind not in kinds:
             raise ValueError(f"{folder} holds a {kind}, which is not of this package: pass its class, scorers=[{kind}]")
     try:
+        with torch.device("meta"):  # nothing is allocated before the sizes are known to be those of the files
+            _check_shapes(folder, settings, kinds[name].from_settings(own, kinds))
         return kinds[name].from_settings(own, kinds)
     except TypeError as error:  # a scorer must take what its `settings` gave
         raise ValueError(f"{folder}: a {name} cannot be made from its settings: {error}") from error
+
+
+def _check_shapes(folder: Path, settings: dict[str, Any], scorer: Scorer) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / file_of(settings, "weights")
+    try:
+        with safe_open(path, framework="pt") as file:
+            known = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    for key, value in scorer.state_dict().items():
+        if known.get(key) != list(value.shape):
+            raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}: {key} is {known.get(key)}")

@@ -1,24 +1,39 @@
 """Small files that are whole or not there, and errors in one line."""
 
+import errno
 import json
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from beamtree.files.drafts import drafting, put
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def one_line(error: BaseException | str, most: int = 300) -> str:
+    """What an error says, in one line and not too long: some quote a whole field of a file."""
+    text = str(error)[: 20 * most].split("\n\n")[0]
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 2]} …"
 
 
 def read_json(path: Path, remedy: str) -> Any:
     """What a JSON file holds; a ValueError that says what to do where it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number with too many digits
         raise ValueError(f"{path} is damaged: {remedy}") from error
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON in one move; after an error, what was there before is there still."""
-    text = json.dumps(content, indent=1) + "\n"
+    """Write JSON in one move; after an error, what was there before is there still. Numbers must be finite."""
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{path} is not written: a number in it is not finite") from error
     if _is_device(path):
         path.write_text(text, encoding="utf-8")
         return
@@ -27,13 +42,22 @@ def write_json(path: Path, content: object) -> None:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let a file be written under another name and take its place in one move, or leave what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft(path)
+    with naming(path.parent), drafting(path) as draft:
+        write(draft / path.name)
+        put(draft / path.name, path)
+
+
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """A full disk, and other troubles of writing, with the folder in which they came."""
     try:
-        write(draft)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in FULL or str(folder) in str(error):
+            raise
+        told = OSError(f"{folder} cannot be written: {os.strerror(error.errno or 0)}")
+        told.errno = error.errno
+        raise told from error
 
 
 def check_writable(path: Path) -> None:
@@ -45,9 +69,8 @@ def check_writable(path: Path) -> None:
         elif _is_device(path):
             trouble = None if os.access(path, os.W_OK) else "Permission denied"
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _draft(path).touch()  # a read-only disk does not show in the permissions
-            _draft(path).unlink()
+            with drafting(path):  # a read-only disk does not show in the permissions
+                pass
     except (FileExistsError, NotADirectoryError):
         trouble = f"{path.parent} is no folder"
     except OSError as error:
@@ -66,37 +89,9 @@ def check_replaceable(folder: Path) -> None:
         raise ValueError(f"{folder} is where a disk is mounted, which cannot be replaced: choose a folder inside")
 
 
-def _draft(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
-
-
 def _is_device(path: Path) -> bool:
     """Whether it is /dev/stdout, a pipe or the like: no other file must take its place."""
     return path.exists() and not path.is_file()
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder and all that is in it, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def replace_folder(out: Path, draft: Path) -> None:
-    """Let a folder take the place of another in one move; after an error, what was there before is there still."""
-    if not out.exists():
-        os.rename(draft, out)
-        return
-    old = out.with_name(f"{out.name}.old-{os.getpid()}")
-    remove(old)
-    os.rename(out, old)
-    try:
-        os.rename(draft, out)
-    except BaseException:
-        os.rename(old, out)
-        raise
-    shutil.rmtree(old)
 
 
 def flush(path: Path) -> None:

@@ -1,0 +1,84 @@
+"""`beamtree check`: every byte of a folder against what was written."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beamtree.cli.screen import out
+from beamtree.data import load_data, prepared
+from beamtree.data.prepared import DESCRIPTION
+from beamtree.files.drafts import tidy_inside
+from beamtree.files.small import one_line
+from beamtree.storage import load_model, settings
+from beamtree.storage.settings import check_finite, holds_model
+from beamtree.train.runs import DATA, RUN, TRAINING, read_run
+
+Checks = Iterator[tuple[str, Callable[[], object]]]
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="A prepared folder, a run, a model or a comparison.")],
+) -> None:
+    """Read every file of a folder and compare it with its checksum; exit code 1 if anything is damaged.
+
+    Loading checks files up to 256 MiB whole and larger ones by a sample; this reads all of them.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    tidy_inside(folder)
+    found = list(_checks(folder))
+    if not found:
+        raise ValueError(f"{folder} holds neither prepared data nor a model: nothing to check")
+    failed = 0
+    for what, look in found:
+        began = time.monotonic()
+        try:
+            look()
+        except (ValueError, OSError) as error:
+            failed += 1
+            out.print(f"DAMAGED  {what}: {one_line(error)}", highlight=False, soft_wrap=True, markup=False)
+        else:
+            took = time.monotonic() - began
+            out.print(f"whole    {what} ({took:.1f} s)", highlight=False, soft_wrap=True, markup=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _checks(folder: Path) -> Checks:
+    """What there is to check in a folder and below."""
+    if (folder / DESCRIPTION).exists():
+        yield f"prepared data in {folder}", lambda: _check_prepared(folder)
+    if (folder / RUN).exists():
+        yield f"the run in {folder}", lambda: read_run(folder)
+    if holds_model(folder):
+        yield f"the model in {folder}", lambda: _check_model(folder)
+    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for path in below:
+        if path.name in (TRAINING, "best", DATA) or (path / RUN).exists() or holds_model(path):
+            yield from _checks(path)
+
+
+def _check_prepared(folder: Path) -> None:
+    description = prepared.read_description(folder)
+    prepared.check_files(folder, description, whole=True)
+    data = load_data(folder)
+    prepared.check_arrays(folder, description, *prepared.open_arrays(folder, description))
+    for ids, count in ((data.items, data.num_items), (data.users, len(data.train) + len(data.val) + len(data.test))):
+        if len(ids) != count:
+            raise ValueError(f"{folder} has {len(ids):,} ids where {count:,} are needed")
+    data.items.find([""])
+
+
+def _check_model(folder: Path) -> None:
+    known = settings.read_settings(folder)
+    settings.check_files(folder, known, whole=True)
+    if any(kind not in settings.own_kinds() for kind in settings.kinds_of(known)):
+        return  # a scorer from outside the package: its files are as they were written
+    model = load_model(folder)
+    check_finite(model)
+    if model.ids is not None:
+        model.ids.find([""])
+        if len(model.ids) != model.tree.num_items:
+            raise ValueError(f"{folder} has {len(model.ids):,} ids for {model.tree.num_items:,} items")

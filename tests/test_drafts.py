@@ -1,0 +1,150 @@
+"""Outputs that one process writes, whole or not at all, and what becomes of drafts when a process is killed."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beamtree.files import drafts
+from beamtree.files.drafts import NEW, OLD, drafting, held, put, tidy
+from beamtree.files.small import write_json, write_whole
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from beamtree.files.drafts import drafting, held
+with {"drafting": drafting, "held": held}[sys.argv[1]](Path(sys.argv[2])) as draft:
+    if draft is not None:
+        (draft / "half").write_text("half")
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder():
+    """Another process that holds an output until it is killed."""
+    started = []
+
+    def start(how, path):
+        process = subprocess.Popen([sys.executable, "-c", HOLDER, how, str(path)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "holding\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("how", ["drafting", "held"])
+def test_two_processes_do_not_write_one_output(tmp_path, holder, how):
+    out = tmp_path / "out"
+    process = holder(how, out)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="out is being written by another process"), getattr(drafts, how)(out):
+        pass
+    tidy(out)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before, "what a living process owns is left alone"
+    kill(process)
+    with getattr(drafts, how)(out):
+        pass
+    assert os.listdir(tmp_path) == [], "nothing is left behind"
+
+
+def test_one_process_may_hold_what_it_holds(tmp_path):
+    with held(tmp_path / "run"), held(tmp_path / "run"):
+        (tmp_path / "run" / "a").write_text("a")
+    assert os.listdir(tmp_path / "run") == ["a"]
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["one move", "two renames"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_output_takes_the_place_of_another(tmp_path, monkeypatch, kind, exchange):
+    if not exchange:
+        monkeypatch.setattr(drafts, "_exchange", lambda one, other: False)
+    out = tmp_path / "out"
+    for text in ("old", "new"):
+        with drafting(out) as draft:
+            if kind == "folder":
+                (draft / "whole").mkdir()
+            ((draft / "whole" / "a") if kind == "folder" else draft / "whole").write_text(text)
+            put(draft / "whole", out)
+        assert ((out / "a") if kind == "folder" else out).read_text() == text
+        assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_kill_between_two_renames_is_mended_by_whoever_comes_next(tmp_path):
+    for come in (tidy, lambda out: write_json(out / "b.json", 1)):
+        old = tmp_path / f"out{OLD}"
+        old.mkdir()
+        (old / "a").write_text("precious")
+        (tmp_path / f"out{NEW}").mkdir()
+        tidy(tmp_path / "out")
+        come(tmp_path / "out")
+        assert os.listdir(tmp_path) == ["out"]
+        assert (tmp_path / "out" / "a").read_text() == "precious"
+        for path in (tmp_path / "out").iterdir():
+            path.unlink()
+        (tmp_path / "out").rmdir()
+
+
+def test_an_old_output_goes_where_the_new_one_is_in_place(tmp_path):
+    for name in ("out", f"out{OLD}"):
+        (tmp_path / name).mkdir()
+    tidy(tmp_path / "out")
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_at_the_name_of_a_draft_is_not_followed(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "a").write_text("precious")
+    (tmp_path / f"out{NEW}").symlink_to(theirs)
+    write_json(tmp_path / "out", 5)
+    assert (theirs / "a").read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
+
+
+def test_an_error_leaves_no_draft_and_the_old_output(tmp_path):
+    write_json(tmp_path / "a.json", "old")
+
+    def half(draft):
+        draft.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_whole(tmp_path / "a.json", half)
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_have_the_rights_of_the_users_umask(tmp_path, mask):
+    code = f"""
+import os
+os.umask({mask})
+import beamtree as bt
+tree = bt.random_tree(8)
+bt.save_model(bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 2)), {str(tmp_path / "model")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for path in Path(tmp_path / "model").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path.name
+
+
+def test_numbers_that_are_not_finite_are_not_written(tmp_path):
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"a.json is not written: a number in it is not finite"):
+            write_json(tmp_path / "a.json", {"recall": value})
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,355 @@
+"""What docs/promises.md promises: nothing wrong in silence, and nobody in."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from command import beamtree
+from seals import reseal
+from test_start import a_walk
+
+import beamtree as bt
+from beamtree.files import drafts, sealed
+from beamtree.storage.settings import NotFiniteError
+from beamtree.train.loop import DivergedError
+
+WRITTEN = Path(__file__).parent / "written_by_0_1"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Prepared data and a run of it."""
+    folder = tmp_path_factory.mktemp("promises")
+    a_walk().write_csv(folder / "log.csv")
+    beamtree("prepare", "log.csv", "--out", "p", "--val-users", "10", "--test-users", "10", folder=folder)
+    beamtree("train", "p", "--out", "run", "--steps", "0", folder=folder)
+    return folder
+
+
+@pytest.fixture
+def copy(folders, tmp_path):
+    shutil.copytree(folders, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def refused(folder, *words, code=2):
+    """The one line with which a command refuses."""
+    done = beamtree(*words, folder=folder, check=False)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert lines[-1].startswith("beamtree: ")
+    return lines[-1]
+
+
+# Wrong in silence
+
+
+@pytest.mark.parametrize("recipe", ["beamtree", "deep"])
+def test_a_training_that_diverges_stops_says_so_and_keeps_the_last_good_checkpoint(copy, recipe):
+    words = ("train", "p", "--out", "bad", "--recipe", recipe, "--lr", "1e10", "--steps", "20")
+    line = refused(copy, *words, code=1)
+    assert "training diverged at step" in line
+    assert "learning rate of" in line
+    assert "--lr" in line
+    assert not (copy / "bad" / "settings.json").exists()
+    beamtree("check", "bad", folder=copy)  # what is there is whole and finite
+
+
+def test_a_loss_that_is_not_finite_ends_a_training_before_its_weights_are_saved(tmp_path):
+    data = bt.gaussian(40, 4, -1.0, train=200, test=10, seed=1)
+    tree = bt.random_tree(40)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))
+    saved = []
+
+    def spoil(done, total, loss):
+        saved.append(done)
+        if done == 6:
+            with torch.no_grad():
+                model.scorer.table.weight[0] = torch.nan
+
+    checkpoints = bt.train.Checkpoints(tmp_path, every=1, seconds=None)
+    with pytest.raises(DivergedError, match=r"diverged at step 7, at .*the last good checkpoint is in"):
+        bt.fit(model, data.train, bt.otm_mixed(4, 6), epochs=2, batch_size=20, checkpoints=checkpoints, on_step=spoil)
+    assert saved[-1] == 6
+    assert bt.train.steps_done(tmp_path) == 6
+    assert bool(torch.isfinite(bt.load_model(tmp_path).scorer.table.weight).all())
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(copy):
+    run = copy / "run"
+    model = bt.load_model(run)
+    part = model.scorer.part("factors")
+    good = {name: value.clone() for name, value in model.scorer.state_dict().items()}
+    with torch.no_grad():
+        part.table.weight[3, 0] = torch.inf
+    with pytest.raises(NotFiniteError):
+        bt.save_model(model, copy / "new")
+    assert not (copy / "new").exists()
+    (file,) = run.glob("weights*")
+    good[next(iter(name for name in good if name.endswith("table.weight")))][3, 0] = torch.nan
+    safetensors.torch.save_file(good, file)
+    reseal(run)
+    assert "NaN or infinity" in refused(copy, "retrieve", "run", "--history", "i01,i02")
+
+
+def every_file(folder):
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "run.json")
+
+
+@pytest.mark.parametrize("which", ["run", "p"])
+def test_one_flipped_bit_anywhere_is_found(copy, which):
+    folder = copy / which
+    commands = {"run": ("evaluate", "run"), "p": ("train", "p", "--out", "new", "--steps", "0")}
+    read = {"log.jsonl", "summary.png"}  # by nobody
+    generator = np.random.default_rng(0)
+    for name in set(every_file(folder)) - read:
+        whole = (folder / name).read_bytes()
+        for place in generator.integers(0, len(whole), 3):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << int(generator.integers(8))
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(ValueError, match=r".") as caught:
+                bt.load_model(folder) if which == "run" else bt.load_data(folder)
+            assert "\n" not in str(caught.value), name
+        (folder / name).write_bytes(damaged)
+        assert refused(copy, *commands[which])
+        done = beamtree("check", which, folder=copy, check=False)
+        assert done.returncode == 1
+        assert "DAMAGED" in done.stdout
+        (folder / name).write_bytes(whole)
+    beamtree("check", which, folder=copy)
+
+
+def test_of_large_files_a_sample_is_read_and_check_reads_all(copy, monkeypatch):
+    monkeypatch.setattr(sealed, "BLOCK", 16)
+    monkeypatch.setattr(sealed, "SAMPLED", 4)
+    path = copy / "large"
+    path.write_bytes(bytes(range(200)) * 2)
+    known = sealed.seal(path)
+    assert known["sample"] != known["sha256"]
+    for place, sampled in ((0, True), (399, True), (50, False)):
+        damaged = bytearray(path.read_bytes())
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        for whole in (False, True):
+            if sampled or whole:
+                with pytest.raises(ValueError, match="its checksum is another"):
+                    sealed.check_sealed(copy, "large", known, "again", whole=whole)
+            else:
+                sealed.check_sealed(copy, "large", known, "again", whole=whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["scorer_settings"]["parts"].update(factors=["FactorScorer", {}]), "damaged|cannot be made"),
+        (lambda s: s.update(arity="two"), "arity is 'two'"),
+        (lambda s: s.pop("first_level"), "first_level is 'None'"),
+        (lambda s: s.update(dtype="int8"), "does not name the files of a model"),
+        (lambda s: s["files"].pop("tree"), "does not name the files of a model"),
+        (lambda s: s.update(files=[]), "files is"),
+        (lambda s: s.update(scorer_settings={"parts": 5}), "damaged|do not name its parts"),
+        (lambda s: s["scorer_settings"].update(height=10**9), "damaged|do not fit"),
+        (lambda s: s["scorer_settings"]["parts"]["factors"][1].update(num_nodes=10**10), "do not fit"),
+        (lambda s: s.update(first_level=99), "."),
+    ],
+)
+def test_settings_that_fit_no_model_are_one_line(copy, change, message):
+    reseal(copy / "run", change)
+    with pytest.raises(ValueError, match=message) as caught:
+        bt.load_model(copy / "run")
+    assert "\n" not in str(caught.value)
+    assert refused(copy, "retrieve", "run", "--history", "i01")
+
+
+def test_settings_changed_by_hand_are_refused(copy):
+    settings = json.loads((copy / "run" / "settings.json").read_text())
+    settings["chained"] = True
+    (copy / "run" / "settings.json").write_text(json.dumps(settings))
+    assert "it was changed after it was written" in refused(copy, "retrieve", "run", "--history", "i01")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["users"].update(train=-1, val=111), "a count of users, items or events is none"),
+        (lambda d: d["users"].update(train=d["users"]["train"] + 1), "its arrays are not of"),
+        (lambda d: d.update(num_items=3), "an event of no item"),
+        (lambda d: d.update(num_items="many"), "a count of users, items or events is none"),
+        (lambda d: d["files"].pop("items.txt"), "does not name the files"),
+        (lambda d: d.update(users=None), "a count of users, items or events is none"),
+    ],
+)
+def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
+    reseal(copy / "p", change, "description.json")
+    with pytest.raises(ValueError, match=message):
+        bt.load_data(copy / "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("offsets.npy", lambda array: array.__setitem__(3, 10**6), "ends before it begins"),
+        ("events.npy", lambda array: array.__setitem__(3, 10**6), "an event of no item"),
+        ("events.npy", lambda array: array.__setitem__(3, -5), "an event of no item"),
+    ],
+)
+def test_numbers_out_of_range_in_prepared_arrays_are_one_line(copy, name, spoil, message):
+    array = np.load(copy / "p" / name)
+    spoil(array)
+    np.save(copy / "p" / name, array)
+    reseal(copy / "p", name="description.json")
+    with pytest.raises(ValueError, match=message):
+        bt.load_data(copy / "p")
+
+
+def test_an_id_that_stands_twice_is_refused(copy):
+    (file,) = (copy / "run").glob("items*")
+    names = file.read_text().splitlines()
+    names[1] = names[0]
+    file.write_text("\n".join(names) + "\n")
+    reseal(copy / "run")
+    assert "stands there twice" in refused(copy, "retrieve", "run", "--history", names[0])
+    assert beamtree("check", "run", folder=copy, check=False).returncode == 1
+
+
+def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
+    slow = {
+        "prepare": ("prepare", "log.csv", "--out", "new"),
+        "train": ("train", "p", "--out", "new", "--recipe", "deep", "--steps", "100000"),
+        "compare": ("compare", "p", "--out", "new", "--rows", "otm", "--steps", "100000"),
+    }
+    for name in ("train", "compare"):
+        words = [sys.executable, "-m", "beamtree", *slow[name]]
+        first = subprocess.Popen(words, cwd=copy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: any((copy / "new").glob("*")))
+            assert "new is being written by another process" in refused(copy, *slow[name])
+            if name == "train":
+                assert "another process" in refused(copy, *slow[name], "--resume")
+        finally:
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+        shutil.rmtree(copy / "new")
+    with drafts.drafting(copy / "new"):
+        assert "new is being written by another process" in refused(copy, *slow["prepare"])
+
+
+def wait_for(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_says_with_how_many_threads_it_was_trained(folders):
+    run = json.loads((folders / "run" / "run.json").read_text())
+    assert run["threads"] >= 1
+    assert run["torch"] == torch.__version__
+
+
+# Nobody in
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "..", "link", "pipe", "a/b", "\0", 5])
+@pytest.mark.parametrize("which", ["run", "p"])
+def test_a_folder_names_files_of_its_own_alone(copy, which, name):
+    folder = copy / which
+    (copy / "secret").write_text("secret")
+    (folder / "link").symlink_to(copy / "secret")
+    os.mkfifo(folder / "pipe")
+
+    def rename(content):
+        files = content["files"]
+        if which == "run":
+            files["items"] = {**files["items"], "file": name}
+        else:
+            files[str(name)] = files.pop("users.txt")
+
+    reseal(folder, rename, "settings.json" if which == "run" else "description.json")
+    with pytest.raises(ValueError, match=r"no file of its own|link out|no plain file|does not name|damaged") as caught:
+        bt.load_model(folder) if which == "run" else bt.load_data(folder)
+    assert "bytes" not in str(caught.value), "nothing is told of a file that is not ours"
+
+
+def test_control_characters_of_ids_are_escaped_on_the_screen(tmp_path):
+    text = "user,item,time\n" + "".join(
+        f"u{user},\x1b[31mi{(user + step) % 9}\a,{step}\n" for user in range(40) for step in range(12)
+    )
+    (tmp_path / "log.csv").write_text(text)
+    beamtree("prepare", "log.csv", "--out", "p", folder=tmp_path)
+    beamtree("train", "p", "--out", "run", "--steps", "0", folder=tmp_path)
+    shown = beamtree("retrieve", "run", "--users", "u0", "--m", "3", folder=tmp_path).stdout
+    assert "\\x1b[31mi" in shown
+    assert "\x1b[31mi" not in shown
+    assert "\a" not in shown
+
+
+# Loud, but well
+
+
+@pytest.mark.parametrize("rate", ["1e38", "1e300", "inf", "nan", "0"])
+def test_rates_that_nobody_can_train_with_are_one_line(folders, tmp_path, rate):
+    assert "--lr" in refused(folders, "train", "p", "--out", str(tmp_path / "new"), "--lr", rate)
+
+
+def test_a_device_that_holds_no_numbers_is_one_line(folders, tmp_path):
+    assert "device 'meta'" in refused(folders, "train", "p", "--out", str(tmp_path / "new"), "--device", "meta")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['user,item,time\nu1,"' + "a" * 300_000 + '"x,3\nu2,b,3\n', "a" * 200_000 + ",b,c\nu,b,3\n", "a" * 2_000_000],
+    ids=["a malformed field", "a long first field", "a long first line"],
+)
+def test_long_fields_are_one_short_line_and_no_wait(tmp_path, text):
+    (tmp_path / "log.csv").write_text(text)
+    began = time.monotonic()
+    line = refused(tmp_path, "prepare", "log.csv", "--out", "p", "--min-events", "2")
+    assert len(line) < 1100
+    assert time.monotonic() - began < 10
+    assert os.listdir(tmp_path) == ["log.csv"]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.tensor([[0, 10**6]]), "item 1000000 is not in the tree"),
+        (torch.tensor([[0, -5]]), "item -5 is not in the tree"),
+        ([["i01"]], "x is a list: give a tensor of item numbers, or ids to a Recommender"),
+        ("i01", "x is a str"),
+    ],
+)
+def test_retrieve_says_what_is_wrong_with_its_users(folders, x, message):
+    with pytest.raises(ValueError, match=message):
+        bt.retrieve(bt.load_model(folders / "run"), x, m=5)
+
+
+# Kept so
+
+
+@pytest.mark.parametrize("which", ["beamtree", "deep"])
+def test_models_written_by_0_1_are_read_and_answer_the_same(which):
+    answers = json.loads((WRITTEN / "answers.json").read_text())
+    model = bt.load_model(WRITTEN / which)
+    items, scores = bt.retrieve(model, torch.tensor(answers["histories"]), beam_size=20, m=5)
+    assert items.tolist() == answers[which]["items"]
+    assert torch.allclose(scores, torch.tensor(answers[which]["scores"]), atol=1e-3)
+
+
+def test_data_prepared_by_0_1_are_read_and_can_be_trained_on(tmp_path):
+    data = bt.load_data(WRITTEN / "prepared")
+    assert (data.num_items, len(data.train), len(data.val), len(data.test)) == (60, 80, 20, 20)
+    beamtree("train", str(WRITTEN / "prepared"), "--out", "run", "--steps", "0", folder=tmp_path)
