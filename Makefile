@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup format lint types test test-slow demo bench docs clean
+.PHONY: setup format lint types test test-slow stress demo bench docs clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,9 @@ test: lint types
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+stress: setup
+	$(BIN)/python -m stress
 
 demo: setup
 	$(BIN)/beamtree demo

@@ -141,7 +141,7 @@ def retrieve(
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
-    if x.dtype == torch.int64 and x.device.type == "cpu":  # a GPU would have to be waited for
+    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
         model.tree.check_items(x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     if mask.is_empty or not len(x):
@@ -197,7 +197,7 @@ def brute_force(
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
-    if x.dtype == torch.int64 and x.device.type == "cpu":  # a GPU would have to be waited for
+    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
         model.tree.check_items(x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     query = model.query(x)

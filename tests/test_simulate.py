@@ -1,7 +1,5 @@
 """A simulated market has the shapes of a real one, whole or not at all."""
 
-import os
-
 import numpy as np
 import polars as pl
 import pytest
@@ -10,6 +8,7 @@ from command import beamtree
 
 from beamtree.baselines import build
 from beamtree.data import BeforeAfter, Events
+from beamtree.files.drafts import NEW, OLD
 from beamtree.ingest import simulate as module
 from beamtree.ingest.simulate import items_file, simulate
 from beamtree.ingest.words import item_names
@@ -198,11 +197,11 @@ def test_nothing_else_is_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shop", "shop.parquet"])
-def test_what_a_killed_process_of_the_same_number_left_is_no_hindrance(tmp_path, name):
+def test_what_a_killed_process_left_is_no_hindrance(tmp_path, name):
     simulate(tmp_path / name, users=1, items=1, events=1)
-    for state in ("new", "old"):
-        (tmp_path / f"{name}.{state}-{os.getpid()}").mkdir()
-        (tmp_path / f"{name}.{state}-{os.getpid()}" / "half").write_text("")
+    for state in (NEW, OLD):
+        (tmp_path / f"{name}{state}").mkdir()
+        (tmp_path / f"{name}{state}" / "half").write_text("")
     simulate(tmp_path / name, users=1, items=1, events=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "shop.items.parquet"])
 

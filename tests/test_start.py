@@ -226,12 +226,20 @@ def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
     assert torch.equal(bt.retrieve(model, x, beam_size=60)[0], bt.retrieve(loaded, x, beam_size=60)[0])
 
 
-@pytest.mark.parametrize(("found", "expected"), [((0.5, 0.5), 4), ((0.4, 0.5), 8)])
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (({10: 0.2, 50: 0.5}, {10: 0.2, 50: 0.5}), 4),
+        (({10: 0.3, 50: 0.6}, {10: 0.2, 50: 0.5}), 4),
+        (({10: 0.4, 50: 0.4}, {10: 0.2, 50: 0.5}), 8),
+    ],
+    ids=["as much", "more", "less at one cut"],
+)
 def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, found, expected):
     tree = bt.cluster_tree(data)
     one = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
     one.most = 8
-    monkeypatch.setattr(one, "quality", dict(zip((4, 8), found, strict=True)).get)
+    monkeypatch.setattr(one, "recalls", lambda most, cuts: dict(zip((4, 8), found, strict=True))[most])
     assert one.how_many(lambda most: most) == expected
 
 

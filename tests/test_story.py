@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from command import beamtree, largest_file
+from seals import reseal
 
 import beamtree as bt
 from beamtree.baselines.item_cf import item_cf_nearest
@@ -148,8 +149,8 @@ def test_every_method_and_recipe_can_be_named(story):
         (["train", "prepared", "--out", "x", "--method", "foo"], "method 'foo' is unknown: choose from plt, hsm, tdm"),
         (["train", "prepared", "--out", "x", "--recipe", "foo"], "recipe 'foo' is unknown"),
         (["train", "prepared", "--out", "x", "--device", "tpu"], "is not here"),
-        (["train", "prepared", "--out", "market.parquet"], "market.parquet is no folder"),
-        (["train", "prepared", "--out", "/proc/no/run"], "/proc/no/run/run.json cannot be written"),
+        (["train", "prepared", "--out", "market.parquet"], "market.parquet is a file: choose a folder"),
+        (["train", "prepared", "--out", "/proc/no/run"], "/proc/no/run cannot be written"),
         (["train", "prepared", "--out", "prepared"], "prepared holds something else: choose another folder"),
         (["train", "prepared", "--out", "x", "--lr", "0"], "--lr 0.0: give a number above 0"),
         (["train", "prepared", "--out", "x", "--lr", "nan"], "--lr nan: give a number above 0"),
@@ -229,9 +230,9 @@ def test_an_unfinished_run_says_so(copy):
         ("run/run.json", "{}", "run does not say on which data it was trained: say where they are with --data"),
         ("run/run.json", '{"data": "/nowhere"}', "/nowhere, on which run was trained, is not there: say where"),
         ("run/items-0.txt", None, "run/items-0.txt is missing"),
-        ("run/items-0.txt", "", "run/items-0.txt is damaged: 0 of"),
-        ("prepared/description.json", '{"format": 1}', "description.json is damaged: prepare the data again"),
-        ("prepared/description.json", '{"format": 9}', "is not one of format 1"),
+        ("run/items-0.txt", "", "run/items-0.txt is damaged, 0 of"),
+        ("prepared/description.json", '{"format": 1}', "description.json is damaged: a count of users"),
+        ("prepared/description.json", '{"format": 9}', "is not of format 2 or 1"),
         ("prepared/description.json", "{", "description.json is damaged"),
         ("prepared/description.json", None, "holds no prepared data"),
         ("prepared/events.npy", "x", "events.npy is damaged, 1 of"),
@@ -254,6 +255,7 @@ def test_damaged_folders_are_told_in_one_line(copy, file, text, message):
 def test_ids_that_are_no_text_are_told_in_one_line(copy):
     ids = copy / "run" / "items-0.txt"
     ids.write_bytes(b"\xff" * (ids.stat().st_size - 1) + b"\n")
+    reseal(copy / "run")
     done = beamtree("retrieve", "run", "--history", "a", folder=copy, check=False)
     assert done.returncode == 2
     assert done.stderr == "beamtree: run/items-0.txt is damaged: it is no UTF-8\n"
@@ -270,6 +272,7 @@ def test_ids_of_other_items_are_told_in_one_line(copy, change, message):
     ids = copy / "run" / "items-0.txt"
     names = change(ids.read_text().splitlines())
     ids.write_text("".join(f"{name}\n" for name in names))
+    reseal(copy / "run")
     done = beamtree("evaluate", "run", "--data", "prepared", folder=copy, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

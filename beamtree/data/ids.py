@@ -11,11 +11,12 @@ class Ids:
     """Ids by number, from a file of one id per line or from a list.
 
     `ids[3]` is the id of item 3, `ids.find(["B00A"])` gives its number. A file is opened at once and read when it is
-    first asked for: another file that takes its name later does not matter.
+    first asked for: another file that takes its name later does not matter. With `once`, an id that stands there twice
+    is an error: it would not be clear who is meant.
     """
 
-    def __init__(self, source: Path | Sequence[str]) -> None:
-        self._source = source
+    def __init__(self, source: Path | Sequence[str], *, once: bool = False) -> None:
+        self._source, self._once = source, once
         self._bytes: mmap.mmap | bytes = b""
         if isinstance(source, Path) and source.stat().st_size:
             with source.open("rb") as file:
@@ -37,10 +38,10 @@ class Ids:
     @cached_property
     def _numbers(self) -> dict[str, int]:
         found = {name: number for number, name in enumerate(self.names)}
-        if len(found) < len(self.names):
+        if self._once and len(found) < len(self.names):
             twice = next(name for number, name in enumerate(self.names) if found[name] != number)
             where = f"{self._source}: " if isinstance(self._source, Path) else ""
-            raise ValueError(f"{where}the id {twice[:80]!r} stands there twice, so it is not clear who is meant")
+            raise ValueError(f"{where}the id {twice[:80]!r} stands there twice, so it is not clear what is meant")
         return found
 
     def __len__(self) -> int:

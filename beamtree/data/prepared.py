@@ -103,7 +103,7 @@ def load_data(folder: str | Path) -> Prepared:
     _check_counts(folder, description, offsets, events, cuts)
     if whole_is_read(events.nbytes) and whole_is_read(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
-    items = Ids(folder / "items.txt")
+    items = Ids(folder / "items.txt", once=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def users_of(place: int) -> BeforeAfter:
@@ -123,7 +123,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
     description = read_sealed(path, FORMATS, AGAIN)
     users, files = description.get("users"), description.get("files")
-    counts = [description.get(name) for name in ("num_items", "num_events", "num_users")]
+    counts = [description.get("num_items"), description.get("num_events", 0)]
     counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(f"{path} is damaged: a count of users, items or events is none; {AGAIN}")

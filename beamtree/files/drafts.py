@@ -31,10 +31,13 @@ _own: set[tuple[int, int]] = set()  # folders that this process holds
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold a folder, made if need be, against other processes that would write to it; a ValueError if one does."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: choose a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = _hold(folder, folder)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: choose a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = _hold(folder, folder)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error.strerror}") from error
     try:
         tidy_inside(folder)
         yield

@@ -19,6 +19,7 @@ class Scorer(nn.Module, ABC):
     holds weights; the tree belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
     """
 
+    reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
 
     @abstractmethod

@@ -43,6 +43,8 @@ class DeepScorer(TableScorer):
         seed: draws the weights; None where they will be loaded.
     """
 
+    reads_items = True
+
     def __init__(
         self,
         num_nodes: int,

@@ -31,6 +31,8 @@ class FactorScorer(TableScorer):
         seed: not used; rows come from `from_factors` or from a file.
     """
 
+    reads_items = True
+
     spread: Tensor
     recency: Tensor
 

@@ -21,6 +21,8 @@ def fading(power: float, newest: int = HISTORY) -> Tensor:
 class LiftedScorer(Scorer):
     """A scorer of few items per user: a node scores what the best item below it scores."""
 
+    reads_items = True
+
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Items [B, E], PAD for none, and what is said of each [B, E]; of one that is named twice the sum."""
         raise NotImplementedError

@@ -55,6 +55,11 @@ class SumScorer(TableScorer):
         self._counting: tuple[object, Counting] = None, ([], [])
 
     @property
+    def reads_items(self) -> bool:  # type: ignore[override]
+        """Whether any of its parts does."""
+        return any(self.part(name).reads_items for name in self.names)
+
+    @property
     def names(self) -> list[str]:
         """The parts, in the order of their weights."""
         return list(self.parts)

@@ -21,7 +21,7 @@ from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.train.blend import USERS, Candidates, choose_weights
+from beamtree.train.blend import CUTS, USERS, Candidates, choose_weights
 from beamtree.tree import PAD, Tree
 
 T = TypeVar("T")
@@ -88,8 +88,8 @@ class Start:
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
         self.tried = self.order[_popular(self.log.popularity(self.data.num_items)[self.order], TRIED)]
 
-    def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
-        """How much a part alone finds: recall at several cuts, each over the root of its cut.
+    def recalls(self, part: Scorer, cuts: Sequence[int]) -> dict[int, float]:
+        """What a part alone finds for validation users, by cut.
 
         Where users hardly ever come back, what they have is left out, as a weight of repeats will do in the end.
         """
@@ -104,7 +104,11 @@ class Start:
             metrics=("recall",),
             exclude_seen=not self.come_back,
         )
-        return float(sum(found["recall", cut] / cut**0.5 for cut in cuts))  # about as large at every cut
+        return {cut: float(found["recall", cut]) for cut in cuts}
+
+    def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
+        """The same in one number: recall at several cuts, each over the root of its cut, so that all count."""
+        return float(sum(recall / cut**0.5 for cut, recall in self.recalls(part, cuts).items()))
 
     def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
         """The value whose scorer finds most; the first where there is nobody to ask."""
@@ -217,14 +221,17 @@ class Start:
         return whole(self.how_many(whole) if kept else self.most)
 
     def how_many(self, whole: Callable[[int], SumScorer]) -> int:
-        """N, partners of an item: half of what was made where the sum finds as much with them."""
+        """N, partners of an item: half of what was made where the sum finds as much with them at every cut."""
         if "partners" not in self.made:
             few = self.most // 2
-            enough = self.asks and self.quality(whole(few)) >= (1 - LOSS) * self.quality(whole(self.most))
-            self.made["partners"] = few if enough else self.most
+            self.made["partners"] = few if self.asks and self._is_enough(whole, few) else self.most
             self.say(f"partners: {self.made['partners']}")
         found: int = self.made["partners"]
         return found
+
+    def _is_enough(self, whole: Callable[[int], SumScorer], few: int) -> bool:
+        less, more = self.recalls(whole(few), CUTS), self.recalls(whole(self.most), CUTS)
+        return all(less[cut] >= (1 - LOSS) * more[cut] for cut in more)
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """What each part counts; and what makes the sum a probability is kept."""

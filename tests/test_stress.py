@@ -1,0 +1,44 @@
+"""The short form of `make stress`: some trials of every kind, and that the harness can tell."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stress.child import Ended
+from stress.world import digest, left_behind
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("kills", 6), ("damage", 16), ("pairs", 2), ("disk", 3)])
+def test_promises_are_kept_under_stress(kind, tries):
+    words = ["--only", kind, "--tries", str(tries), "--jobs", "1", "--seed", "7"]
+    done = subprocess.run([sys.executable, "-m", "stress", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["all", str(tries), "0"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "fault"),
+    [
+        (Ended(0, False, "", 3, 1.0), None),
+        (Ended(2, False, "a line\nbeamtree: no such file\n", 3, 1.0), None),
+        (Ended(2, False, "", 3, 1.0), "fails without a word"),
+        (Ended(1, False, "Traceback (most recent call last):\n", 3, 1.0), "traceback"),
+        (Ended(139, False, "", 3, 1.0), "exit code 139"),
+        (Ended(None, True, "", 3, 60.0), "hangs"),
+    ],
+)
+def test_what_is_wrong_with_an_end_is_told(ended, fault):
+    assert ended.fault == fault
+
+
+def test_what_is_left_behind_and_what_differs_is_told(tmp_path):
+    (tmp_path / "run" / "a.new-beamtree").mkdir(parents=True)
+    assert left_behind(tmp_path) == ["run/a.new-beamtree"]
+    (tmp_path / "found.csv").write_text("a")
+    before = digest(tmp_path / "found.csv")
+    (tmp_path / "found.csv").write_text("b")
+    assert digest(tmp_path / "found.csv") != before
