@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from seals import reseal
 from test_start import a_walk
 
 import beamtree as bt
+from beamtree.cli import front
 from beamtree.files import drafts, sealed
-from beamtree.storage.settings import NotFiniteError
+from beamtree.storage.settings import NotFiniteError, is_finite
+from beamtree.train.journal import Journal
 from beamtree.train.loop import DivergedError
 
 WRITTEN = Path(__file__).parent / "written_by_0_1"
@@ -324,6 +327,30 @@ def test_long_fields_are_one_short_line_and_no_wait(tmp_path, text):
 
 
 @pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (MemoryError("Unable to allocate 7.28 TiB for an array"), " for 7.28 TiB more"),
+        (MemoryError(), ""),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes"),
+            " for 2 MiB more",
+        ),
+    ],
+)
+def test_too_little_memory_is_one_line_that_says_how_much(monkeypatch, capsys, error, wanted):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(front, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        front.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        f"beamtree: there is too little memory{wanted}: use a smaller --batch-size"
+    )
+
+
+@pytest.mark.parametrize(
     ("x", "message"),
     [
         (torch.tensor([[0, 10**6]]), "item 1000000 is not in the tree"),
@@ -353,3 +380,33 @@ def test_data_prepared_by_0_1_are_read_and_can_be_trained_on(tmp_path):
     data = bt.load_data(WRITTEN / "prepared")
     assert (data.num_items, len(data.train), len(data.val), len(data.test)) == (60, 80, 20, 20)
     beamtree("train", str(WRITTEN / "prepared"), "--out", "run", "--steps", "0", folder=tmp_path)
+
+
+def test_a_run_killed_before_its_first_checkpoint_writes_its_first_log_line_once(tmp_path):
+    for _ in range(2):  # the second begins again
+        with closing(Journal(tmp_path / "log.jsonl", 0)) as journal:
+            journal.write(0, recall=0.5)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 0, "recall": 0.5}\n'
+    with closing(Journal(tmp_path / "log.jsonl", 0)) as journal:
+        journal.write(0, recall=0.5)
+        journal.write(10, loss=1.0)
+        journal.write(20, loss=2.0)
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 3')  # cut short
+    with closing(Journal(tmp_path / "log.jsonl", 10)) as journal:
+        journal.write(20, loss=3.0)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps == [0, 10, 20]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_finite(dtype):
+    good = torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not
+    assert is_finite(good)
+    assert is_finite(-good)
+    assert is_finite(torch.empty(0, dtype=dtype))
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        value = good.clone()
+        value[1, 2] = bad
+        assert not is_finite(value)
+    assert is_finite(torch.tensor([1, 2]))

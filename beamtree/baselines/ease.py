@@ -56,7 +56,8 @@ class OverItems:
 
     def __init__(self, matrix: csr_matrix, penalty: float) -> None:
         inverse = _inverse(matrix.T.tocsr(), penalty)
-        self._weights = inverse.div_(-inverse.diagonal()).fill_diagonal_(0.0)
+        # in the order of rows: scipy would copy all of it for every batch otherwise
+        self._weights = inverse.div_(-inverse.diagonal()).fill_diagonal_(0.0).contiguous()
         self.num_bytes = int(self._weights.nbytes)
 
     def scores(self, history: csr_matrix) -> Tensor:

@@ -24,6 +24,9 @@ from beamtree.cli.train import train
 from beamtree.cli.trees import tree
 from beamtree.train.loop import DivergedError
 
+LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
+LONGEST = 1000  # characters of an error
+
 app = typer.Typer(
     name="beamtree",
     no_args_is_help=True,
@@ -57,10 +60,14 @@ def main() -> None:
         code = _fail(error.format_message())
     except DivergedError as error:
         code = _fail(str(error)) and 1
-    except MemoryError as error:
-        code = _fail(f"there is too little memory{f' ({error})' if str(error) else ''}: {LESS}")
     except BrokenExecutor:
         code = _fail("a worker process ended before its time, perhaps for want of memory")
+    except MemoryError as error:
+        code = _fail(too_little(str(error)))
+    except RuntimeError as error:  # which is how torch says it
+        if not re.search(r"allocate memory|out of memory", str(error)[:1000]):
+            raise
+        code = _fail(too_little(str(error)))
     except (ValueError, OSError) as error:
         code = _fail(str(error))
     if code == 130:
@@ -68,8 +75,11 @@ def main() -> None:
     sys.exit(code)
 
 
-LESS = "use a smaller --batch-size or --beam-size, or prepare fewer columns and files at once"
-LONGEST = 1000  # characters of an error
+def too_little(error: str) -> str:
+    """What to say where memory is too little: how much was wanted, and what wants less."""
+    asked = re.search(r"(\d+) bytes|([\d.]+ [KMGT]iB)", error[:1000])
+    wanted = "" if asked is None else f" for {asked[2] or f'{int(asked[1]) / 2**20:,.0f} MiB'} more"
+    return f"there is too little memory{wanted}: {LESS}"
 
 
 def _fail(message: str) -> int:

@@ -47,7 +47,7 @@ class FactorScorer(TableScorer):
     ) -> None:
         super().__init__()
         self.penalty, self.everywhere, self.power = penalty, everywhere, power
-        self.table = NodeTable(num_nodes, dim, seed=None).half()  # three digits are enough, in half the room
+        self.table = NodeTable(num_nodes, dim, seed=None, dtype=torch.float16)  # three digits are enough
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
         self.register_buffer("recency", recency(power), persistent=False)

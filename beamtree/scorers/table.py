@@ -13,9 +13,11 @@ from beamtree.tree import PAD, Tree
 class NodeTable(nn.Module):
     """One row of parameters per node, drawn from N(0, scale²); without a seed, room for rows that will be loaded."""
 
-    def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0) -> None:
+    def __init__(
+        self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_nodes, dim))
+        self.weight = nn.Parameter(torch.empty(num_nodes, dim, dtype=dtype))
         if seed is not None:
             # Mixed, so that data made from the same seed do not turn up as weights.
             generator = torch.Generator().manual_seed(mix(seed, 2))

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from beamtree.files.small import write_whole
+
 
 class Journal:
     """Records with their step, appended to a file; TensorBoard's events go to a folder beside it.
@@ -35,13 +37,14 @@ class Journal:
 
     @staticmethod
     def _cut(path: Path, step: int) -> None:
+        """Keep what belongs to the steps before; a run that begins anew says all again."""
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
             try:
-                if json.loads(line)["step"] <= step:
+                if step and json.loads(line)["step"] <= step:
                     kept.append(line)
-            except (json.JSONDecodeError, KeyError):  # cut short when the run was killed
+            except (ValueError, KeyError, TypeError):  # cut short when the run was killed
                 continue
-        path.write_text("".join(kept), encoding="utf-8")
+        write_whole(path, lambda draft: draft.write_text("".join(kept), encoding="utf-8"))
