@@ -126,8 +126,8 @@ def _ask(world: World, place: Path, words: tuple[str, ...], out: str, *, trusted
     before = digest(place / out)
     ended = run(words, place, world.folder / "notes-damage", limit=LONG)
     faults = [] if ended.fault is None else [f"{ended.fault}: {ended.said[-400:]}"]
-    if ended.code != 0 and ended.seconds > HANG:
-        faults.append(f"took {ended.seconds:.0f} s to fail")
+    if ended.code != 0 and ended.worked > HANG:
+        faults.append(f"took {ended.worked:.0f} s to fail")
     if ended.code == 0 and trusted and digest(place / out) != digest(world.whole / out):
         faults.append("a wrong answer, in silence")
     if ended.code != 0 and digest(place / out) != before and words[0] not in ("train", "compare"):
