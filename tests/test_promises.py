@@ -266,12 +266,13 @@ def test_a_run_says_with_how_many_threads_it_was_trained(folders):
 # Nobody in
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "..", "link", "pipe", "a/b", "\0", 5])
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "..", "link", "loop", "pipe", "a/b", "\0", 5])
 @pytest.mark.parametrize("which", ["run", "p"])
 def test_a_folder_names_files_of_its_own_alone(copy, which, name):
     folder = copy / which
     (copy / "secret").write_text("secret")
     (folder / "link").symlink_to(copy / "secret")
+    (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
 
     def rename(content):

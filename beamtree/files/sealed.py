@@ -38,11 +38,19 @@ def own_file(folder: Path, name: object, remedy: str) -> Path:
     path = folder / name
     if not os.path.lexists(path):
         raise ValueError(f"{path} is missing: {remedy}")
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    if path.is_symlink() and not _stays(path, folder):
         raise ValueError(f"{path} is a link out of its folder: {remedy}")
     if not path.exists() or not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no plain file: {remedy}")
     return path
+
+
+def _stays(link: Path, folder: Path) -> bool:
+    """Whether a link leads to something in the folder; one that leads to itself does not."""
+    try:
+        return link.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False
 
 
 def check_sealed(folder: Path, name: object, known: object, remedy: str, *, whole: bool = False) -> Path:
