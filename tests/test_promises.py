@@ -250,6 +250,25 @@ def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
         assert "new is being written by another process" in refused(copy, *slow["prepare"])
 
 
+def test_two_fits_do_not_save_into_one_folder(tmp_path):
+    data, tree = bt.gaussian(40, 4, -1.0, train=200, test=10, seed=1), bt.random_tree(40)
+    model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))
+    code = f"""
+import time
+from pathlib import Path
+from beamtree.files.drafts import held
+with held(Path({str(tmp_path / "run")!r})):
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "holding\n"
+        with pytest.raises(ValueError, match="is being written by another process"):
+            bt.fit(model, data.train, bt.tdm(4), steps=2, checkpoints=bt.train.Checkpoints(tmp_path / "run"))
+        other.kill()
+    bt.fit(model, data.train, bt.tdm(4), steps=2, checkpoints=bt.train.Checkpoints(tmp_path / "run"))
+
+
 def wait_for(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():

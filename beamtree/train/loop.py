@@ -1,13 +1,15 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from beamtree.data import Data
+from beamtree.files.drafts import held
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.seeds import epoch_order, mix
@@ -57,6 +59,12 @@ def fit(
         on_step: hears the steps done, those in all, and the loss.
     """
     run = Run(model, data, method, epochs, steps, batch_size, schedule or Schedule(), optimizer, val, checkpoints, seed)
+    with nullcontext() if checkpoints is None else held(Path(checkpoints.folder)):
+        return _take_steps(run, on_step)
+
+
+def _take_steps(run: "Run", on_step: OnStep | None) -> Progress:
+    model, data, method = run.model, run.data, run.method
     step, batches, keeper, watch = run.begin()
     progress = watch.begin(keeper.resume(run.total))
     guard = Guard(run)
