@@ -177,6 +177,16 @@ def test_settings_that_fit_no_model_are_one_line(copy, change, message):
     assert refused(copy, "retrieve", "run", "--history", "i01")
 
 
+@pytest.mark.parametrize("part", ["tree", "weights"])
+def test_a_file_without_its_tensors_is_one_line(copy, part):
+    (file,) = (copy / "run").glob(f"{part}-*")
+    safetensors.torch.save_file({"other": torch.zeros(3)}, file)
+    reseal(copy / "run")
+    with pytest.raises(ValueError, match=r"is damaged|do not fit") as caught:
+        bt.load_model(copy / "run")
+    assert "\n" not in str(caught.value)
+
+
 def test_settings_changed_by_hand_are_refused(copy):
     settings = json.loads((copy / "run" / "settings.json").read_text())
     settings["chained"] = True
@@ -267,6 +277,18 @@ with held(Path({str(tmp_path / "run")!r})):
             bt.fit(model, data.train, bt.tdm(4), steps=2, checkpoints=bt.train.Checkpoints(tmp_path / "run"))
         other.kill()
     bt.fit(model, data.train, bt.tdm(4), steps=2, checkpoints=bt.train.Checkpoints(tmp_path / "run"))
+
+
+def test_what_is_left_in_a_finished_run_goes_with_the_next_command(folders, copy):
+    for place in ("run", "run/training", "run/training/best"):
+        (copy / place / "files.new-beamtree").mkdir()
+    beamtree("train", str(folders / "p"), "--out", "run", "--steps", "0", "--resume", folder=copy)
+    assert not list(copy.rglob("*.new-beamtree"))
+
+
+def test_a_link_that_leads_to_itself_is_one_line(copy):
+    (copy / "asked.csv").symlink_to("asked.csv")
+    assert "asked.csv" in refused(copy, "retrieve", "run", "--input", "asked.csv", "--output", "found.csv")
 
 
 def wait_for(true, seconds=60):

@@ -64,10 +64,13 @@ def main() -> None:
         code = _fail("a worker process ended before its time, perhaps for want of memory")
     except MemoryError as error:
         code = _fail(too_little(str(error)))
-    except RuntimeError as error:  # which is how torch says it
-        if not re.search(r"allocate memory|out of memory", str(error)[:1000]):
+    except RuntimeError as error:  # which is how torch says it, and Python that a link leads to itself
+        if str(error).startswith("Symlink loop"):
+            code = _fail(str(error))
+        elif re.search(r"allocate memory|out of memory", str(error)[:1000]):
+            code = _fail(too_little(str(error)))
+        else:
             raise
-        code = _fail(too_little(str(error)))
     except (ValueError, OSError) as error:
         code = _fail(str(error))
     if code == 130:

@@ -191,7 +191,7 @@ def _answer_file(search: Search, source: Path, output: Path, columns: dict[str, 
 
 def _note(tally: Tally) -> None:
     for note in tally.notes():
-        err.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+        err.print(f"note: {printable(note)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _show(user: str, found: Answer) -> None:
