@@ -282,7 +282,7 @@ with held(Path({str(tmp_path / "run")!r})):
 def test_what_is_left_in_a_finished_run_goes_with_the_next_command(folders, copy):
     for place in ("run", "run/training", "run/training/best"):
         (copy / place / "files.new-beamtree").mkdir()
-    beamtree("train", str(folders / "p"), "--out", "run", "--steps", "0", "--resume", folder=copy)
+    beamtree("train", str(folders / "p"), "--out", "run", "--steps", "0", "--resume", folder=copy, check=False)
     assert not list(copy.rglob("*.new-beamtree"))
 
 
