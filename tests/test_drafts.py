@@ -100,6 +100,17 @@ def test_a_kill_between_two_renames_is_mended_by_whoever_comes_next(tmp_path):
         (tmp_path / "out").rmdir()
 
 
+def test_what_is_left_anywhere_below_goes_but_not_what_this_process_writes(tmp_path):
+    for place in ("a", "a/b", "a/b/c"):
+        (tmp_path / place / f"x{NEW}").mkdir(parents=True)
+    with drafting(tmp_path / "a" / "mine") as draft:
+        (draft / "half").write_text("half")
+        with held(tmp_path):
+            pass
+        assert (draft / "half").exists()
+    assert not list(tmp_path.rglob(f"*{NEW}"))
+
+
 def test_an_old_output_goes_where_the_new_one_is_in_place(tmp_path):
     for name in ("out", f"out{OLD}"):
         (tmp_path / name).mkdir()

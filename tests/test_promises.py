@@ -329,6 +329,18 @@ def test_a_folder_names_files_of_its_own_alone(copy, which, name):
     assert "bytes" not in str(caught.value), "nothing is told of a file that is not ours"
 
 
+@pytest.mark.parametrize("name", ["run/run.json", "run/settings.json", "p/description.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_not_read(copy, name, kind):
+    (copy / "run" / "run.json").write_text(json.dumps({"data": str(copy / "p")}))
+    (copy / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(copy / name)
+    else:
+        (copy / name).symlink_to("/dev/zero")
+    assert "no plain file" in refused(copy, "evaluate", "run", "--beam-size", "20", "--m", "5")
+
+
 def test_control_characters_of_ids_are_escaped_on_the_screen(tmp_path):
     text = "user,item,time\n" + "".join(
         f"u{user},\x1b[31mi{(user + step) % 9}\a,{step}\n" for user in range(40) for step in range(12)

@@ -13,7 +13,7 @@ from beamtree.cli.options import Device
 from beamtree.cli.screen import out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
-from beamtree.files.drafts import held, tidy_inside
+from beamtree.files.drafts import held
 from beamtree.files.small import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
@@ -21,7 +21,6 @@ from beamtree.model import TreeModel, check_device
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
-from beamtree.train.checkpoint import BEST
 from beamtree.train.recipes import Settings, settle, start_model, train_model
 from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, read_run, threads, write_run
 
@@ -79,8 +78,6 @@ def train(
 
 def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool) -> None:
     """Train, save, and say what it brought."""
-    for place in (folder / TRAINING, folder / TRAINING / BEST):
-        tidy_inside(place)  # which may not be written to any more
     if resume and _has_ended(folder, run):
         return
     model, step = _start(folder, run, data, build, settings, resume)

@@ -102,6 +102,8 @@ def tidy(out: Path) -> None:
             return
         if os.path.lexists(draft) and not draft.is_symlink() and draft.is_dir():
             handle = _hold(draft, out)
+            if handle is None:  # this process itself writes it
+                return
             try:
                 _put_back(out)
                 remove(draft)
@@ -114,13 +116,12 @@ def tidy(out: Path) -> None:
 
 
 def tidy_inside(folder: Path) -> None:
-    """The same for all outputs in a folder."""
-    try:
-        left = [path for path in folder.iterdir() if path.name.endswith((NEW, OLD))]
-    except OSError:  # not there, or not ours to read
-        return
-    for path in left:
-        tidy(path.with_name(path.name.removesuffix(NEW).removesuffix(OLD)))
+    """The same for all outputs in a folder and below."""
+    for place, folders, files in os.walk(folder):
+        left = {name for name in (*folders, *files) if name.endswith((NEW, OLD))}
+        folders[:] = [name for name in folders if name not in left]
+        for name in left:
+            tidy(Path(place) / name.removesuffix(NEW).removesuffix(OLD))
 
 
 def remove(path: Path) -> None:

@@ -22,6 +22,8 @@ def one_line(error: BaseException | str, most: int = 300) -> str:
 
 def read_json(path: Path, remedy: str) -> Any:
     """What a JSON file holds; a ValueError that says what to do where it is damaged."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device read without end
+        raise ValueError(f"{path} is no plain file: {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number with too many digits
