@@ -431,9 +431,9 @@ def test_models_written_by_0_1_are_read_and_answer_the_same(which):
 
 
 def test_data_prepared_by_0_1_are_read_and_can_be_trained_on(tmp_path):
-    data = bt.load_data(WRITTEN / "prepared")
+    data = bt.load_data(WRITTEN / "data")
     assert (data.num_items, len(data.train), len(data.val), len(data.test)) == (60, 80, 20, 20)
-    beamtree("train", str(WRITTEN / "prepared"), "--out", "run", "--steps", "0", folder=tmp_path)
+    beamtree("train", str(WRITTEN / "data"), "--out", "run", "--steps", "0", folder=tmp_path)
 
 
 def test_a_run_killed_before_its_first_checkpoint_writes_its_first_log_line_once(tmp_path):
