@@ -228,6 +228,17 @@ def test_numbers_out_of_range_in_prepared_arrays_are_one_line(copy, name, spoil,
         bt.load_data(copy / "p")
 
 
+@pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"{'shape': 5, 'descr'", b"99999999999999999999"])
+def test_arrays_with_a_damaged_header_are_one_line(copy, header):
+    content = bytearray((copy / "p" / "offsets.npy").read_bytes())
+    content[10 : 10 + len(header)] = header
+    content[10 + len(header) : 128] = b" " * (118 - len(header))
+    (copy / "p" / "offsets.npy").write_bytes(content)
+    reseal(copy / "p", name="description.json")
+    with pytest.raises(ValueError, match=r"offsets.npy is damaged"):
+        bt.load_data(copy / "p")
+
+
 def test_an_id_that_stands_twice_is_refused(copy):
     (file,) = (copy / "run").glob("items*")
     names = file.read_text().splitlines()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -199,7 +200,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
 def _map(path: Path, kind: torch.dtype) -> Tensor:
     try:
         found = torch.from_numpy(np.load(path, mmap_mode="c"))
-    except (ValueError, OSError, TypeError, EOFError) as error:
+    except (ValueError, OSError, TypeError, EOFError, SyntaxError, TokenError) as error:  # numpy parses a header
         raise ValueError(f"{path} is damaged: {AGAIN}") from error
     if found.dtype != kind or found.dim() != 1:
         raise ValueError(f"{path} is damaged: it holds no list of whole numbers; {AGAIN}")
