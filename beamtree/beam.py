@@ -138,11 +138,7 @@ def retrieve(
     """
     if not 1 <= m <= beam_size:
         raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
-    model.scorer.check(x)
-    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
-        model.tree.check_items(x)
+    _check_users(model, x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     if mask.is_empty or not len(x):
         nothing = torch.full((len(x), m), PAD, device=x.device)
@@ -175,6 +171,15 @@ def _recorder_of(model: TreeModel) -> Recorder:
 
 
 @torch.no_grad()
+def _check_users(model: TreeModel, x: Tensor) -> None:
+    """Raise a ValueError in one line where x are no users that the model can be asked for."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
+    model.scorer.check(x)
+    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
+        model.tree.check_items(x)
+
+
 def brute_force(
     model: TreeModel,
     x: Tensor,
@@ -194,11 +199,7 @@ def brute_force(
         exclude: items that single users are not to be shown [B, E], PAD where fewer.
         leaves_at_once: leaves that are scored together.
     """
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
-    model.scorer.check(x)
-    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
-        model.tree.check_items(x)
+    _check_users(model, x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.sealed import SEAL, seal, with_seal
+from beamtree.files.sealed import SEAL, with_seal
 from stress.child import HANG, LONG, run
-from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, TRAIN, World, digest, left_behind
+from stress.seals import reseal
+from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, TRAIN, World, digest
 
 Damage = Callable[[Path, random.Random], None]
 NUMBERS = ["0", "-1", "1e10", "1e38", "nan", "inf", "9" * 30, "", "x", "2.5", "\u00b2", "1_0", "0x10"]
@@ -86,18 +87,12 @@ def lie(path: Path, draw: random.Random) -> None:
     return None
 
 
-def reseal(path: Path, draw: random.Random) -> None:
+def disguise(path: Path, draw: random.Random) -> None:
     """A file is damaged and its checksum made anew: nothing is known to be wrong until it is used."""
     overwrite(path, draw)
     for name in ("settings.json", "description.json"):
-        known = path.parent / name
-        if known.exists() and path != known:
-            content = json.loads(known.read_text())
-            content.pop(SEAL, None)
-            for part, said in content["files"].items():
-                if said.get("file", part) == path.name:
-                    said |= seal(path)
-            known.write_text(json.dumps(with_seal(content)))
+        if (path.parent / name).exists() and path.name != name:
+            reseal(path.parent, name=name)
 
 
 FILES: list[Damage] = [flip, cut, overwrite, grow, lose]
@@ -115,10 +110,7 @@ def trials(world: World, draw: random.Random) -> Iterator[tuple[str, list[str]]]
             for path in place.rglob("*"):
                 if not path.is_symlink() and path.is_file():
                     path.chmod(0o644)
-        if left := left_behind(place):
-            faults.append(f"left behind: {left[0]}")
-        shutil.rmtree(place, ignore_errors=True)
-        yield f"damaged {name}", [f"{what}: {fault}" for fault in faults]
+        yield f"damaged {name}", [f"{what}: {fault}" for fault in (*faults, *world.close(place))]
 
 
 def _ask(world: World, place: Path, words: tuple[str, ...], out: str, *, trusted: bool) -> list[str]:
@@ -142,11 +134,11 @@ def _hit(folder: Path, draw: random.Random) -> tuple[str, bool]:
     """Damage a file of a folder: what was done, and whether a checksum can tell."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".png"]
     path = draw.choice([each for each in files if each.name not in ("log.jsonl",)])
-    kind = draw.choice([*FILES, *FILES, lie, reseal])
+    kind = draw.choice([*FILES, *FILES, lie, disguise])
     if kind is lie:
         path = draw.choice([each for each in files if each.suffix == ".json"])
     kind(path, draw)
-    return f"{kind.__name__} {path.name}", kind not in (lie, reseal) and path.name != "run.json"
+    return f"{kind.__name__} {path.name}", kind not in (lie, disguise) and path.name != "run.json"
 
 
 def _model(world: World, place: Path, draw: random.Random) -> tuple[str, list[str]]:
@@ -195,8 +187,5 @@ def _long_field(path: Path, draw: random.Random) -> None:
 
 def _odd_text(path: Path, draw: random.Random) -> None:
     lines = path.read_text(errors="replace").splitlines()
-    odd = draw.choice(
-        ["\x1b[2J,\a,1", "u,,", ",,", "u,i", "u,i,1,2,3", "\ufeffu,i,1", "u;i;1", "u,i,99999999999999999999"]
-    )
-    lines.insert(draw.randrange(len(lines)), odd)
+    lines.insert(draw.randrange(len(lines)), draw.choice(ODD))
     path.write_text("\n".join(lines), encoding=draw.choice(("utf-8", "utf-8", "utf-16")))

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress.child import LONG, Ended, run, start
-from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, SIMULATE, TRAIN, World, digest, left_behind
+from beamtree.files.drafts import OLD, remove
+from stress.child import LONG, run, start
+from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, SIMULATE, TRAIN, World, digest
 
 COMMANDS = {
     "prepare": (PREPARE, "p"),
@@ -31,22 +32,22 @@ def trials(world: World, draw: random.Random) -> Iterator[tuple[str, list[str]]]
         by_call = draw.random() < 0.6
         calls, seconds = ends[name]
         moment = draw.randrange(1, calls + 1) if by_call else draw.random() * seconds
-        yield f"kill {name}", _trial(world, name, there, moment, notes, draw)
+        yield f"kill {name}", _trial(world, name, there, moment, notes)
 
 
 def _once(world: World, name: str, notes: Path) -> tuple[int, float]:
     place = world.copy()
-    _remove(place / COMMANDS[name][1])
+    remove(place / COMMANDS[name][1])
     ended = run(COMMANDS[name][0], place, notes)
     shutil.rmtree(place)
     return max(1, ended.calls), ended.seconds
 
 
-def _trial(world: World, name: str, there: bool, moment: float, notes: Path, draw: random.Random) -> list[str]:
+def _trial(world: World, name: str, there: bool, moment: float, notes: Path) -> list[str]:
     words, out = COMMANDS[name]
     place = world.copy()
     if not there or name == "train":
-        _remove(place / out)
+        remove(place / out)
     before, right = digest(place / out), digest(world.whole / out)
     if isinstance(moment, int):
         ended = run(words, place, notes, kill_at=moment)
@@ -57,28 +58,19 @@ def _trial(world: World, name: str, there: bool, moment: float, notes: Path, dra
         ended = started.wait(LONG)
     faults = [] if ended.fault is None else [ended.fault]
     now = digest(place / out)
-    moved = (place / f"{out}.old-beamtree").exists()
+    moved = (place / f"{out}{OLD}").exists()
     if name in ("prepare", "retrieve") and now not in (before, right) and not moved:
         faults.append("half an output")
-    again = words if name != "train" else (*words, "--resume")
-    faults += _again(again, place, notes)
+    faults += again(name, place, notes)
     if name not in ("compare", "evaluate", "simulate") and digest(place / out) != right:
         faults.append("another output after a kill")
-    if left := left_behind(place):
-        faults.append(f"left behind: {left[0]}")
-    shutil.rmtree(place, ignore_errors=True)
-    return faults
+    return faults + world.close(place)
 
 
-def _again(words: tuple[str, ...], place: Path, notes: Path) -> list[str]:
-    ended: Ended = run(words, place, notes)
+def again(name: str, place: Path, notes: Path) -> list[str]:
+    """What is wrong with the same command once more, which clears up and ends well."""
+    words = (*COMMANDS[name][0], "--resume") if name == "train" else COMMANDS[name][0]
+    ended = run(words, place, notes)
     if ended.fault is not None:
         return [f"the next command {ended.fault}: {ended.said[-300:]}"]
     return [] if ended.code == 0 else [f"the next command fails: {ended.said.strip().splitlines()[-1]}"]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+from beamtree.files.drafts import NEW, OLD
 from stress.child import LONG, import_as, run
 
 PREPARE = ("prepare", "log.csv", "--out", "p", "--val-users", "8", "--test-users", "8", "--min-events", "4")
@@ -15,7 +16,7 @@ COMPARE = ("compare", "p", "--out", "table", "--rows", "popularity,tdm", "--step
            "--batch-size", "20", "--m", "5,10", "--test-beam", "20")  # fmt: skip
 EVALUATE = ("evaluate", "run", "--json", "scores.json", "--m", "5,10", "--beam-size", "20")
 SIMULATE = ("simulate", "--out", "made.parquet", "--users", "60", "--items", "40", "--events", "900")
-OURS = (".new-beamtree", ".old-beamtree", ".tmp")
+OURS = (NEW, OLD, ".tmp")
 
 
 class World:
@@ -44,6 +45,12 @@ class World:
         place = self.folder / f"copy-{self._copies}"
         shutil.copytree(self.whole, place, symlinks=True)
         return place
+
+    def close(self, place: Path) -> list[str]:
+        """Remove a copy; what is wrong with what was left there."""
+        left = left_behind(place)
+        shutil.rmtree(place, ignore_errors=True)
+        return [f"left behind: {left[0]}"] if left else []
 
 
 def digest(path: Path) -> str:

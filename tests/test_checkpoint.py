@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from seals import reseal
 
 import beamtree as bt
 from beamtree import methods
@@ -21,6 +20,7 @@ from beamtree.scorers import FixedScorer
 from beamtree.storage import models
 from beamtree.storage.settings import SETTINGS, holds_model
 from beamtree.train import Checkpoints, Schedule, constant, steps_done
+from stress.seals import reseal
 
 EPOCHS = 4
 OTM_MIXED = bt.otm_mixed(4, 6)

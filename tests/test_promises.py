@@ -15,7 +15,6 @@ import pytest
 import safetensors.torch
 import torch
 from command import beamtree
-from seals import reseal
 from test_start import a_walk
 
 import beamtree as bt
@@ -24,6 +23,7 @@ from beamtree.files import drafts, sealed
 from beamtree.storage.settings import NotFiniteError, is_finite
 from beamtree.train.journal import Journal
 from beamtree.train.loop import DivergedError
+from stress.seals import reseal
 
 WRITTEN = Path(__file__).parent / "written_by_0_1"
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 from command import beamtree, largest_file
-from seals import reseal
 
 import beamtree as bt
 from beamtree.baselines.item_cf import item_cf_nearest
 from beamtree.evaluate import measure
+from stress.seals import reseal
 
 TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]
 TRAIN += ["--batch-size", "40"]

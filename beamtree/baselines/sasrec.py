@@ -185,8 +185,7 @@ def sasrec(
                 on_step(place * of + t, len(GRID) * of, loss)
 
         model = _trained(events, num_items, *size, steps=steps, on_step=told, **how)
-        again, never = validation_recall(model, val), validation_recall(model.without_repeats(), val)
-        found.append((max(again, never), model if again >= never else model.without_repeats()))
+        found += [(validation_recall(each, val), each) for each in (model, model.without_repeats())]
     return max(found, key=lambda each: each[0])[1]
 
 

@@ -121,45 +121,34 @@ def write_model(
 ) -> None:
     """Write a model with further tensors, and how far its training is, under names that hold the step."""
     with held(folder):
-        _write_model(folder, model, step, more, progress, ids)
-
-
-def _write_model(
-    folder: Path,
-    model: TreeModel,
-    step: int,
-    more: dict[str, dict[str, Tensor]],
-    progress: dict[str, Any],
-    ids: Ids | None,
-) -> None:
-    in_use = check_room(folder)
-    check_finite(model)
-    known = {} if model.popularity is None else {"events": model.popularity}
-    parts = {"tree": {"items": model.tree.items(), **known}, "weights": dict(model.scorer.state_dict()), **more}
-    files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
-    if ids is not None:
-        files["items"] = f"items-{step}.txt"
-    if in_use & set(files.values()):  # never write over a file that the last good model needs
-        files = {part: file.replace(f"-{step}.", f"-{step}b.") for part, file in files.items()}
-    with naming(folder), drafting(folder / "files") as draft:
-        for part, file in files.items():
-            if part == "items" and ids is not None:
-                write_ids(draft / file, ids.names)
-            else:
-                _save_tensors(draft / file, parts[part])
-            flush(draft / file)
-        seals = {part: {"file": file, **seal(draft / file)} for part, file in files.items()}
-        settings = _settings_of(model, progress, seals)
-        (draft / SETTINGS).write_text(json.dumps(with_seal(settings), indent=2) + "\n")
-        flush(draft / SETTINGS)
-        for file in files.values():
-            os.replace(draft / file, folder / file)
-        flush(folder)
-        os.replace(draft / SETTINGS, folder / SETTINGS)
-        flush(folder)
-    for path in folder.iterdir():  # left by the model before, or by one cut short
-        if OURS.fullmatch(path.name) and path.name not in files.values():
-            path.unlink()
+        in_use = check_room(folder)
+        check_finite(model)
+        known = {} if model.popularity is None else {"events": model.popularity}
+        parts = {"tree": {"items": model.tree.items(), **known}, "weights": dict(model.scorer.state_dict()), **more}
+        files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
+        if ids is not None:
+            files["items"] = f"items-{step}.txt"
+        if in_use & set(files.values()):  # never write over a file that the last good model needs
+            files = {part: file.replace(f"-{step}.", f"-{step}b.") for part, file in files.items()}
+        with naming(folder), drafting(folder / "files") as draft:
+            for part, file in files.items():
+                if part == "items" and ids is not None:
+                    write_ids(draft / file, ids.names)
+                else:
+                    _save_tensors(draft / file, parts[part])
+                flush(draft / file)
+            seals = {part: {"file": file, **seal(draft / file)} for part, file in files.items()}
+            settings = _settings_of(model, progress, seals)
+            (draft / SETTINGS).write_text(json.dumps(with_seal(settings), indent=2) + "\n")
+            flush(draft / SETTINGS)
+            for file in files.values():
+                os.replace(draft / file, folder / file)
+            flush(folder)
+            os.replace(draft / SETTINGS, folder / SETTINGS)
+            flush(folder)
+        for path in folder.iterdir():  # left by the model before, or by one cut short
+            if OURS.fullmatch(path.name) and path.name not in files.values():
+                path.unlink()
 
 
 def _settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any]) -> dict[str, Any]:

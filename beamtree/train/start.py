@@ -35,9 +35,7 @@ FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
 TRIAL = {"dim": 48, "rounds": 2}  # with which these are tried
 # PENALTIES of `closed.ridge`: λ of what goes together
 FIRST = (10, 50)  # cuts at which that is judged: what comes later factors know better
-TRIED = (
-    1 << 17
-)  # items, the most popular, whose partners are found in a trial: λ decides between items, so most of them
+TRIED = 1 << 17  # items, the most popular, that a trial of λ solves for: it decides between items
 FOLLOW = (3.0, 10.0, 30.0)  # λ of what follows
 POWERS = (0.3, 0.0, 0.6, 1.0)  # how fast an event loses weight
 FADING = 0.5  # of what follows, in fitting and in asking
