@@ -18,6 +18,7 @@ ROWS = [
     {"cli"},
     {"__init__"},
     {"recommender", "plots"},
+    {"live"},
     {"answers", "paper"},
     {"compare"},
     {"train"},

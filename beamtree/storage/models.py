@@ -95,7 +95,8 @@ def _read_model(
     with damaged(folder):
         items = read_tensors(folder, settings, "tree")
         _check_tree(folder, items["items"], settings["arity"])
-        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
+        counts = {"num_items": settings.get("num_items")}  # where items were removed
+        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts)
         if tree.fingerprint() != settings["tree"]:
             raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
         scorer = _make_scorer(folder, settings, scorers)
@@ -172,6 +173,7 @@ def _settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, An
         "trained_on_beams": model.trained_on_beams,
         "progress": progress,
         "files": seals,
+        **({"num_items": model.tree.num_items} if model.tree.num_placed < model.tree.num_items else {}),
     }
 
 
