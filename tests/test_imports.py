@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "beamtree"
 ROWS = [
     {"__main__"},
     {"cli"},
+    {"serve"},
     {"__init__"},
     {"recommender", "plots"},
     {"answers", "paper"},

@@ -62,8 +62,10 @@ def read_history(ids: Ids, history: Iterable[object]) -> History:
     """A history of ids; unknown ones are passed over and remembered."""
     names = [as_id(name) for name in history]
     numbers = ids.find(names)
-    unknown = [name for name, number in zip(names, numbers, strict=True) if number is None]
-    return History([number for number in numbers if number is not None], unknown)
+    known = [number for number in numbers if number is not None]
+    if len(known) == len(names):  # nearly always
+        return History(known)
+    return History(known, [name for name, number in zip(names, numbers, strict=True) if number is None])
 
 
 def read_histories(ids: Ids, histories: Any) -> tuple[str, list[tuple[Any, History]]]:

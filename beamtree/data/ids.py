@@ -56,11 +56,14 @@ class Ids:
 
     def find(self, names: Iterable[object]) -> list[int | None]:
         """The number of each id; None where it is unknown."""
-        return [self._numbers.get(as_id(name)) for name in names]
+        find = self._numbers.get
+        return [find(as_id(name)) for name in names]
 
 
 def as_id(value: object) -> str:
     """An id as it is kept: text without white space around it, a whole number as its digits."""
+    if type(value) is str:  # nearly always
+        return value.strip()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()

@@ -1,0 +1,76 @@
+"""Small models to serve, and ways to ask an engine."""
+
+import random
+import threading
+import time
+
+import torch
+
+import beamtree as bt
+from beamtree.data import Ids
+from beamtree.data.catalogue import Catalogue
+from beamtree.serve.search import Ask
+from beamtree.serve.source import Fixed, Loaded
+from beamtree.train.runs import write_run
+
+ITEMS = 60
+
+
+def a_model(items=ITEMS, seed=0):
+    tree = bt.random_tree(items, seed=seed)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0, seed=seed), first_level=2)
+    model.ids = Ids([f"i{number}" for number in range(items)])
+    model.popularity = torch.arange(items, 0, -1)
+    return model.eval()
+
+
+def titles(ids):
+    categories = [f"{'Books' if n % 2 else 'Films'}/{'New' if n % 3 else 'Old'}" for n in range(len(ids))]
+    return Catalogue(ids, [f"The title of {name}" for name in ids.names], categories)
+
+
+def loaded(model=None, **facts):
+    model = a_model() if model is None else model
+    return Loaded(Fixed(model, titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
+
+
+def a_run(folder, items=ITEMS, seed=0):
+    """A run folder that was never trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder, {"data": None, "method": "otm"})
+    bt.save_model(a_model(items, seed), folder)
+    return folder
+
+
+def a_log(folder):
+    """A run with a log of users u0 … u79, fitted in two steps."""
+    draw = random.Random(0)
+    rows = [(f"u{user}", f"i{draw.randrange(40):02}") for user in range(80) for _ in range(12)]
+    log = {"user": [user for user, _ in rows], "item": [item for _, item in rows]}
+    import polars as pl
+
+    shop = bt.Recommender(steps=2, beam_size=5, batch_size=10, recipe="deep").fit(pl.DataFrame(log), min_events=4)
+    shop.save(folder)
+    return shop
+
+
+class Heard:
+    """Waits for the outcome of a request."""
+
+    def __init__(self):
+        self._there, self.outcome = threading.Event(), None
+
+    def __call__(self, outcome):
+        self.outcome = outcome
+        self._there.set()
+
+    def wait(self):
+        assert self._there.wait(20), "no answer"
+        return self.outcome
+
+
+def ask(engine, *histories, seconds=20.0, **asked):
+    """Put a request; what is heard of it comes with `wait`."""
+    heard = Heard()
+    engine.ask(Ask(heard, time.monotonic() + seconds, list(histories), **asked))
+    return heard
