@@ -22,7 +22,7 @@ ROWS = [
     {"answers", "paper"},
     {"compare"},
     {"train"},
-    {"storage", "methods", "evaluate", "inspect", "ingest"},
+    {"storage", "methods", "evaluate", "inspect", "explain", "ingest"},
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},
