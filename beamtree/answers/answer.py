@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from beamtree.answers.popular import popular_items
-from beamtree.beam import retrieve
+from beamtree.beam import BeamSize, retrieve
 from beamtree.data import HISTORY, Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
@@ -127,7 +127,7 @@ def answer(
     ids: Ids,
     histories: Sequence[History],
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: int = 10,
     exclude_seen: bool = False,
     allowed: NodeMask | None = None,
@@ -138,7 +138,7 @@ def answer(
         model: what is searched.
         ids: of its items.
         histories: oldest first; the newest 69 known items of each count.
-        beam_size: k.
+        beam_size: k, or one width for each searched level.
         m: how many items.
         exclude_seen: whether items of a history are not to be found for it, however old.
         allowed: the items that may be found; all unless given.
