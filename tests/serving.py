@@ -1,16 +1,22 @@
 """Small models to serve, and ways to ask an engine."""
 
+import contextlib
+import dataclasses
 import random
 import threading
 import time
 
+import httpx
 import torch
 
 import beamtree as bt
+from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.serve.search import Ask
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.serve.server import listen, make_server
+from beamtree.serve.service import Service
+from beamtree.serve.source import Fixed, Loaded, open_fixed
 from beamtree.train.runs import write_run
 
 ITEMS = 60
@@ -74,3 +80,64 @@ def ask(engine, *histories, seconds=20.0, **asked):
     heard = Heard()
     engine.ask(Ask(heard, time.monotonic() + seconds, list(histories), **asked))
     return heard
+
+
+@contextlib.contextmanager
+def serving(service):
+    """A service at a real socket, in a thread, and a client of it."""
+    server, listening = make_server(service, drain=0), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    port = listening.getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            client.port = port
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def a_service(run, open_run=None, **how):
+    """A service of a run that does not change, unless it is opened otherwise."""
+    return Service(run, open_run or open_fixed("shop", "cpu"), **{"beam_size": 20, **how})
+
+
+class Changing(Fixed):
+    """Keeps a list of what was changed; the model itself stays as it is."""
+
+    def __init__(self, *known):
+        super().__init__(*known)
+        self.version, self.added, self.events, self.closed = 0, {}, {}, False
+
+    def _changed(self, yes):
+        self.version += yes
+        return yes
+
+    def add(self, item, new):
+        before = self.added.get(item)
+        self.added[item] = new
+        return self._changed(before != new)
+
+    def remove(self, item):
+        return self._changed(self.added.pop(item, None) is not None)
+
+    def record(self, user, items):
+        known = [number for number in self.catalogue.ids.find(items) if number is not None]
+        self.events.setdefault(user, []).extend(known)
+        self._changed(bool(known))
+        return len(known)
+
+    def history(self, user):
+        return History(list(self.events[user])) if user in self.events else super().history(user)
+
+    def close(self):
+        self.closed = True
+
+
+def open_changing(run):
+    """A run whose items have titles, and can change."""
+    fixed = open_fixed("shop", "cpu")(run)
+    source = Changing(fixed.source.model, titles(fixed.ids), fixed.data)
+    return dataclasses.replace(fixed, source=source)

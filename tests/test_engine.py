@@ -345,14 +345,21 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
 
 
 def test_a_tuned_beam_is_read_and_a_strange_one_refused(tmp_path):
-    assert tuned_beam(tmp_path) is None
-    for content, found in (({"beam_size": 50}, 50), ({"beam_size": [9, 5]}, (9, 5))):
+    assert tuned_beam(tmp_path, MODEL) is None
+    for content, found in (({"beam_size": 50}, 50), ({"beam_size": [9, 8, 7, 6, 5]}, (9, 8, 7, 6, 5))):
         (tmp_path / "tune.json").write_text(json.dumps(content))
-        assert tuned_beam(tmp_path) == found
-    for content in ([], {"beam_size": []}, {"beam_size": "x"}, {"beam_size": [0]}, {"beam_size": True}):
+        assert tuned_beam(tmp_path, MODEL) == found
+    for content in (
+        [],
+        {"beam_size": []},
+        {"beam_size": "x"},
+        {"beam_size": [3, 3]},
+        {"beam_size": 0},
+        {"beam_size": True},
+    ):
         (tmp_path / "tune.json").write_text(json.dumps(content))
         with pytest.raises(ValueError, match="tune anew"):
-            tuned_beam(tmp_path)
+            tuned_beam(tmp_path, MODEL)
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():

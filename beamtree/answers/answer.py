@@ -151,7 +151,7 @@ def answer(
         raise ValueError(f"{len(ids):,} ids for a tree of {model.tree.num_items:,} items: they are not of one run")
     known = [history.items for history in histories]
     device = model.tree.device
-    x = _padded([row[: -HISTORY - 1 : -1] for row in known], HISTORY).to(device)  # newest first
+    x = as_users(known).to(device)
     exclude = _padded(known, max(map(len, known), default=0)).to(device) if exclude_seen else None
     items, log_p = retrieve(model, x, beam_size=beam_size, m=m, allowed=allowed, exclude=exclude)
     scores = log_p.exp()
@@ -164,6 +164,11 @@ def answer(
         Answer([ids[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
         for row, score, count, history, popular in rows
     ]
+
+
+def as_users(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Histories of item numbers, oldest first, as a model takes them: the newest 69, newest first [B, 69]."""
+    return _padded([row[: -HISTORY - 1 : -1] for row in rows], HISTORY)
 
 
 def as_columns(key: str, names: Sequence[Any], answers: Sequence[Answer]) -> dict[str, list[Any]]:

@@ -117,7 +117,12 @@ class Engine:
     def _run(self) -> None:
         while batch := self._take():
             with self._between:
-                self._answer(batch)
+                try:
+                    self._answer(batch)
+                except Exception as error:  # nothing may end this thread
+                    log.exception("a batch failed")
+                    for ask in batch:
+                        _tell(ask, error)
             self._since = time.monotonic()
 
     def _take(self) -> list[Ask]:
@@ -154,7 +159,10 @@ class Engine:
             elif ask.work is not None:
                 _tell(ask, _outcome(ask.work, view))
             else:
-                groups.setdefault((self._beam_of(ask, loaded), ask.exclude_seen, ask.only), []).append(ask)
+                try:
+                    groups.setdefault((self._beam_of(ask, loaded), ask.exclude_seen, ask.only), []).append(ask)
+                except ValueError as error:  # widths for another tree than the one that is served now
+                    _tell(ask, error)
         for (beam, _, _), asks in groups.items():
             self._search(view, beam, asks)
 

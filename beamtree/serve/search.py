@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 class Ask:
     """What is asked: histories or users, how many items, and until when the answer is wanted."""
 
-    done: Callable[[Any], None]  # hears a Reply, what `work` gives, or an exception
+    done: Callable[[Any], object]  # hears a Reply, what `work` gives, or an exception
     deadline: float  # by time.monotonic
     histories: Sequence[Sequence[object]] = ()  # of ids, oldest first
     users: Sequence[str] | None = None  # instead of histories
@@ -73,13 +73,14 @@ def search(view: View, beam: Beam, asks: Sequence[Ask]) -> list[Reply]:
     mask, left = (None, None) if only is None else view.masks.of(only, view.model, view.catalogue)
     read = [view.read(ask) for ask in asks]
     rows = [history for histories, _ in read for history in histories]
-    full = rows + rows[-1:] * (_even(len(rows)) - len(rows)) if view.model.tree.device.type == "cuda" else rows
+    on_gpu = view.model.tree.device.type == "cuda"
+    full = rows + rows[-1:] * (_even(len(rows)) - len(rows)) if on_gpu else rows
     found = answer(
         view.model,
         view.catalogue.ids,
         full,
-        beam_size=beam,  # type: ignore[arg-type]
-        m=m,
+        beam_size=beam,
+        m=_even_m(m, beam) if on_gpu else m,
         exclude_seen=exclude_seen,
         allowed=mask,
     )
@@ -95,6 +96,11 @@ def search(view: View, beam: Beam, asks: Sequence[Ask]) -> list[Reply]:
 def _even(rows: int) -> int:
     """The next power of two: a GPU replays a search that it knows, and it knows few shapes."""
     return 1 << max(0, rows - 1).bit_length()
+
+
+def _even_m(m: int, beam: Beam) -> int:
+    """The next power of two, as far as the last level is that wide."""
+    return max(m, min(_even(m), beam if isinstance(beam, int) else beam[-1]))
 
 
 def _first(found: Answer, m: int) -> Answer:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from beamtree.answers import History, history_of_user
+from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.files.small import read_json
@@ -131,7 +132,7 @@ def open_fixed(name: str, device: str, items: Path | None = None, data: Path | N
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
         source = Fixed(model, read_titles(items, ids), log)
-        return Loaded(source, name, digest, run, read_run(run), log, tuned_beam(run))
+        return Loaded(source, name, digest, run, read_run(run), log, tuned_beam(run, model))
 
     return opened
 
@@ -163,14 +164,19 @@ def identity(run: Path) -> str:
         raise ValueError(f"{run} holds no model: there is no {SETTINGS} that can be read") from error
 
 
-def tuned_beam(run: Path) -> Beam | None:
+def tuned_beam(run: Path, model: TreeModel) -> Beam | None:
     """The beam of a run's tune.json: {"beam_size": 50}, or a list with one width per level; None without one."""
     path = run / TUNED
     if not path.exists():
         return None
     found = read_json(path, "tune anew")
-    widths = found.get("beam_size") if isinstance(found, dict) else None
-    listed: list[Any] = widths if isinstance(widths, list) else [widths]
-    if not listed or not all(type(width) is int and width >= 1 for width in listed):
-        raise ValueError(f"{path} names no beam_size, {json.dumps(widths)[:80]}: tune anew")
-    return tuple(listed) if isinstance(widths, list) else int(listed[0])
+    asked = found.get("beam_size") if isinstance(found, dict) else None
+    listed: list[Any] = asked if isinstance(asked, list) else [asked]
+    if not all(type(width) is int for width in listed):
+        raise ValueError(f"{path} names no beam_size, {json.dumps(asked)[:80]}: tune anew")
+    beam: Beam = tuple(listed) if isinstance(asked, list) else int(listed[0])
+    try:
+        widths(model, beam)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}, or tune anew") from error
+    return beam
