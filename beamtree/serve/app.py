@@ -59,6 +59,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Guard, service=service)
     for room in (asking, things, inference):
         app.include_router(room.routes(service))
+    app.include_router(things.changes(service))
     app.include_router(health(service))
     app.include_router(model_routes(service))
     with_examples(app, service)

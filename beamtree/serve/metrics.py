@@ -23,7 +23,7 @@ class Metrics:
     """The numbers of one service, in a registry of their own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # else every counter is there twice
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # else every counter is there twice
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
 

@@ -104,7 +104,8 @@ def make_server(service: Service, drain: float = 1.0) -> Server:
         make_app(service),
         http=Patient,
         access_log=False,  # a line per request costs more than some answers, and would name what people look for
-        log_level=logging.WARNING,
+        log_level=logging.ERROR,  # whoever sends nonsense must not fill the log
+        ws="none",
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=FINISH_SECONDS,

@@ -18,7 +18,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 
 
 def routes(service: Service) -> APIRouter:
-    """The routes of one service."""
+    """What is known of items and users."""
     router = APIRouter()
 
     # These look through lists, so they run beside the loop that answers the others.
@@ -43,6 +43,13 @@ def routes(service: Service) -> APIRouter:
         """Users of the log by a part of their id; none where the log is not here."""
         data = service.loaded.data
         return as_json({"users": [] if data is None else search_ids(data.users, query, limit)})
+
+    return router
+
+
+def changes(service: Service) -> APIRouter:
+    """What changes items and events."""
+    router = APIRouter()
 
     @router.put("/v1/items/{item:path}", responses={200: {"model": Changed}})
     async def put_item(item: str, new: Annotated[Item | None, Body()] = None) -> Response:
