@@ -56,14 +56,18 @@ class Ids:
 
     def find(self, names: Iterable[object]) -> list[int | None]:
         """The number of each id; None where it is unknown."""
-        find = self._numbers.get
-        return [find(as_id(name)) for name in names]
+        find, names = self._numbers.get, list(names)
+        try:
+            found: list[int | None] = list(map(find, names))  # type: ignore[arg-type]
+        except TypeError:  # something that is no key of a dict
+            found = [None] * len(names)
+        if None not in found:  # nearly always: ids are kept as they are written
+            return found
+        return [find(as_id(name)) if known is None else known for name, known in zip(names, found, strict=True)]
 
 
 def as_id(value: object) -> str:
     """An id as it is kept: text without white space around it, a whole number as its digits."""
-    if type(value) is str:  # nearly always
-        return value.strip()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()
