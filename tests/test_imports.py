@@ -18,7 +18,7 @@ ROWS = [
     {"cli"},
     {"__init__"},
     {"recommender", "plots"},
-    {"answers", "paper"},
+    {"answers", "paper", "explore"},
     {"compare"},
     {"train"},
     {"storage", "methods", "evaluate", "inspect", "explain", "ingest"},
