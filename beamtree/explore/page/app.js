@@ -5,7 +5,7 @@ let source, view, turn = 0, shown = {}, playing = null;
 async function show() {
   const mine = ++turn;
   const k = source.stop(state.k), m = Math.min(state.m, k);
-  const model = Math.min(state.model, source.models.length - 1);
+  const model = modelAt(source);
   const asked = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m : state.m, item: state.item };
   try {
     const subject = await source.subject(asked);
@@ -24,7 +24,7 @@ async function show() {
 function draw(subject, search, later) {
   document.body.dataset.tab = state.tab;
   showTabs();
-  showFacts(source.models[Math.min(state.model, source.models.length - 1)]);
+  showFacts(source.models[modelAt(source)]);
   showWho(source, subject);
   showTruth(subject, search);
   showHistory(source, subject);
@@ -56,7 +56,7 @@ function trouble(error) {
 }
 
 async function costs(subject) {
-  const mine = turn, model = Math.min(state.model, source.models.length - 1);
+  const mine = turn, model = modelAt(source);
   let points = costPoints(source, model, Math.min(state.m, source.stop(state.k)));
   let label = `recall and cost, ${source.users.length} users`;
   if (source.live && subject.truth.length) {
@@ -139,7 +139,7 @@ function replay() {
 }
 
 function showLosses(subject, search) {
-  const model = Math.min(state.model, source.models.length - 1), inspected = source.models[model].losses;
+  const model = modelAt(source), inspected = source.models[model].losses;
   const pieces = [];
   if (inspected) {
     pieces.push(h("div", { class: "head" }, h("h2", {}, "Where relevant items are lost"), h("span", { class: "muted" }, `${count(inspected.users)} users, k = ${inspected.beam_size}, as beamtree inspect counts`)),
@@ -175,7 +175,13 @@ function openFinder() {
       found.users.length + found.items.length ? null : h("p", { class: "muted" }, "Nothing has this in its name."));
   };
   field.addEventListener("input", look);
-  field.addEventListener("keydown", (event) => { if (event.key === "Enter") list.querySelector("button")?.click(); if (event.key === "ArrowDown") list.querySelector("button")?.focus(); });
+  field.addEventListener("keydown", (event) => {
+    const first = () => list.querySelector("button");
+    if (event.key === "Enter") look().then(() => first()?.click());
+    else if (event.key === "ArrowDown") first()?.focus();
+    else return;
+    event.preventDefault(); // else the same stroke would press the button that the focus goes back to
+  });
   fill(box, h("form", { method: "dialog", onsubmit: (event) => event.preventDefault() }, field), list);
   box.showModal();
   look();

@@ -10,7 +10,7 @@ async function showCompare(source, asked, subject, search) {
       source.models.map((each, n) => h("option", { value: n, selected: n === value }, clean(each.name))));
     const beam = (key, value, label) => h("select", { id: `beam-${key}`, "aria-label": label, onchange: (event) => set({ [key]: Number(event.target.value), ...(key === "k" ? { k2: state.k2 ?? state.k } : {}) }) },
       [...new Set([...sizes, value])].sort((a, b) => a - b).map((size) => h("option", { value: size, selected: size === value }, `k = ${size}`)));
-    const sides = [{ search, pick: model("model", state.model, "First model"), size: beam("k", source.stop(state.k), "First beam size"), sign: "A", colour: "beam" },
+    const sides = [{ search, pick: model("model", modelAt(source), "First model"), size: beam("k", source.stop(state.k), "First beam size"), sign: "A", colour: "beam" },
       { search: theirs, pick: model("other", other, "Second model"), size: beam("k2", source.stop(second.k), "Second beam size"), sign: "B", colour: "beam2" }];
     const view = h("div", { class: "compare" });
     fill($("view"), h("div", { class: "head" }, h("h2", {}, "The same user, searched twice"), h("span", { class: "muted" }, likeness(sides))), view);

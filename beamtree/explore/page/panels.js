@@ -127,7 +127,7 @@ function showControls(source, subject, search) {
   const paths = new Map(search.items.map((path) => [path.item.id, path]));
   const hits = subject.truth.filter((item) => { const path = paths.get(item.id); return path && path.rank !== null && path.rank <= state.m; }).length;
   const recall = subject.truth.length ? hits / subject.truth.length : null;
-  const model = source.models[state.model];
+  const model = source.models[modelAt(source)];
   const slide = (id, label, value, attributes, text) => h("label", { class: "slide", for: id }, h("span", {}, label, h("output", { for: id }, text)),
     h("input", { id, type: "range", value, ...attributes, "aria-valuetext": text }));
   const keep = document.activeElement?.id;

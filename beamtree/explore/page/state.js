@@ -43,11 +43,16 @@ function address() {
   return `#${parts}`;
 }
 
-let pending = 0;
+let pending = 0, written = -1e9;
+function keepAddress() {
+  clearTimeout(pending);
+  written = performance.now();
+  if (location.hash !== address()) history.replaceState(null, "", address());
+}
 function set(changes) {
   state = sound({ ...state, ...changes });
   clearTimeout(pending);
-  pending = setTimeout(() => { if (location.hash !== address()) history.replaceState(null, "", address()); }, 120);
+  if (performance.now() - written > 250) keepAddress(); // browsers refuse addresses that change all the time
+  else pending = setTimeout(keepAddress, 120);
   listener(changes);
 }
-const keepAddress = () => { clearTimeout(pending); history.replaceState(null, "", address()); };

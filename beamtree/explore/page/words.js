@@ -70,6 +70,7 @@ function readPalette() {
   const names = "ink muted faint line paper panel beam beam2 lost found below truth other hatch".split(" ");
   palette = Object.fromEntries(names.map((key) => [key, style.getPropertyValue(`--${key}`).trim()]));
 }
+const modelAt = (source) => Math.min(state.model, source.models.length - 1);
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 // Signs that every browser draws alike.
