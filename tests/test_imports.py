@@ -19,7 +19,7 @@ ROWS = [
     {"serve"},
     {"__init__"},
     {"recommender", "plots"},
-    {"answers", "paper"},
+    {"answers", "paper", "explore"},
     {"compare"},
     {"train"},
     {"storage", "methods", "evaluate", "inspect", "explain", "ingest"},

@@ -15,6 +15,7 @@ from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
+from beamtree.cli.explore import explore
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
@@ -50,6 +51,7 @@ app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.command("serve")(serve_run)
+app.command()(explore)
 app.command()(check)
 app.add_typer(paper, name="paper")
 

@@ -28,10 +28,9 @@ class Level(NamedTuple):
         """The score of the last node that was kept."""
         return float(self.scores[self.kept - 1])
 
-    def place(self, node: int) -> int | None:
-        """How many candidates were before a node; None where it was none."""
-        found = (self.nodes == node).nonzero()
-        return int(found[0]) if len(found) else None
+    def places(self) -> dict[int, int]:
+        """How many candidates were before each."""
+        return {node: place for place, node in enumerate(self.nodes.tolist())}
 
 
 class Step(NamedTuple):
@@ -153,19 +152,25 @@ class Explanation(NamedTuple):
         """The places of at most `most` nodes: those on the way to what was asked for, the last that was kept, some that
         were pruned, those on the way to what was found, and the best.
         """
-        first = self.levels[0].level
-        asked = [each.place(path.steps[each.level - first].node) for path in self.items if path.steps]
+        first, places = self.levels[0].level, each.places()
+        asked = [places.get(path.steps[each.level - first].node) for path in self.items if path.steps]
         pruned = range(each.kept, min(len(each.nodes), each.kept + self.most // 4))
-        wanted = [*asked, each.kept - 1, *pruned, *self._ways(each), *range(len(each.nodes))]
+        wanted = [
+            *asked,
+            each.kept - 1,
+            *pruned,
+            *(places.get(node) for node in self._ways(each)),
+            *range(len(each.nodes)),
+        ]
         return sorted(list(dict.fromkeys(place for place in wanted if place is not None))[: self.most])
 
-    def _ways(self, each: Level) -> list[int | None]:
-        """The places of the ancestors of what was found."""
+    def _ways(self, each: Level) -> list[int]:
+        """The ancestors of what was found."""
         last = self.levels[-1]
         slots = last.nodes[: self.m] - level_span(self.arity, last.level).start
         above = slots.div(self.arity ** (last.level - each.level), rounding_mode="floor")
-        nodes = above + level_span(self.arity, each.level).start
-        return [each.place(node) for node in dict.fromkeys(nodes.tolist())]
+        found: list[int] = (above + level_span(self.arity, each.level).start).tolist()
+        return list(dict.fromkeys(found))
 
     def _spread(self, each: Level, count: int) -> list[int]:
         """How many of the first `count` nodes lie in each of BINS equal stretches of the level."""

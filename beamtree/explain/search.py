@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.beam import walk
 from beamtree.explain.explanation import Explanation, ItemPath, Level, Loss, Step
-from beamtree.explain.parts import contributions
+from beamtree.explain.parts import Parts
 from beamtree.explain.subtrees import subtrees
 from beamtree.mask import NodeMask
 from beamtree.model import Query, State, TreeModel
@@ -61,10 +61,10 @@ def explain(
     levels = () if mask.is_empty else tuple(_levels(query, widths, mask, hidden))
     found = _found(model, levels, m)
     open_ = mask.allows(model.tree.leaf_of_item(asked)) & ~torch.isin(asked, hidden)
-    paths = [_path(query, levels, item, may) for item, may in zip(asked.tolist(), open_.tolist(), strict=True)]
+    paths = tuple(_paths(query, levels, asked, open_.tolist()))
     below = subtrees(model.tree, model.popularity)
     shape = model.tree.arity, model.tree.height
-    return Explanation(widths, m, *shape, levels, found, tuple(paths), below, most)
+    return Explanation(widths, m, *shape, levels, found, paths, below, most)
 
 
 def _levels(query: Query, widths: int | tuple[int, ...], mask: NodeMask, hidden: Tensor) -> Iterator[Level]:
@@ -115,46 +115,60 @@ def _found(model: TreeModel, levels: Sequence[Level], m: int) -> tuple[tuple[int
     return tuple(zip(items[held].tolist(), log_p.exp().tolist(), strict=True))
 
 
-def _path(query: Query, levels: Sequence[Level], item: int, may_be_found: bool) -> ItemPath:
-    """What became of an item."""
-    model, leaf = query.model, query.tree.leaf_of_item(torch.tensor([item], device=query.tree.device))
-    log_p = query.log_prob(query.tree.height, leaf.unsqueeze(0))
-    p = float(log_p.exp())
-    if not may_be_found or not levels:
-        return ItemPath(item, may_be_found, None, None, p, (), None)
-    steps, rank = [], torch.zeros(1, 1, device=leaf.device)
+def _paths(query: Query, levels: Sequence[Level], items: Tensor, may: list[bool]) -> Iterator[ItemPath]:
+    """What became of each of some items."""
+    if not len(items):
+        return
+    leaves = query.tree.leaf_of_item(items).unsqueeze(0)
+    scores = query.log_prob(query.tree.height, leaves).exp()[0].tolist()
+    ways = list(zip(*_steps(query, levels, leaves), strict=True)) or [()] * len(scores)
+    parts = Parts(query)
+    for item, may_be_found, p, steps in zip(items.tolist(), may, scores, ways, strict=True):
+        if not may_be_found or not steps:
+            yield ItemPath(item, may_be_found, None, None, p, (), None)
+            continue
+        last, leaf = steps[-1], levels[-1]
+        held = query.tree.item_of_leaf(leaf.nodes[: leaf.kept]) != PAD
+        if last.kept:
+            yield ItemPath(item, True, int(held[: last.before].sum()) + 1, None, p, steps, None)
+            continue
+        beaten = held & (leaf.scores[: leaf.kept] >= last.score)
+        lost = next(place for place, step in enumerate(steps) if not step.kept)
+        yield ItemPath(item, True, None, int(beaten.sum()) + 1, p, steps, _loss(query, levels, steps, lost, parts))
+
+
+def _steps(query: Query, levels: Sequence[Level], leaves: Tensor) -> Iterator[list[Step]]:
+    """The ancestors of leaves [1, n] on each level."""
+    rank = torch.zeros(leaves.shape, device=leaves.device)
     for each in levels:
-        node = query.tree.ancestor(leaf, each.level)
-        (rank,) = model.expand(query.logits(each.level, node.unsqueeze(0)), (rank,))
-        before = each.place(int(node))
-        score = float(rank if before is None else each.scores[before])
-        steps.append(Step(each.level, int(node), score, each.kth, before, before is not None and before < each.kept))
-    last, leaves = steps[-1], levels[-1]
-    held = query.tree.item_of_leaf(leaves.nodes[: leaves.kept]) != PAD
-    if last.kept:
-        return ItemPath(item, True, int(held[: last.before].sum()) + 1, None, p, tuple(steps), None)
-    beaten = held & (leaves.scores[: leaves.kept] >= last.score)
-    lost = next(place for place, step in enumerate(steps) if not step.kept)
-    return ItemPath(item, True, None, int(beaten.sum()) + 1, p, tuple(steps), _loss(query, levels, steps, lost))
+        nodes = query.tree.ancestor(leaves, each.level)
+        (rank,) = query.model.expand(query.logits(each.level, nodes), (rank,))
+        places, compared, kth, found = each.places(), each.scores.tolist(), each.kth, []
+        for node, score in zip(nodes[0].tolist(), rank[0].tolist(), strict=True):
+            before = places.get(node)
+            kept = before is not None and before < each.kept
+            found.append(Step(each.level, node, score if before is None else compared[before], kth, before, kept))
+        yield found
 
 
-def _loss(query: Query, levels: Sequence[Level], steps: Sequence[Step], lost: int) -> Loss:
+def _loss(query: Query, levels: Sequence[Level], steps: Sequence[Step], lost: int, parts: Parts) -> Loss:
     """The level on which an item was lost, and the last node that was kept there."""
     step, level, tree = steps[lost], levels[lost], query.tree
     last = level.nodes[level.kept - 1]
     nodes = torch.stack([last.new_tensor(step.node), last])
     above = torch.zeros(2, device=nodes.device)
-    if lost:
-        parents, places = tree.parent(nodes).tolist(), levels[lost - 1]
-        above = torch.stack([places.scores[places.place(parent) or 0] for parent in parents])
-    below = subtrees(tree, query.model.popularity)
-    parts, together = contributions(query, level.level, nodes, above)
-    return Loss(step, int(last), int(below.items[last]), _best_below(query, int(last)), parts, together)
+    if lost and query.model.chained:
+        places = levels[lost - 1].places()
+        above = levels[lost - 1].scores[[places[parent] for parent in tree.parent(nodes).tolist()]]
+    said, together = parts.of(level.level, nodes, above)
+    below = int(subtrees(tree, query.model.popularity).items[last])
+    return Loss(step, int(last), below, _best_below(query, int(last)), said, together)
 
 
 def _best_below(query: Query, node: int) -> int:
     """The item below a node that scores best."""
-    leaves = torch.tensor(list(query.tree.leaves(node)), device=query.tree.device)
+    span = query.tree.leaves(node)
+    leaves = torch.arange(span.start, span.stop, device=query.tree.device)
     leaves = leaves[query.tree.item_of_leaf(leaves) != PAD]
     scores = torch.cat([query.log_prob(query.tree.height, part.unsqueeze(0))[0] for part in leaves.split(AT_ONCE)])
     return int(query.tree.item_of_leaf(leaves[scores.argmax()]))
