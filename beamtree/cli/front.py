@@ -16,10 +16,12 @@ from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
+from beamtree.cli.explore import explore
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.screen import out, printable
+from beamtree.cli.serve import serve_run
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
@@ -49,6 +51,8 @@ app.command("evaluate")(evaluate_run)
 app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
+app.command("serve")(serve_run)
+app.command()(explore)
 app.command()(check)
 app.add_typer(paper, name="paper")
 
