@@ -6,10 +6,10 @@ import torch
 
 from beamtree.data.ids import MoreIds
 from beamtree.live.likeness import Likeness
-from beamtree.live.memory import MEMORY, Entries, joined, speak_for, with_entries
+from beamtree.live.memory import MEMORY, Entries, joined, speak_for, speaks, with_entries
 from beamtree.live.slots import Slots
 from beamtree.model import TreeModel
-from beamtree.scorers import MemoryScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, TableScorer
 from beamtree.tree import PAD, Tree
 
 
@@ -70,6 +70,9 @@ def _put_rows(table: TableScorer, old: Tree, new: Tree, numbers: list[int], like
     leaves = new.leaf_of_item(torch.tensor(numbers, device=new.device))
     rows = []
     for like in likes:
+        if like.factors is not None and isinstance(table, FactorScorer):
+            rows.append(like.factors.to(new.device))
+            continue
         near = old.leaf_of_item(like.items.to(old.device))
         shares = like.shares.to(old.device) * (near != PAD)
         vectors = table.table.read(old, share=table.share).at(near).float()
@@ -78,14 +81,19 @@ def _put_rows(table: TableScorer, old: Tree, new: Tree, numbers: list[int], like
 
 
 def _entries(scorer: SumScorer, numbers: list[int], new: Mapping[str, Likeness]) -> Entries:
+    """What is remembered of new items: what was learned of each, or else what is said of those that it is like."""
     nothing = torch.empty(0, dtype=torch.int64)
     found = [Entries(nothing, nothing, nothing.float())]
-    if MEMORY in scorer.names:
-        memory = scorer.part(MEMORY)
-        assert isinstance(memory, MemoryScorer)
-        for number, like in zip(numbers, new.values(), strict=True):
+    memory = scorer.part(MEMORY) if MEMORY in scorer.names else None
+    for number, like in zip(numbers, new.values(), strict=True):
+        if like.sources is not None and like.weights is not None:
+            found.append(Entries(like.sources, torch.full_like(like.sources, number), like.weights))
+        if isinstance(memory, MemoryScorer):
             fitted = like.items < memory.num_items
-            found.append(speak_for(memory, like.items[fitted], like.shares[fitted], number))
+            known = like.items[fitted], like.shares[fitted]
+            if like.sources is None:
+                found.append(speak_for(memory, *known, number))
+            found.append(speaks(memory, *known, number))
     return joined(found)
 
 

@@ -17,6 +17,9 @@ class Likeness(NamedTuple):
 
     items: Tensor  # of the model [n]
     shares: Tensor  # how much it has of each [n]; together 1
+    sources: Tensor | None = None  # items that speak for it [s], where that was learned
+    weights: Tensor | None = None  # and how loudly [s]
+    factors: Tensor | None = None  # its own [dim], likewise
 
 
 class NewItem(NamedTuple):
@@ -71,8 +74,9 @@ def of_histories(model: TreeModel, histories: Sequence[Sequence[int]], most: int
 
 
 def mixed(parts: Sequence[Likeness]) -> Likeness:
-    """As much like each of some."""
+    """As much like each of some; what one of them was learned by stays."""
     if not parts:
         return Likeness(torch.empty(0, dtype=torch.int64), torch.empty(0))
     shares = torch.cat([part.shares for part in parts]) / len(parts)
-    return Likeness(torch.cat([part.items for part in parts]), shares)
+    learned = next((part for part in parts if part.sources is not None), parts[0])
+    return learned._replace(items=torch.cat([part.items for part in parts]), shares=shares)

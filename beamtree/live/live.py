@@ -13,8 +13,10 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
 from beamtree.live.changes import with_items, without_items
 from beamtree.live.journal import Journal
+from beamtree.live.learned import Anybody, learned
 from beamtree.live.likeness import Likeness, NewItem, mixed, of_histories, of_items, of_popular, of_vectors
 from beamtree.model import TreeModel
+from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 
@@ -50,6 +52,7 @@ class Live:
         self.run: str | None = None  # the run that was last chosen to be served
         self._data, self._vectors, self._journal = data, vectors, journal
         self._facts: dict[str, NewItem] = {}  # of items that were added or changed
+        self._anybody: Anybody | None = None
         if journal is not None:
             self._replay(journal.entries)
 
@@ -94,7 +97,7 @@ class Live:
 
     def take(self, model: TreeModel) -> None:
         """Go on with another model over the same items, such as one whose parts were made again."""
-        self.model, self.version = model, self.version + 1
+        self.model, self.version, self._anybody = model, self.version + 1, None
 
     # What is known
 
@@ -157,7 +160,7 @@ class Live:
             found.append(of_items(torch.tensor(like)))
         histories = [self._placed(self._numbers([as_id(item) for item in each])) for each in new.histories]
         if any(histories):
-            found.append(of_histories(self.model, [each for each in histories if each]))
+            found.append(self._learned([each for each in histories if each]))
         if new.vector is not None:
             if self._vectors is None:
                 raise ValueError("this model was not made from vectors: add the item with like, histories or category")
@@ -165,6 +168,14 @@ class Live:
         if not found and new.category and (same := self.catalogue.of_category(new.category)):
             found.append(of_popular(self.model, torch.tensor(same)))
         return mixed(found)
+
+    def _learned(self, histories: list[list[int]]) -> Likeness:
+        """What an item is like that was chosen after these histories: by regression where the log is there."""
+        if self._data is None or not len(self._data.train) or not isinstance(self.model.scorer, SumScorer):
+            return of_histories(self.model, histories)
+        if self._anybody is None:
+            self._anybody = Anybody(self.model, self._data)
+        return learned(self.model, histories, self._anybody)
 
     def _placed(self, numbers: list[int]) -> list[int]:
         return [number for number, leaf in zip(numbers, self._leaves(numbers).tolist(), strict=True) if leaf != PAD]

@@ -11,6 +11,7 @@ from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import fading
 
 ADDED, MEMORY = "added", "memory"  # the names of both in a sum
+FADING = fading(0.5)  # how events of a history lose weight, of what is said of new items
 SOURCES = 2 * PARTNERS  # items that speak for a new one at most
 
 
@@ -37,43 +38,36 @@ def entries_of(memory: MemoryScorer) -> Entries:
     return Entries(source.cpu(), memory.partners.long().cpu(), memory.weights.float().cpu())
 
 
-def as_memory(entries: Entries, num_items: int, recency: Tensor) -> MemoryScorer:
+def as_memory(entries: Entries, num_items: int) -> MemoryScorer:
     """A memory of these entries; what is said twice of the same is added."""
     key, weight = summed(entries.source * num_items + entries.target, entries.weight)
     offsets = pad(torch.bincount(key // num_items, minlength=num_items).cumsum(0), (1, 0))
-    return MemoryScorer.from_partners([Partners(offsets, (key % num_items).int(), weight)], [recency])
-
-
-def shared_recency(scorer: SumScorer) -> Tensor:
-    """How events of a history fade for new items: as in the first list that was fitted, the newest counting 1."""
-    if MEMORY not in scorer.names:
-        return fading(0.3)
-    first = scorer.part(MEMORY).get_buffer("recency")[0].cpu()
-    return first / first.max().clamp(min=1e-9)
+    return MemoryScorer.from_partners([Partners(offsets, (key % num_items).int(), weight)], [FADING])
 
 
 def speak_for(memory: MemoryScorer, like: Tensor, shares: Tensor, item: int) -> Entries:
-    """What is said of a new item, and what it says, where it is like others [n] by so much [n].
+    """What is said of a new item that is like others [n] by so much [n].
 
-    Who speaks for one of them speaks for it, those themselves as loudly as the loudest of these, and it says what they
-    say.
+    Who speaks for one of them speaks for it, and those themselves as loudly as the loudest of these.
     """
     like, shares = (part.to(memory.offsets.device) for part in (like, shares))
     place, source, weight = memory.sources(like)
-    loudest = torch.zeros_like(shares).index_reduce_(0, place, weight, "amax")
-    said = Entries(
-        torch.cat([source, like]),
-        torch.full_like(torch.cat([source, like]), item),
-        torch.cat([weight * shares[place], loudest * shares]),
-    )
+    loudest = torch.zeros_like(shares).scatter_reduce_(0, place, weight, "amax")
+    sources = torch.cat([source, like])
+    said = Entries(sources, torch.full_like(sources, item), torch.cat([weight * shares[place], loudest * shares]))
+    return _strongest(said, SOURCES)
+
+
+def speaks(memory: MemoryScorer, like: Tensor, shares: Tensor, item: int) -> Entries:
+    """What a new item says of others: what those say that it is like [n] by so much [n]."""
+    like, shares = (part.to(memory.offsets.device) for part in (like, shares))
     rows = torch.arange(memory.lists, device=like.device).unsqueeze(1) * memory.num_items + like  # [lists, n]
     place, entry = _entries_in(memory.offsets, rows.flatten())
     counts = memory.recency.amax(1).repeat_interleave(len(like)) * shares.repeat(memory.lists)
     says = Entries(
         torch.full_like(entry, item), memory.partners[entry].long(), memory.weights[entry].float() * counts[place]
     )
-    found = joined([_strongest(said, SOURCES), _strongest(says, PARTNERS)])
-    return Entries(*(part.cpu() for part in found))
+    return _strongest(says, PARTNERS)
 
 
 def _entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +83,7 @@ def _strongest(entries: Entries, most: int) -> Entries:
     base = int(torch.cat([entries.source, entries.target]).max()) + 1 if len(entries.source) else 1
     key, weight = summed(entries.source * base + entries.target, entries.weight)
     best = weight.abs().topk(min(most, len(key))).indices
-    return Entries(key[best] // base, key[best] % base, weight[best])
+    return Entries((key[best] // base).cpu(), (key[best] % base).cpu(), weight[best].cpu())
 
 
 def with_entries(scorer: SumScorer, new: Entries, renewed: Tensor, num_items: int) -> SumScorer:
@@ -105,5 +99,5 @@ def with_entries(scorer: SumScorer, new: Entries, renewed: Tensor, num_items: in
         old = entries_of(before)
         again = torch.isin(old.source, renewed) | torch.isin(old.target, renewed)
         new = joined([old.of(~again), new])
-    changed[ADDED] = as_memory(new, num_items, shared_recency(scorer)).to(scorer.weights.device)
+    changed[ADDED] = as_memory(new, num_items).to(scorer.weights.device)
     return scorer.with_parts(changed)

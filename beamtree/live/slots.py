@@ -32,7 +32,9 @@ class Slots:
         while width > 1:
             inside = (places >= start) & (places < start + width)
             width //= self.arity
-            said = np.bincount((places[inside] - start) // width, counts[inside], minlength=self.arity)
+            said = np.bincount((places[inside] - start) // width, counts[inside], minlength=self.arity).astype(
+                np.float64
+            )
             room = np.diff(self._free_before[start : start + width * self.arity + 1 : width])
             said[room == 0] = -np.inf
             start += width * int(np.lexsort((room, said))[-1])

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from beamtree.data import Events, Prepared
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live
-from beamtree.live.memory import ADDED, as_memory, entries_of, shared_recency
+from beamtree.live.memory import ADDED, as_memory, entries_of
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer
 from beamtree.train.start import Start
@@ -72,7 +72,7 @@ def _refitted(live: Live, data: Prepared, seed: int) -> TreeModel:
         old = entries_of(added)
         unseen = popularity.cpu() == 0  # of these nothing else is known
         kept = old.of(unseen[old.source] | unseen[old.target])
-        changed[ADDED] = as_memory(kept, count, shared_recency(scorer)).to(device)
+        changed[ADDED] = as_memory(kept, count).to(device)
     whole = scorer.with_parts(changed)
     found = TreeModel(model.tree, whole, chained=model.chained, first_level=model.first_level).with_items_of(model)
     found.popularity = popularity

@@ -1,0 +1,315 @@
+"""Items come and go, and users go on, without training."""
+
+import copy
+import random
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_start import a_walk
+
+import beamtree as bt
+from beamtree.beam import brute_force
+from beamtree.data.ids import Ids, MoreIds
+from beamtree.live import Journal, Live, NewItem
+from beamtree.live.changes import with_items, without_items
+from beamtree.live.journal import CHANGES, as_line
+from beamtree.live.likeness import Likeness
+from beamtree.live.slots import Slots
+from beamtree.scorers import SumScorer
+from beamtree.tree import PAD, Tree
+
+
+@pytest.fixture(scope="module", params=["beamtree", "deep"])
+def fitted(request):
+    return bt.Recommender(steps=4, beam_size=60, batch_size=20, recipe=request.param).fit(a_walk(), test_users=10)
+
+
+@pytest.fixture
+def shop(fitted):
+    return copy.deepcopy(fitted)
+
+
+def best(shop, history, m=10, **how):
+    return shop.recommend(history, m=m, beam_size=70, **how)["item"].to_list()
+
+
+# The tree
+
+
+@given(slots=st.lists(st.booleans(), min_size=1, max_size=40), arity=st.integers(2, 4))
+def test_a_removed_item_has_no_leaf_and_all_others_keep_theirs(slots, arity):
+    items = [place if kept else PAD for place, kept in enumerate(slots)]
+    tree = Tree(items, arity, num_items=len(slots))
+    leaves = tree.leaf_of_item(torch.arange(len(slots))).tolist()
+    first = tree.level(tree.height).start
+    assert leaves == [first + place if kept else PAD for place, kept in enumerate(slots)]
+    assert tree.num_placed == sum(slots)
+    assert tree.allow(torch.arange(len(slots))).slots.tolist() == tree.mask.slots.tolist()
+
+
+@pytest.mark.parametrize("items", [[0, 5], [0, 0, 1]])
+def test_a_tree_with_room_for_more_still_refuses_what_is_wrong(items):
+    with pytest.raises(ValueError, match=r"outside|more than one leaf"):
+        Tree(items, num_items=3)
+
+
+def test_a_deeper_tree_holds_the_same_items_and_room_for_as_many_more():
+    tree = Tree([3, 0, PAD, 1, 2, 4, 5, 6], 2)
+    deeper = tree.deeper()
+    assert deeper.items().tolist() == [3, PAD, 0, PAD, PAD, PAD, 1, PAD, 2, PAD, 4, PAD, 5, PAD, 6, PAD]
+    leaves = deeper.leaf_of_item(torch.arange(7))
+    assert torch.equal(deeper.parent(leaves), tree.leaf_of_item(torch.arange(7)))
+
+
+def best_slot_by_definition(items, arity, near, weights):
+    """From the root to the child with the most weight below, of those with room; then the most room; then the last."""
+    start, width = 0, len(items)
+    while width > 1:
+        width //= arity
+        options = []
+        for child in range(arity):
+            span = range(start + child * width, start + (child + 1) * width)
+            room = sum(items[place] == PAD for place in span)
+            said = sum(weight for place, weight in zip(near, weights, strict=True) if place in span)
+            if room:
+                options.append((said, room, child))
+        start += max(options)[2] * width
+    return start
+
+
+@given(seed=st.integers(0, 2**16), arity=st.integers(2, 3))
+def test_a_new_item_goes_beside_what_it_is_like(seed, arity):
+    draw = random.Random(seed)
+    size = arity**3
+    placed = draw.sample(range(size), draw.randrange(1, size))
+    items = [PAD] * size
+    for number, place in enumerate(placed):
+        items[place] = number
+    near = draw.sample(placed, draw.randrange(0, len(placed) + 1))
+    weights = [draw.randrange(1, 4) for _ in near]
+    found = Slots(Tree(items, arity)).best(torch.tensor(near, dtype=torch.int64), torch.tensor(weights).float())
+    assert items[found] == PAD
+    assert found == best_slot_by_definition(items, arity, near, weights)
+
+
+def test_more_ids_are_found_after_the_others():
+    ids = MoreIds(MoreIds(Ids(["a", "b"]), ["c"]), ["d"])
+    assert ids.names == ["a", "b", "c", "d"]
+    assert [ids[place] for place in range(4)] == ids.names
+    assert ids.find(["d", "a", "x", "c"]) == [3, 0, None, 2]
+    assert len(ids) == 4
+
+
+# Models
+
+
+def test_a_deeper_model_finds_the_same_with_the_same_scores(shop):
+    model = shop.model
+    deeper = model.tree.deeper()
+    other = bt.TreeModel(deeper, model.scorer.deeper(model.tree, deeper), first_level=model.first_level)
+    x = torch.tensor([[3, 4, 5], [20, 21, PAD]])
+    (items, scores), (others, again) = (bt.retrieve(each, x, beam_size=60, m=20) for each in (model, other))
+    assert torch.allclose(scores, again, atol=1e-5)
+    assert torch.equal(items.sort().values, others.sort().values)
+
+
+def test_the_model_that_was_given_goes_on_as_it_was(shop):
+    model = shop.model
+    x = torch.tensor([[3, 4, 5]])
+    before = bt.retrieve(model, x, beam_size=60, m=20)
+    like = Likeness(torch.tensor([5]), torch.tensor([1.0]))
+    changed = without_items(with_items(model, {f"n{each}": like for each in range(30)}), [3])
+    assert changed.tree.num_items == model.tree.num_items + 30
+    after = bt.retrieve(model, x, beam_size=60, m=20)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_an_item_that_is_like_another_is_found_where_that_is(shop):
+    before = best(shop, ["i03", "i04", "i05"], m=3)
+    assert shop.add_items({"new": {"like": [before[0]]}}) == 1
+    assert "new" in best(shop, ["i03", "i04", "i05"], m=8)
+    found = shop.recommend(["i03", "i04"], m=5, beam_size=70, allowed=["new"])
+    assert found["item"].to_list() == ["new"]
+
+
+def test_an_item_is_placed_by_histories_of_those_who_chose_it(shop):
+    shop.add_items({"new": {"histories": [["i22", "i23", "i24"], ["i21", "i22", "i23"], ["i23", "i24", "i25"]]}})
+    near = shop.recommend(["i22", "i23", "i24"], m=62, beam_size=70)["item"].to_list().index("new")
+    far = shop.recommend(["i42", "i43", "i44"], m=62, beam_size=70)["item"].to_list().index("new")
+    assert near < far
+
+
+def test_a_full_tree_gets_another_level_and_still_finds_all(shop):
+    height = shop.model.tree.height
+    shop.add_items({f"n{place}": {"like": ["i07"]} for place in range(20)})
+    assert shop.model.tree.height == height + 1
+    assert len(best(shop, ["i01"], m=70)) == 70
+    assert set(best(shop, ["i01"], m=80 if False else 70, allowed=[f"n{place}" for place in range(20)])) == {
+        f"n{place}" for place in range(20)
+    }
+
+
+def test_a_removed_item_is_never_found_and_its_slot_is_used_again(shop):
+    height = shop.model.tree.height
+    assert shop.remove_items(["i05", "i06", "nobody"]) == 2
+    assert shop.remove_items(["i05"]) == 0
+    assert not {"i05", "i06"} & set(best(shop, ["i04"], m=58))
+    assert not {"i05", "i06"} & set(best(shop, ["i04"], m=5, allowed=["i05", "i06", "i07"]))
+    free = len(shop.model.tree.items()) - shop.model.tree.num_placed
+    shop.add_items([f"n{place}" for place in range(free)])
+    assert shop.model.tree.height == height
+    assert shop.add_items(["i05"]) == 1  # it comes back, on a level more
+    assert "i05" in best(shop, ["i04"], m=10, allowed=["i05"])
+
+
+def test_histories_with_removed_items_are_answered(shop):
+    shop.remove_items(["i03"])
+    assert len(best(shop, ["i03", "i04"], m=10)) == 10
+    assert len(best(shop, ["i03"], m=10)) == 10
+
+
+def test_adding_twice_changes_nothing(shop):
+    facts = {"new": {"like": ["i01"], "title": "New"}}
+    assert shop.add_items(facts) == 1
+    slots = shop.model.tree.items().tolist()
+    assert shop.add_items(facts) == 0
+    assert shop.model.tree.items().tolist() == slots
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"kind": 3}, "give a dict with some of title"),
+        ("like", "give a dict"),
+        ({"vector": [1.0, 2.0]}, "not made from vectors"),
+    ],
+)
+def test_what_means_nothing_is_refused_and_nothing_changes(shop, facts, message):
+    with pytest.raises(ValueError, match=message):
+        shop.add_items({"new": facts})
+    assert len(best(shop, ["i01"], m=5, allowed=["new"])) == 0
+
+
+def test_a_changed_recommender_is_saved_and_read(shop, tmp_path):
+    shop.add_items({"new": {"like": ["i05"]}, "other": {}})
+    shop.remove_items(["i06", "other"])
+    before = shop.recommend(["i03", "i04"], m=30, beam_size=70)
+    shop.save(tmp_path / "run")
+    again = bt.Recommender.load(tmp_path / "run")
+    assert again.recommend(["i03", "i04"], m=30, beam_size=70).equals(before)
+    assert again.add_items({"new": {"like": ["i05"]}, "more": {"like": ["i05"]}}) == 2
+    assert "more" in best(again, ["i03", "i04"], m=30)
+    assert len(again.evaluate(m=10, beam_size=60).scores)
+
+
+def test_m_items_come_back_wherever_m_are_allowed_after_any_changes(shop):
+    draw, names = random.Random(3), [f"i{place:02}" for place in range(60)]
+    there = set(names)
+    for step in range(30):
+        if draw.random() < 0.5 and len(there) > 5:
+            gone = draw.choice(sorted(there))
+            shop.remove_items([gone])
+            there.remove(gone)
+        else:
+            name = draw.choice([*names, f"n{step}"])
+            shop.add_items({name: {"like": draw.sample(sorted(there), 2)}})
+            there.add(name)
+        allowed = draw.sample(sorted(there), draw.randrange(1, len(there) + 1))
+        found = best(shop, draw.sample(names, 3), m=10, allowed=allowed)
+        assert len(found) == len(set(found)) == min(10, len(allowed))
+        assert set(found) <= set(allowed)
+    x = torch.tensor([[1, 2, 3]])
+    widest = len(shop.model.tree.items())
+    (items, scores), (others, exact) = (
+        bt.retrieve(shop.model, x, beam_size=widest, m=10),
+        brute_force(shop.model, x, m=10),
+    )
+    assert torch.allclose(scores, exact, atol=1e-5)
+    assert set(items[0].tolist()) == set(others[0].tolist())
+
+
+# Users
+
+
+def test_what_a_user_chose_since_counts_at_once_and_is_saved(shop, tmp_path):
+    if not isinstance(shop.model.scorer, SumScorer):
+        pytest.skip("what follows is made for the recipe beamtree")
+    since = pl.DataFrame(
+        {"user": ["u001"] * 2 + ["nobody"] * 2, "item": ["i40", "i41", "i42", "fresh"], "time": range(4)}
+    )
+    shop.update(since)
+    assert "fresh" in best(shop, ["i41", "i42"], m=20)
+    known = shop._changing().history("u001")
+    assert known.items[-2:] == shop.ids.find(["i40", "i41"])
+    one = shop.recommend(users=["u001", "nobody"], m=5)
+    assert one["user"].to_list() == ["u001"] * 5 + ["nobody"] * 5
+    shop.save(tmp_path / "run")
+    assert bt.Recommender.load(tmp_path / "run").recommend(users=["u001", "nobody"], m=5).equals(one)
+
+
+def test_an_update_learns_what_now_follows():
+    """From now on everybody goes from i03 to i50, as nobody did before."""
+    shop = bt.Recommender(steps=0).fit(a_walk(), test_users=10)
+    before = best(shop, ["i02", "i03"], m=60).index("i50")
+    users = [f"v{place}" for place in range(60)]
+    rows = [
+        (user, item, time) for user in users for time, item in enumerate(["i02", "i03", "i50", "i02", "i03", "i50"])
+    ]
+    shop.update(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"))
+    after = best(shop, ["i02", "i03"], m=60).index("i50")
+    assert after < min(before, 5)
+
+
+# The journal
+
+
+def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
+    live = Live(shop.model, journal=Journal(tmp_path))
+    first = copy.deepcopy(shop.model)
+    live.add("new", NewItem(like=("i05",), title="New"))
+    live.add("next", NewItem(like=("new", "i07")))
+    live.remove("i09")
+    live.add("i09", NewItem(like=("i01",)))
+    live.remove("i10")
+    live.record("u001", ["i30", "new", "unknown"])
+    live.choose("other")
+    live.close()
+    again = Live(first, journal=Journal(tmp_path))
+    x = torch.tensor([[3, 4, 5]])
+    for one, other in zip(*(bt.retrieve(each.model, x, beam_size=70, m=40) for each in (live, again)), strict=True):
+        assert torch.equal(one, other)
+    assert again.history("u001").items == live.history("u001").items
+    assert again.catalogue.title(again.ids.find(["new"])[0]) == "New"
+    assert (again.version, again.run) == (live.version, "other")
+    again.close()
+
+
+def test_a_line_cut_short_is_dropped_and_a_damaged_one_before_others_is_refused(tmp_path):
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.append({"kind": "remove", "item": str(number)})
+    journal.close()
+    whole = (tmp_path / CHANGES).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for cut in range(len(lines[0] + lines[1]), len(whole)):
+        (tmp_path / CHANGES).write_bytes(whole[:cut])
+        again = Journal(tmp_path)
+        assert [entry["item"] for entry in again.entries] == ["0", "1"]
+        again.append({"kind": "remove", "item": "x"})
+        again.close()
+        assert (tmp_path / CHANGES).read_bytes() == lines[0] + lines[1] + as_line({"kind": "remove", "item": "x"})
+    (tmp_path / CHANGES).write_bytes(lines[0] + lines[1].replace(b"1", b"2") + lines[2])
+    with pytest.raises(ValueError, match="is damaged at byte"):
+        Journal(tmp_path)
+
+
+def test_one_process_writes_a_journal(tmp_path):
+    from multiprocessing import get_context
+
+    journal = Journal(tmp_path)
+    with get_context("spawn").Pool(1) as pool, pytest.raises(ValueError, match="another process"):
+        pool.apply(Journal, (tmp_path,))
+    journal.close()
