@@ -16,6 +16,7 @@ from beamtree.compare import Result, table
 from beamtree.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.inspect import INTERVAL, Inspection
 from beamtree.paper.report import Cell
+from beamtree.tune import Tuned
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
 
@@ -237,6 +238,29 @@ def _draw_losses(axis: Any, found: Inspection) -> None:
     axis.set(title="Where relevant items go", ylabel="% of relevant items", ylim=(0, 103))
     axis.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
     axis.legend(fontsize="small")
+
+
+def plot_tuned(found: Tuned, path: Path) -> None:
+    """Recall against the time of a query: beams of one width, and the tuned one; left and above is better."""
+    figure, (left, right) = two_panels(12, 4.6)
+    uniform = [trial for trial in found.tried if trial.is_uniform]
+    for colour, name, trials in ((COLOURS[0], "one width", uniform), (COLOURS[1], "tuned", [found.chosen])):
+        recalls = [trial.recall * 100 for trial in trials]
+        sides = [[(t.recall - t.low) * 100 for t in trials], [(t.high - t.recall) * 100 for t in trials]]
+        took = [trial.milliseconds for trial in trials]
+        left.errorbar(took, recalls, sides, fmt="o-", capsize=2, color=colour, label=name)
+    for trial in uniform:
+        place = (trial.milliseconds, trial.recall * 100)
+        left.annotate(str(trial.beam_size[-1]), place, xytext=(4, 6), textcoords="offset points", fontsize="x-small")
+    left.set(title=f"{found.users:,} users", xlabel="milliseconds, one query", ylabel=f"recall@{found.m}, %")
+    left.legend(title="bars: 95 % interval of the mean", fontsize="small", title_fontsize="small")
+    widths = found.chosen.beam_size
+    right.bar(range(len(widths)), widths, color=COLOURS[1])
+    right.set(title="The tuned beam", xlabel="searched level, from the top", ylabel="width", yscale="log")
+    right.set_xticks(range(len(widths)), labels=[str(place + 1) for place in range(len(widths))])
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:

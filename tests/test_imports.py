@@ -20,7 +20,7 @@ ROWS = [
     {"recommender", "plots"},
     {"answers", "paper"},
     {"compare"},
-    {"train"},
+    {"train", "tune", "export"},
     {"storage", "methods", "evaluate", "inspect", "ingest"},
     {"candidates", "builders"},
     {"targets", "beam"},

@@ -22,6 +22,7 @@ from beamtree.cli.screen import out, printable
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
+from beamtree.cli.tune import tune_run
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
@@ -48,6 +49,7 @@ app.command("evaluate")(evaluate_run)
 app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
+app.command("tune")(tune_run)
 app.command()(check)
 app.add_typer(paper, name="paper")
 
