@@ -10,6 +10,7 @@ import typer
 
 from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
+from beamtree.cli.bench_serve import bench_serve
 from beamtree.cli.check import check
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
@@ -50,6 +51,7 @@ app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.command("tune")(tune_run)
+app.command("bench-serve")(bench_serve)
 app.command()(check)
 app.add_typer(paper, name="paper")
 

@@ -34,13 +34,18 @@ def beam_of(text: str, run: Path) -> BeamSize:
     """What --beam-size says: a number, one width per level, or those that `beamtree tune` found for the run."""
     if text == "tuned":
         return tuned_beam(run)
+    return beam_words(text)
+
+
+def beam_words(text: str) -> BeamSize:
+    """A number, or one width per level between commas."""
     try:
         found = tuple(int(word) for word in text.split(","))
         if min(found) < 1:
             raise ValueError
     except ValueError as error:
         raise ValueError(
-            f"--beam-size {text!r}: give a whole number, or one for each searched level separated by commas, or tuned"
+            f"--beam-size {text!r}: give a whole number, or one for each searched level separated by commas"
         ) from error
     return found if len(found) > 1 else found[0]
 
