@@ -16,6 +16,7 @@ from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
+from beamtree.cli.export import export_run
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
@@ -51,6 +52,7 @@ app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.command("tune")(tune_run)
+app.command("export")(export_run)
 app.command("bench-serve")(bench_serve)
 app.command()(check)
 app.add_typer(paper, name="paper")
