@@ -14,9 +14,9 @@ from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree.loadtest import Reply, Report, load
+from beamtree.loadtest import Reply, Report, arrivals, load
 from beamtree.loadtest.client import Client
-from beamtree.loadtest.open_loop import arrivals, histories_of, percentile
+from beamtree.loadtest.open_loop import histories_of, percentile
 
 ITEMS = {"items": [{"item": f"i{number}"} for number in range(30)]}
 
@@ -310,7 +310,7 @@ def test_the_command_prints_writes_and_draws(tmp_path):
     assert (numbers["url"], numbers["m"]) == (url, 7)
     assert (tmp_path / "n.png").exists()
     assert "p99" in done.stdout
-    assert "requests" in done.stderr
+    assert f"{len(got)} of {len(got)} requests" in done.stderr
 
 
 @pytest.mark.parametrize(

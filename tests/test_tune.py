@@ -15,13 +15,13 @@ from test_inspect import make_run
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
-from beamtree import tune as tuning
 from beamtree.beam import walk
 from beamtree.data import Instances
 from beamtree.scorers import FixedScorer
 from beamtree.storage.tuned import tuned_beam
 from beamtree.tree import distinct
-from beamtree.tune import as_held, narrowed, needed_widths, nodes_of, tune
+from beamtree.tune import choose, tune
+from beamtree.tune.narrow import as_held, narrowed, needed_widths, nodes_of
 
 EVERY = FixedScorer.every(ROWS)
 
@@ -103,7 +103,9 @@ def model_and_users():
 @pytest.fixture
 def counted(monkeypatch):
     """Times that depend on nothing but the nodes a query scores: a millisecond for a hundred."""
-    monkeypatch.setattr(tuning, "milliseconds", lambda model, x, sizes, m: nodes_of(model, sizes) / 100)
+    monkeypatch.setattr(
+        choose, "milliseconds_of", lambda model, x, beams, m: [nodes_of(model, sizes) / 100 for sizes in beams]
+    )
 
 
 def test_every_beam_of_the_path_scores_fewer_nodes_and_keeps_m(model_and_users):
@@ -147,18 +149,20 @@ def test_the_time_that_is_asked_for_is_kept_and_used(model_and_users, counted, b
     assert all(found.chosen.high >= trial.low for trial in alike)
 
 
-def test_the_same_seed_chooses_the_same_beam_and_tells_of_every_trial(model_and_users, counted):
+def test_the_same_seed_chooses_the_same_beam_and_tells_of_every_beam(model_and_users, counted):
     model, users = model_and_users
     heard = []
-    one, again = (tune(model, users, recall=0.95, m=10, widest=64, seed=7, on_trial=heard.append) for _ in range(2))
+    one, again = (tune(model, users, recall=0.95, m=10, widest=64, seed=7, on_beam=heard.append) for _ in range(2))
     assert one == again
-    assert set(one.tried) <= set(heard)
+    assert {trial.beam_size for trial in one.tried} <= set(heard)
     assert tune(model, users, recall=0.95, m=10, widest=64, users=50).users == 25
 
 
 def test_times_are_measured_where_nobody_replaces_them(model_and_users):
     model, users = model_and_users
-    assert tuning.milliseconds(model, users.x[:3], (64,) * 8, 10) > 0
+    wide, narrow = choose.milliseconds_of(model, users.x[:3], [(64,) * 8, (10,) * 8], 10)
+    assert wide > 0
+    assert narrow > 0
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_the_command_keeps_the_beam_and_others_use_it(a_run):
     assert len(kept["beam_size"]) == 4
     assert kept["tried"][0]["beam_size"] == [20] * 4
     assert (a_run / "run" / "tune.png").exists()
-    assert "beam 20: recall" in done.stderr
+    assert "measuring a beam of 20\n" in done.stderr
     assert "Next: beamtree evaluate run --beam-size tuned --m 5" in done.stdout
     cells = []
     for beam in ("tuned", ",".join(map(str, kept["beam_size"]))):

@@ -10,7 +10,7 @@ from beamtree.answers import split_ids
 from beamtree.cli.options import beam_words
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.files.small import check_writable, write_json
-from beamtree.loadtest import Report, load
+from beamtree.loadtest import Report, arrivals, load
 
 
 def bench_serve(
@@ -43,7 +43,8 @@ def bench_serve(
     for path in filter(None, (json, plot)):
         check_writable(path)
     histories = None if history is None else _histories(history)
-    with progress(round(rate * seconds), "requests") as (advance, _):
+    expected = len(arrivals(rate, seconds, seed=seed, constant=constant))
+    with progress(expected, "requests") as (advance, _):
         found = load(
             url, rate=rate, seconds=seconds, asked=asked, histories=histories, constant=constant, seed=seed,
             token=token, on_reply=advance,

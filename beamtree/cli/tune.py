@@ -12,7 +12,7 @@ from beamtree.cli.screen import draw, err, out, print_table
 from beamtree.files.small import check_writable, write_json
 from beamtree.storage.tuned import TUNE, write_tuned
 from beamtree.train.runs import open_data, open_model, read_run
-from beamtree.tune import USERS, Trial, Tuned, tune
+from beamtree.tune import USERS, Tuned, tune
 
 PICTURES = (".png", ".pdf", ".svg")
 KEPT = 0.99  # of the widest beam's recall, where nothing is asked for
@@ -53,7 +53,7 @@ def tune_run(
     people = split_of(open_data(run, model, data), "val")
     found = tune(
         model, people, recall=share, milliseconds=milliseconds, m=m, widest=widest, users=users, seed=seed,
-        on_trial=_say,
+        on_beam=_say,
     )  # fmt: skip
     write_tuned(run, found.as_dict())
     if json is not None:
@@ -64,14 +64,12 @@ def tune_run(
         out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say(trial: Trial) -> None:
-    err.print(
-        f"beam {_name(trial)}: recall {trial.recall:.2%}, {trial.milliseconds:.2f} ms", highlight=False, soft_wrap=True
-    )
+def _say(beam: tuple[int, ...]) -> None:
+    err.print(f"measuring a beam of {_name(beam)}", highlight=False, soft_wrap=True)
 
 
-def _name(trial: Trial) -> str:
-    return str(trial.beam_size[-1]) if trial.is_uniform else as_text(trial.beam_size)
+def _name(beam: tuple[int, ...]) -> str:
+    return str(beam[0]) if len(set(beam)) == 1 else as_text(beam)
 
 
 def show(found: Tuned) -> None:
@@ -86,6 +84,6 @@ def show(found: Tuned) -> None:
     for trial in found.tried:
         recall = f"{trial.recall * 100:.2f} [dim]{trial.low * 100:.2f} – {trial.high * 100:.2f}[/dim]"
         style = "bold" if trial is found.chosen else None
-        table.add_row(_name(trial), recall, f"{trial.nodes:,.0f}", f"{trial.milliseconds:.2f}", style=style)
+        table.add_row(_name(trial.beam_size), recall, f"{trial.nodes:,.0f}", f"{trial.milliseconds:.2f}", style=style)
     print_table(table)
     out.print(f"The tuned beam keeps {found.share:.2%} of the widest beam's recall.", highlight=False)
