@@ -7,11 +7,12 @@ def main() -> None:
     """Run the command, or say in one line which library it is missing."""
     try:
         from beamtree.cli import main as command
+        from beamtree.cli.watched import watched
     except ImportError as error:
         missing = error.name or str(error)
         print(f"beamtree: the command needs {missing}: pip install 'beamtree[cli]'", file=sys.stderr)
         sys.exit(2)
-    command()
+    watched(command, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from beamtree.files.drafts import held
 from beamtree.frames import frame
 from beamtree.ingest.logs import open_log
 from beamtree.ingest.trees import any_builder
+from beamtree.live.changing import Changing
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
@@ -50,7 +51,7 @@ from beamtree.tree import Tree
 BATCH = 256  # users that go down the tree together
 
 
-class Recommender:
+class Recommender(Changing):
     """Learns what users will want next from a log of users, items and times, and recommends it.
 
     Args:
@@ -123,6 +124,8 @@ class Recommender:
     @property
     def model(self) -> TreeModel:
         """The tree and the scorer."""
+        if self._live is not None:
+            return self._live.model
         if self._model is None:
             raise ValueError("this recommender has learned nothing yet: call fit(log), or Recommender.load(folder)")
         return self._model
@@ -181,7 +184,7 @@ class Recommender:
         run = describe_run(settings, data.folder, self._tree_name, recipe, arity=self._arity, **self._files)
         progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
         self._data, self._model, self._run, self.progress = data, model, run, progress
-        self._where, self._owns_data = None, own
+        self._where, self._owns_data, self._live = None, own, None
         return self
 
     def recommend(
@@ -223,7 +226,11 @@ class Recommender:
         return frame(as_columns(key, names, answers), types)
 
     def _of_users(self, users: Any) -> list[tuple[str, History]]:
-        return [(as_id(user), history_of_user(self.data, user)) for user in listed(users)]
+        since = {} if self._live is None else {user: self._live.history(user) for user in map(as_id, listed(users))}
+        return [(as_id(user), since.get(as_id(user)) or history_of_user(self.data, user)) for user in listed(users)]
+
+    def _learned_from(self) -> Prepared | None:
+        return self.data if self._data is not None or self._where is not None else None
 
     def evaluate(
         self,
@@ -261,6 +268,7 @@ class Recommender:
             write_run(folder, run)
             if self.progress is not None:
                 finish_run(folder, self.progress)
+            self._save_events(folder)
             save_model(model, folder)
 
     @classmethod
@@ -293,4 +301,5 @@ class Recommender:
         elif where is not None and where.exists():
             found._where, found._owns_data = (folder, where), where == folder / DATA
         found.progress = progress_of(found._run)
+        found._load_events(folder)
         return found

@@ -43,10 +43,18 @@ class Tree:
 
     `items` lists the leaf slots from left to right, PAD for an empty one; missing slots at the end are
     empty. `mask` says which nodes may be entered: not empty ones, unless `admit_empty` lets them in, which
-    only the paper's tables do because the authors did.
+    only the paper's tables do because the authors did. Every item 0…M-1 has a leaf, unless `num_items` says how many
+    there are: then an item that is not listed was removed, and its leaf is PAD.
     """
 
-    def __init__(self, items: Tensor | Sequence[int], arity: int = 2, *, admit_empty: bool = False) -> None:
+    def __init__(
+        self,
+        items: Tensor | Sequence[int],
+        arity: int = 2,
+        *,
+        admit_empty: bool = False,
+        num_items: int | None = None,
+    ) -> None:
         items = torch.as_tensor(items, dtype=torch.int64)
         self.arity = arity
         self.height = height_for(len(items), arity)
@@ -54,25 +62,25 @@ class Tree:
         slots = torch.full((arity**self.height,), PAD, device=items.device)
         slots[: len(items)] = items
         self._item_of_slot = slots  # [b^H]
-        self._leaf_of_item = torch.nn.functional.pad(self._invert(slots), (0, 1), value=PAD)  # [M + 1], PAD last
+        leaves = self._invert(slots, num_items)
+        self._leaf_of_item = torch.nn.functional.pad(leaves, (0, 1), value=PAD)  # [M + 1], PAD last
         self._starts = torch.tensor([self.level(h).start for h in range(self.height + 1)], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
         self._fingerprint = ""
         self.mask = NodeMask(torch.ones_like(slots, dtype=torch.bool) if admit_empty else slots != PAD, arity)
 
-    def _invert(self, slots: Tensor) -> Tensor:
+    def _invert(self, slots: Tensor, num_items: int | None) -> Tensor:
         filled = (slots != PAD).nonzero().squeeze(1)
-        if len(filled) == 0:
+        if len(filled) == 0 and not num_items:
             raise ValueError("a tree needs at least one item")
-        found = slots[filled]
-        if int(found.min()) < 0 or int(found.max()) >= len(found):
-            outside = found[(found < 0) | (found >= len(found))]
-            raise ValueError(
-                f"item {int(outside.min())} is outside 0…{len(found) - 1}: number the items from 0 without gaps"
-            )
-        leaves = torch.full_like(found, PAD)
+        found, count = slots[filled], len(filled) if num_items is None else num_items
+        outside = found[(found < 0) | (found >= count)]
+        if len(outside):
+            first = int(outside.min())
+            raise ValueError(f"item {first} is outside 0…{count - 1}: number the items from 0 without gaps")
+        leaves = found.new_full((count,), PAD)
         leaves[found] = filled + self.level(self.height).start
-        if bool((leaves == PAD).any()):  # as many items as numbers: where one is missing, another is there twice
+        if int((leaves != PAD).sum()) < len(found):
             order = found.sort().values
             repeated = order[1:][order[1:] == order[:-1]]
             raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
@@ -84,6 +92,11 @@ class Tree:
     def num_items(self) -> int:
         """M."""
         return len(self._leaf_of_item) - 1
+
+    @property
+    def num_placed(self) -> int:
+        """The items that have a leaf."""
+        return int((self._leaf_of_item != PAD).sum())
 
     @property
     def num_nodes(self) -> int:
@@ -107,6 +120,16 @@ class Tree:
     def level(self, level: int) -> range:
         """N_h: the ids of all nodes of one level."""
         return level_span(self.arity, level)
+
+    def deeper(self) -> "Tree":
+        """The same tree with a level more: every leaf is the first child of what it was, and the others are free."""
+        slots = self._item_of_slot.new_full((len(self._item_of_slot) * self.arity,), PAD)
+        slots[:: self.arity] = self._item_of_slot
+        return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=self.num_items)
+
+    def with_items(self, slots: Tensor, num_items: int) -> "Tree":
+        """A tree of this shape with other items on its slots, of 0 … num_items - 1 those that are listed."""
+        return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=num_items)
 
     # Relatives: any shape in, the same shape (children, path: one more axis) out
 
@@ -182,7 +205,8 @@ class Tree:
         items = items.flatten().to(self.device)
         self.check_items(items)
         slots = torch.zeros_like(self._item_of_slot, dtype=torch.bool)
-        slots[self._leaf_of_item[items[items != PAD]] - self.level(self.height).start] = True
+        leaves = self._leaf_of_item[items]
+        slots[leaves[leaves != PAD] - self.level(self.height).start] = True
         return NodeMask(slots, self.arity)
 
     # Draws

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress import damage, kills, pairs
+from stress import damage, disks, kills, pairs
 from stress.world import World
 
-KINDS = {"kills": kills.trials, "damage": damage.trials, "pairs": pairs.trials, "disk": pairs.full_disks}
+KINDS = {"kills": kills.trials, "damage": damage.trials, "pairs": pairs.trials, "disk": disks.trials}
 SHARES = {"kills": 5, "damage": 12, "pairs": 1, "disk": 1}  # how often each has its turn
 
 

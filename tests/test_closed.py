@@ -13,7 +13,7 @@ from beamtree.closed import ridge
 from beamtree.closed.ials import Factors, fold_in, ials, turned
 from beamtree.closed.lists import as_lists
 from beamtree.closed.pairs import followed, newest_of_each, sum_pairs, together
-from beamtree.closed.partners import strongest
+from beamtree.closed.partners import Entries, strongest
 from beamtree.closed.ridge import follow_partners, ridge_partners
 from beamtree.closed.rules import next_partners
 from beamtree.data import Events
@@ -277,3 +277,18 @@ def test_cut_partners_are_the_strongest():
     assert found.offsets.tolist() == [0, 2, 2, 4, 4]
     assert found.items.tolist() == [2, 3, 3, 0]
     assert found.weights.tolist() == pytest.approx([-0.9, 0.5, 0.3, 0.2])
+
+
+def test_entries_are_cut_alike_in_one_round_and_in_several(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    pairs = torch.randperm(40 * 40, generator=generator)[:900]
+    weight = torch.randn(900, generator=generator)
+    whole = strongest(pairs // 40, pairs % 40, weight, 40, 7)
+    monkeypatch.setattr("beamtree.closed.partners.SORTED", 64)
+    entries = Entries(1000, torch.device("cpu"))
+    for some in torch.arange(900).split(130):
+        entries.add(pairs[some] // 40, pairs[some] % 40, weight[some])
+    found = entries.strongest(40, 7)
+    assert torch.equal(found.offsets, whole.offsets)
+    assert torch.equal(found.items, whole.items)
+    assert torch.equal(found.weights, whole.weights)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -167,6 +168,9 @@ def test_of_large_files_a_sample_is_read_and_check_reads_all(copy, monkeypatch):
         (lambda s: s["scorer_settings"].update(height=10**9), "damaged|do not fit"),
         (lambda s: s["scorer_settings"]["parts"]["factors"][1].update(num_nodes=10**10), "do not fit"),
         (lambda s: s.update(first_level=99), "."),
+        (lambda s: s.update(arity=10**12), "slots are no tree of arity"),
+        (lambda s: s.update(arity=3), "slots are no tree of arity"),
+        (lambda s: s.update(arity=1), "slots are no tree of arity"),
     ],
 )
 def test_settings_that_fit_no_model_are_one_line(copy, change, message):
@@ -475,3 +479,24 @@ def test_what_is_finite(dtype):
         value[1, 2] = bad
         assert not is_finite(value)
     assert is_finite(torch.tensor([1, 2]))
+
+
+def test_an_error_beside_is_a_note_where_a_disk_is_full_and_a_traceback_otherwise(capsys):
+    def failing(error):
+        thread = threading.Thread(target=lambda: (_ for _ in ()).throw(error), name="TensorBoard")
+        thread.start()
+        thread.join()
+        return capsys.readouterr().err
+
+    before = threading.excepthook
+    threading.excepthook = front.beside
+    try:
+        assert failing(OSError(28, "No space left")) == "note: TensorBoard could not write: No space left\n"
+        assert "KeyError" in failing(KeyError("x"))
+    finally:
+        threading.excepthook = before
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--epochs"])
+def test_a_training_without_end_is_refused(copy, flag):
+    assert "nobody could wait" in refused(copy, "train", "p", "--out", "other", flag, "9" * 20)

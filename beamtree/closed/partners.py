@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PARTNERS = 100  # N: that an item has at most
+SORTED = 1 << 25  # entries that are sorted at once: more would need several times their own memory
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,37 @@ def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, mo
     kept = (place < most) & (weight != 0)
     counts = torch.bincount(source[kept], minlength=num_items)
     return Partners(pad(counts.cumsum(0), (1, 0)), target[kept].int(), weight[kept].float())
+
+
+class Entries:
+    """Entries that are found one after the other, at most so many: which source says how much of which target."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self.source, self.target = (torch.empty(most, dtype=torch.int32, device=device) for _ in range(2))
+        self.weight, self.count = torch.empty(most, device=device), 0
+
+    def add(self, source: Tensor, target: Tensor, weight: Tensor) -> None:
+        """Some more [n] each."""
+        span = slice(self.count, self.count + len(weight))
+        self.source[span], self.target[span], self.weight[span] = source, target, weight
+        self.count = span.stop
+
+    def strongest(self, num_items: int, most: int) -> Partners:
+        """Each source's strongest targets: as `strongest` finds them, for some sources after the other."""
+        source, target, weight = (part[: self.count] for part in (self.source, self.target, self.weight))
+        rounds = -(-self.count // SORTED) or 1
+        parts = []
+        for each in range(rounds):
+            first, last = num_items * each // rounds, num_items * (each + 1) // rounds
+            some = ((source >= first) & (source < last)).nonzero().squeeze(1) if rounds > 1 else slice(None)
+            parts.append(strongest(source[some].long() - first, target[some].long(), weight[some], last - first, most))
+        ends = [0, *torch.tensor([len(part.items) for part in parts]).cumsum(0).tolist()]
+        offsets = [part.offsets[:-1] + end for part, end in zip(parts, ends, strict=False)]
+        return Partners(
+            torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]]),
+            torch.cat([part.items for part in parts]),
+            torch.cat([part.weights for part in parts]),
+        )
 
 
 def summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from beamtree.closed.pairs import Pairs
-from beamtree.closed.partners import PARTNERS, Partners, strongest
+from beamtree.closed.partners import PARTNERS, Entries, Partners
 
 T = TypeVar("T")
 
@@ -90,17 +90,15 @@ def _by_blocks(
 ) -> Partners:
     """Solve block by block and keep what is strongest."""
     diagonal, square = gram.diagonal(), Square(gram)
-    sources, targets, weights = [], [], []
+    entries = Entries(SPARE * most * len(order), order.device)
     for block in _blocks(order):
         chosen, right = _explain(by_target, diagonal, block, penalty, features)
         system = square.of(chosen)
         system.diagonal().add_(penalty)
         found = solve(system, right, torch.searchsorted(chosen, block))  # [S, b]
         kept = found.abs().topk(min(SPARE * most, len(found)), dim=0).indices
-        sources.append(chosen[kept].flatten())
-        targets.append(block.expand_as(kept).flatten())
-        weights.append(found.gather(0, kept).flatten())
-    return strongest(torch.cat(sources), torch.cat(targets), torch.cat(weights), gram.num_items, most)
+        entries.add(chosen[kept].flatten(), block.expand_as(kept).flatten(), found.gather(0, kept).flatten())
+    return entries.strongest(gram.num_items, most)
 
 
 def _blocks(order: Tensor) -> Iterator[Tensor]:

@@ -56,7 +56,38 @@ class Ids:
 
     def find(self, names: Iterable[object]) -> list[int | None]:
         """The number of each id; None where it is unknown."""
-        return [self._numbers.get(as_id(name)) for name in names]
+        find, names = self._numbers.get, list(names)
+        try:
+            found: list[int | None] = list(map(find, names))  # type: ignore[arg-type]
+        except TypeError:  # something that is no key of a dict
+            found = [None] * len(names)
+        if None not in found:  # nearly always: ids are kept as they are written
+            return found
+        return [find(as_id(name)) if known is None else known for name, known in zip(names, found, strict=True)]
+
+
+class MoreIds(Ids):
+    """Ids with some more after them: those of before are shared and not copied."""
+
+    def __init__(self, first: Ids, more: Sequence[str]) -> None:
+        self._first = first._first if isinstance(first, MoreIds) else first
+        known = first._more if isinstance(first, MoreIds) else []
+        self._more, self._known = [*known, *more], len(self._first)
+        self._places = {name: self._known + place for place, name in enumerate(self._more)}
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [*self._first.names, *self._more]
+
+    def __len__(self) -> int:
+        return self._known + len(self._more)
+
+    def __getitem__(self, number: int) -> str:
+        return self._first[number] if number < self._known else self._more[number - self._known]
+
+    def find(self, names: Iterable[object]) -> list[int | None]:
+        words = [as_id(name) for name in names]
+        return [self._places.get(word, number) for word, number in zip(words, self._first.find(words), strict=True)]
 
 
 def as_id(value: object) -> str:

@@ -68,6 +68,10 @@ class Prepared:
         """The events of the training users and of the validation users, each user once: what may be learned from when
         nothing is left to choose.
         """
+        return self.learnable()[0]
+
+    def learnable(self) -> tuple[Events, list[str]]:
+        """The same, and the ids of these users."""
         first = len(self.train)
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
         again = np.isin(names[:first], names[first:])  # in both, with more events among the validation users
@@ -77,7 +81,8 @@ class Prepared:
             parts.append(view.events.item_numbers()[keep.repeat_interleave(counts)])
             lengths.append(counts[keep])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        return Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
+        events = Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
+        return events, [*names[:first][~again], *names[first:]]
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Ids
+from beamtree.data.catalogue import SEPARATORS
 from beamtree.files.small import one_line, write_whole
 from beamtree.ingest.columns import ITEM, usual_column
 from beamtree.ingest.readers import scan, text_id
@@ -17,7 +18,6 @@ CATEGORY = ("category", "categories", "categorypath", "genre", "genres", "class"
 VECTOR = ("vector", "embedding", "vec", "values")
 PATH = ("path", "leafpath")
 SPARSE = 1024  # leaf slots to an item at most, in a tree that is read
-SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
 STEP = "\x01"  # the same inside: before all other characters
 DEPTH = 16  # lengths of a path that are told apart at most, the whole among them
 
@@ -27,10 +27,10 @@ def read_categories(path: Path, ids: Ids) -> Tensor:
 
     Paths are ordered step by step: `Books/Fiction` stands under `Books`.
     """
-    frame, item = _open(path)
+    frame, item = open_table(path)
     column = _column(path, frame, CATEGORY, "category")
     category = pl.col(column).cast(pl.String).str.strip_chars().str.replace_all(SEPARATORS, STEP)
-    found = _by_item(path, frame.select(item=item, value=category), ids)
+    found = by_item(path, frame.select(item=item, value=category), ids)
     missing = found.filter(pl.col("value").is_null() | (pl.col("value") == ""))
     if len(missing):
         raise ValueError(
@@ -78,7 +78,7 @@ def _load_array(path: Path) -> np.ndarray:
 
 
 def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
-    frame, item = _open(path)
+    frame, item = open_table(path)
     schema = frame.collect_schema()
     lists = usual_column(schema.names(), VECTOR)
     if lists is not None and schema[lists].is_nested():
@@ -89,7 +89,7 @@ def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
         if not numbers:
             raise ValueError(f"{path} has no column of vectors: call it vector, or give columns of numbers")
         value = pl.concat_list([pl.col(name).cast(pl.Float32, strict=False) for name in numbers])
-    found = _by_item(path, frame.select(item=item, value=value), ids)
+    found = by_item(path, frame.select(item=item, value=value), ids)
     length = found["value"].list.len()
     missing = found.filter(length.is_null())
     if len(missing):
@@ -117,7 +117,7 @@ def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
 
     The arity is the least that the paths need, unless a higher one is given.
     """
-    frame, item = _open(path)
+    frame, item = open_table(path)
     column = _column(path, frame, PATH, "path")
     dtype = frame.collect_schema()[column]
     if not isinstance(dtype, pl.List | pl.Array):
@@ -128,7 +128,7 @@ def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
     unknown = _collect(path, table.filter(~pl.col("item").is_in(pl.Series(ids.names).implode())).head(1))
     if len(unknown):
         raise ValueError(f"{path}: item {unknown['item'][0]!r} is not among the items of the data")
-    found = _by_item(path, table, ids)
+    found = by_item(path, table, ids)
     length = found["value"].list.len()
     missing = found.filter(length.is_null() | (length == 0))
     if len(missing):
@@ -168,7 +168,7 @@ def _from_paths(path: Path, steps: Tensor, ids: Ids, arity: int | None) -> Tree:
     return Tree(first, arity)
 
 
-def _open(path: Path) -> tuple[pl.LazyFrame, pl.Expr]:
+def open_table(path: Path) -> tuple[pl.LazyFrame, pl.Expr]:
     """A table, unread, and its item column as text."""
     if not path.exists():
         raise ValueError(f"{path} is not there")
@@ -185,7 +185,7 @@ def _column(path: Path, frame: pl.LazyFrame, names: tuple[str, ...], what: str) 
     return column
 
 
-def _by_item(path: Path, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
+def by_item(path: Path, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
     """One row for each item in order, with null where the table does not have it."""
     rows = _collect(path, table)
     twice = rows.filter(pl.col("item").is_duplicated() & pl.col("item").is_in(pl.Series(ids.names).implode()))

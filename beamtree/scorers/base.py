@@ -96,6 +96,20 @@ class TableScorer(Scorer):
         scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.on_tree(old, new, share=self.share)})
         return scorer
 
+    def deeper(self, old: Tree, new: Tree) -> "TableScorer":
+        """A scorer for `old.deeper()`: all nodes keep their vectors, and new leaves have that of their parent."""
+        scorer = type(self)(**{**self.settings(), "num_nodes": new.num_nodes}, seed=None).to(self.table.weight.device)
+        weight = self.table.deeper(old, share=self.share)
+        scorer.load_state_dict({**self.state_dict(), "table.weight": weight}, assign=True)
+        return scorer
+
+    @torch.no_grad()
+    def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
+        """Let leaves [n] be known by vectors [n, dim]."""
+        if self.share:
+            vectors = vectors - self.table.read(tree, share=True).at(tree.parent(leaves))
+        self.table.weight[leaves] = vectors.to(self.table.weight)
+
     def for_search(self, tree: Tree) -> dict[str, Tensor]:
         """What a search makes of the weights before it begins, if that is large: saved with a finished model."""
         return {}

@@ -91,9 +91,9 @@ class DeepScorer(TableScorer):
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
-        shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
-        shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
         leaves = tree.leaf_of_item(x)
+        shares = self.windows[:, : x.shape[1]] * (leaves != PAD).unsqueeze(1)  # [B, windows, T]
+        shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
         if not self.lift:
             return torch.bmm(shares, vectors.at(leaves)).flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
         lifted = tree.lift(leaves, range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]

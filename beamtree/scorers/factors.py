@@ -74,8 +74,9 @@ class FactorScorer(TableScorer):
 
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> FactorContext:
-        rows = self.table.rows(tree.leaf_of_item(x)).float()
-        weights = newest_of_each(x) * self.recency[: x.shape[1]]
+        leaves = tree.leaf_of_item(x)
+        rows = self.table.rows(leaves).float()
+        weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # a removed item says nothing here
         return FactorContext(fold_in(self.folding(rows), rows, weights))
 
     def folding(self, rows: Tensor) -> Factors:

@@ -81,6 +81,26 @@ class MemoryScorer(LiftedScorer):
         memory.recency = torch.stack([each.cpu() for each in recency])
         return memory
 
+    def grown(self, num_items: int) -> "MemoryScorer":
+        """The same memory of more items, of which the new ones say nothing; what is large is shared."""
+        more = num_items - self.num_items
+        starts = self.offsets[:-1].view(self.lists, -1)
+        ends = torch.cat([starts[1:, 0], self.offsets[-1:]]).unsqueeze(1).expand(-1, more)  # of each list
+        found = MemoryScorer(num_items, 0, self.lists).to(self.offsets.device)
+        found.offsets = torch.cat([torch.cat([starts, ends], dim=1).flatten(), self.offsets[-1:]])
+        found.partners, found.weights, found.recency = self.partners, self.weights, self.recency
+        return found
+
+    def sources(self, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Who names items [n], in any list: the place in `items`, the source, and the weight at its newest event."""
+        place = torch.full((self.num_items,), -1, device=items.device)
+        place[items] = torch.arange(len(items), device=items.device)
+        named = place[self.partners.long()]
+        entry = (named >= 0).nonzero().squeeze(1)
+        row = torch.searchsorted(self.offsets, entry, right=True) - 1
+        counts = self.recency.amax(1)[row // self.num_items]
+        return named[entry], row % self.num_items, self.weights[entry].float() * counts
+
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         columns, shift, counts, place = self._reading(x)
         past = x.index_select(1, columns)

@@ -109,6 +109,14 @@ class SumScorer(TableScorer):
         weights = torch.cat([self.weights, torch.full_like(self.weights[:, :1], weight)], dim=1)
         return self._of(parts, weights, name if learned else self.learned)
 
+    def with_parts(self, changed: Mapping[str, Scorer]) -> "SumScorer":
+        """The sum of these parts, of which some are changed; a new one counts as it is."""
+        found = self
+        for name in changed.keys() - set(self.names):
+            found = found.with_part(name, changed[name], 1.0)
+        parts = {name: changed.get(name, found.part(name)) for name in found.names}
+        return found._of(parts, found.weights.clone(), found.learned)
+
     def _of(self, parts: Mapping[str, Scorer], weights: Tensor, learned: str | None) -> "SumScorer":
         """A sum of other parts or weights, made and calibrated as this one."""
         found = SumScorer(parts, len(weights) - 1, learned, self.made).to(weights.device)
@@ -179,6 +187,14 @@ class SumScorer(TableScorer):
         tables = self.tables()
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
         return self._of(moved, self.weights[-1:].expand(new.height + 1, -1).clone(), self.learned)
+
+    def deeper(self, old: Tree, new: Tree) -> "SumScorer":
+        tables = self.tables()
+        parts = {name: tables[name].deeper(old, new) if name in tables else self.part(name) for name in self.names}
+        return self._of(parts, torch.cat([self.weights, self.weights[-1:]]), self.learned)
+
+    def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
+        raise ValueError("a sum has several rows for a leaf: put vectors into its parts")
 
     def for_search(self, tree: Tree) -> dict[str, Tensor]:
         return {

@@ -85,6 +85,13 @@ class NodeTable(nn.Module):
                 families -= rows[above.start : above.stop].unsqueeze(1)
         return rows
 
+    @torch.no_grad()
+    def deeper(self, old: Tree, *, share: bool) -> Tensor:
+        """Rows for a tree with a level more, in which new leaves have the vectors of their parents."""
+        rows = self.weight[: old.num_nodes]
+        last = self.span(old.level(old.height)).repeat_interleave(old.arity, dim=0)
+        return torch.cat([rows, torch.zeros_like(last) if share else last])
+
     def read(self, tree: Tree, *, share: bool) -> "Vectors":
         """Every node's vector for one step: its row, with `share` the sum of the rows on its path."""
         learning = torch.is_grad_enabled() and self.weight.requires_grad

@@ -43,7 +43,7 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
-from beamtree.tree import Tree
+from beamtree.tree import Tree, height_for
 
 OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt")
 
@@ -94,7 +94,9 @@ def _read_model(
     check_files(folder, settings)
     with damaged(folder):
         items = read_tensors(folder, settings, "tree")
-        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"])
+        _check_tree(folder, items["items"], settings["arity"])
+        counts = {"num_items": settings.get("num_items")}  # where items were removed
+        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts)
         if tree.fingerprint() != settings["tree"]:
             raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
         scorer = _make_scorer(folder, settings, scorers)
@@ -109,6 +111,12 @@ def _read_model(
         with damaged(folder):
             scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
     return model
+
+
+def _check_tree(folder: Path, slots: Tensor, arity: int) -> None:
+    """Raise a ValueError where slots are not those of a tree of this arity, before anything is allocated for it."""
+    if slots.dim() != 1 or arity < 2 or arity ** height_for(len(slots), arity) != len(slots):
+        raise ValueError(f"{folder} is damaged: {len(slots):,} slots are no tree of arity {arity}; {AGAIN}")
 
 
 def write_model(
@@ -165,6 +173,7 @@ def _settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, An
         "trained_on_beams": model.trained_on_beams,
         "progress": progress,
         "files": seals,
+        **({"num_items": model.tree.num_items} if model.tree.num_placed < model.tree.num_items else {}),
     }
 
 

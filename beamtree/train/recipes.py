@@ -34,6 +34,8 @@ class Sizes(NamedTuple):
     steps: int  # about
 
 
+LONGEST = 10**9  # steps or epochs that can be asked for
+
 # On a CPU many small steps along narrow beams learn more in an hour than a few large ones.
 # Steps on a CPU beside parts in closed form, and fewer where the first check finds nothing better than the start: a
 # model is made within ten minutes, and most logs need no more.
@@ -158,6 +160,9 @@ def settle(
         raise ValueError(f"lr={lr}: give a number above 0 and not above {LARGEST_RATE:g}; 0.001 is usual")
     if epochs is not None and steps is not None:
         raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
+    for name, given in (("epochs", epochs), ("steps", steps)):
+        if given is not None and given > LONGEST:
+            raise ValueError(f"{name}={given}: nobody could wait for it; give at most {LONGEST:,}")
     usual = usual_sizes(device)
     beam_size = usual.beam_size if beam_size is None else beam_size
     batch_size = usual.batch_size if batch_size is None else batch_size

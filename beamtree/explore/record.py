@@ -1,0 +1,187 @@
+"""Searches of some users, recorded for a page that asks no server: several models, several beam sizes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.beam import retrieve
+from beamtree.data import BeforeAfter
+from beamtree.data.catalogue import Catalogue
+from beamtree.explain import explain
+from beamtree.explore.facts import facts, parts_of
+from beamtree.explore.map import catalogue_map
+from beamtree.inspect import Inspection
+from beamtree.model import TreeModel
+from beamtree.scorers import SumScorer
+from beamtree.tree import PAD
+
+BEAM_SIZES = (10, 20, 50, 100, 200, 400)
+FOUND = 50  # items of a search that are kept, at most
+TRUTH = 12  # items that a user chose next, which are followed down the tree
+NODES = 28  # of a level that are kept; the others are counted
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+Pack = dict[str, Any]
+
+
+class Items:
+    """The items that occur, by the order in which they did: a page holds these and no others."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}
+
+    def place(self, number: int) -> int:
+        return self.places.setdefault(number, len(self.places))
+
+    def listed(self, catalogue: Catalogue) -> dict[str, list[str | None]]:
+        numbers = list(self.places)
+        return {
+            "id": [catalogue.ids[number] for number in numbers],
+            "title": [catalogue.title(number) for number in numbers],
+            "category": [catalogue.category(number) for number in numbers],
+        }
+
+
+def variants(name: str, model: TreeModel) -> dict[str, TreeModel]:
+    """A model, and the same without each part of its score, to see what that part does; they share the weights."""
+    found = {name: model}
+    names = parts_of(model)
+    if len(names) > 1 and isinstance(model.scorer, SumScorer):
+        for part in names:
+            scorer = model.scorer.lean().without(part)
+            other = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
+            found[f"{name} without {part}"] = other.with_items_of(model).eval()
+    return found
+
+
+def record(
+    models: Mapping[str, TreeModel],
+    people: BeforeAfter,
+    users: Sequence[str],
+    catalogue: Catalogue,
+    *,
+    count: int = 20,
+    beam_sizes: Sequence[int] = BEAM_SIZES,
+    inspections: Mapping[str, Inspection] | None = None,
+    on_search: Callable[[int], None] | None = None,
+) -> Pack:
+    """What a page shows: the searches of some users in models over the same items, by every beam size.
+
+    Args:
+        models: by the name that is shown; the first is shown first.
+        people: users and what they chose next, such as `data.test`.
+        users: their ids.
+        catalogue: titles and categories of the items.
+        count: how many users, evenly spread.
+        beam_sizes: the stops of the slider.
+        inspections: what `inspect` found, for the models it looked at.
+        on_search: hears how many searches were done since it was last called.
+    """
+    if not models or not len(people):
+        raise ValueError("there is nothing to record: give a model and at least one user")
+    rows = torch.linspace(0, len(people) - 1, min(count, len(people))).long()
+    x, y = people.batch(rows)
+    num_items = next(iter(models.values())).tree.num_items
+    sizes = [size for size in sorted(set(beam_sizes)) if size < num_items] or [num_items]
+    items = Items()
+    truths = [[item for item in dict.fromkeys(row) if item != PAD][:TRUTH] for row in y.tolist()]
+    shown = [
+        {
+            "id": users[row],
+            "history": [items.place(item) for item in past if item != PAD],
+            "truth": [items.place(item) for item in truth],
+        }
+        for row, past, truth in zip(rows.tolist(), x.tolist(), truths, strict=True)
+    ]
+    packs = []
+    for name, model in models.items():
+        searches = []
+        for user, truth in zip(x.split(1), truths, strict=True):
+            searches.append([_search(model, user, truth, size, items) for size in sizes])
+            if on_search is not None:
+                on_search(len(sizes))
+        packs.append({**facts(name, model), "searches": searches, **_of_model(name, model, inspections)})
+    first = next(iter(models))
+    packs[0]["map"] = catalogue_map(models[first], catalogue)
+    table = items.listed(catalogue)
+    return {
+        "format": 1, "live": False, "name": first, "beam_sizes": sizes, "items": table, "users": shown, "models": packs
+    }  # fmt: skip
+
+
+def _of_model(name: str, model: TreeModel, inspections: Mapping[str, Inspection] | None) -> Pack:
+    """What is known of a model beside its searches."""
+    found = (inspections or {}).get(name)
+    return {} if found is None else {"losses": losses(found)}
+
+
+def losses(found: Inspection) -> Pack:
+    """The picture of `inspect`, as numbers."""
+    cuts = [
+        {
+            "m": cut.m,
+            "beam": cut.beam.recall,
+            "brute_force": cut.brute_force.recall,
+            "error": cut.error,
+            "below": cut.ranked_below,
+        }
+        for cut in found.cuts
+    ]
+    levels = [each._asdict() for each in found.levels]
+    return {"users": found.users, "beam_size": found.beam_size, "levels": levels, "cuts": cuts, "advice": found.advice}
+
+
+def _search(model: TreeModel, x: Tensor, truth: list[int], beam_size: int, items: Items) -> Pack:
+    """One search in as few characters as it takes."""
+    m = min(FOUND, beam_size)
+    started = perf_counter()
+    retrieve(model, x.to(model.tree.device), beam_size=beam_size, m=m)
+    took = perf_counter() - started
+    found = explain(model, x.to(model.tree.device), beam_size=beam_size, m=m, items=truth, most=NODES)
+    told = found.as_dict(items.place)
+    return {
+        "ms": round(took * 1000, 2),
+        "scored": told["scored"],
+        "found": [[each["item"], _short(each["score"])] for each in told["found"]],
+        "levels": [_level(each) for each in told["levels"]],
+        "paths": [_path(each) for each in told["items"]],
+    }
+
+
+def _level(each: Pack) -> list[Any]:
+    nodes = each["nodes"]
+    return [
+        each["level"],
+        each["candidates"],
+        each["kept"],
+        int(each["passed"]),
+        *(_short(each[key]) for key in ("best", "kth", "worst")),
+        *([node[key] for node in nodes] for key in ("node", "rank", "items", "popular")),
+        [_short(node["score"]) for node in nodes],
+        *(_counts(each["spread"][key]) for key in ("kept", "candidates")),
+    ]
+
+
+def _path(each: Pack) -> list[Any]:
+    lost = each["lost"]
+    steps = [[step["node"], _short(step["score"]), step["before"], int(step["kept"])] for step in each["steps"]]
+    head = [each["item"], int(each["may_be_found"]), each["rank"], each["would_rank"], _short(each["score"]), steps]
+    if lost is None:
+        return head
+    parts = [[part["name"], _short(part["item"]), _short(part["kept"])] for part in lost["parts"]]
+    other = lost["together"]
+    together = other and [other["name"], _short(other["item"]), _short(other["kept"])]
+    to = lost["to"]
+    return [*head, [lost["level"], to["node"], to["item"], to["items"], lost["decided"], parts, together]]
+
+
+def _short(value: float) -> float:
+    """Six digits are more than a picture shows."""
+    return float(f"{value:.6g}")
+
+
+def _counts(counts: list[int]) -> str:
+    """One character for each: 0, or one more than the power of two up to which it reaches."""
+    return "".join(DIGITS[min(count.bit_length(), len(DIGITS) - 1)] for count in counts)

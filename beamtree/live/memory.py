@@ -1,0 +1,109 @@
+"""What is remembered of items that came later: a list of partners of its own, beside the one that was fitted."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from beamtree.closed.partners import PARTNERS, Partners, summed
+from beamtree.scorers import MemoryScorer, SumScorer
+from beamtree.scorers.memory import fading
+
+ADDED, MEMORY = "added", "memory"  # the names of both in a sum
+SOURCES = 2 * PARTNERS  # items that speak for a new one at most
+
+
+class Entries(NamedTuple):
+    """Which item says how much of which other [E] each."""
+
+    source: Tensor
+    target: Tensor
+    weight: Tensor
+
+    def of(self, kept: Tensor) -> "Entries":
+        """Some of them."""
+        return Entries(self.source[kept], self.target[kept], self.weight[kept])
+
+
+def joined(parts: list[Entries]) -> Entries:
+    """All entries of several."""
+    return Entries(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def entries_of(memory: MemoryScorer) -> Entries:
+    """What a memory of one list holds."""
+    source = torch.repeat_interleave(memory.offsets.diff())
+    return Entries(source.cpu(), memory.partners.long().cpu(), memory.weights.float().cpu())
+
+
+def as_memory(entries: Entries, num_items: int, recency: Tensor) -> MemoryScorer:
+    """A memory of these entries; what is said twice of the same is added."""
+    key, weight = summed(entries.source * num_items + entries.target, entries.weight)
+    offsets = pad(torch.bincount(key // num_items, minlength=num_items).cumsum(0), (1, 0))
+    return MemoryScorer.from_partners([Partners(offsets, (key % num_items).int(), weight)], [recency])
+
+
+def shared_recency(scorer: SumScorer) -> Tensor:
+    """How events of a history fade for new items: as in the first list that was fitted, the newest counting 1."""
+    if MEMORY not in scorer.names:
+        return fading(0.3)
+    first = scorer.part(MEMORY).get_buffer("recency")[0].cpu()
+    return first / first.max().clamp(min=1e-9)
+
+
+def speak_for(memory: MemoryScorer, like: Tensor, shares: Tensor, item: int) -> Entries:
+    """What is said of a new item, and what it says, where it is like others [n] by so much [n].
+
+    Who speaks for one of them speaks for it, those themselves as loudly as the loudest of these, and it says what they
+    say.
+    """
+    like, shares = (part.to(memory.offsets.device) for part in (like, shares))
+    place, source, weight = memory.sources(like)
+    loudest = torch.zeros_like(shares).index_reduce_(0, place, weight, "amax")
+    said = Entries(
+        torch.cat([source, like]),
+        torch.full_like(torch.cat([source, like]), item),
+        torch.cat([weight * shares[place], loudest * shares]),
+    )
+    rows = torch.arange(memory.lists, device=like.device).unsqueeze(1) * memory.num_items + like  # [lists, n]
+    place, entry = _entries_in(memory.offsets, rows.flatten())
+    counts = memory.recency.amax(1).repeat_interleave(len(like)) * shares.repeat(memory.lists)
+    says = Entries(
+        torch.full_like(entry, item), memory.partners[entry].long(), memory.weights[entry].float() * counts[place]
+    )
+    found = joined([_strongest(said, SOURCES), _strongest(says, PARTNERS)])
+    return Entries(*(part.cpu() for part in found))
+
+
+def _entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows: the place of the row, and the place of the entry."""
+    count = offsets[rows + 1] - offsets[rows]
+    place = torch.repeat_interleave(count)
+    first = count.cumsum(0) - count
+    return place, torch.arange(len(place), device=rows.device) - first[place] + offsets[rows][place]
+
+
+def _strongest(entries: Entries, most: int) -> Entries:
+    """The pairs that are said most of, at most so many; what is said twice of the same is added."""
+    base = int(torch.cat([entries.source, entries.target]).max()) + 1 if len(entries.source) else 1
+    key, weight = summed(entries.source * base + entries.target, entries.weight)
+    best = weight.abs().topk(min(most, len(key))).indices
+    return Entries(key[best] // base, key[best] % base, weight[best])
+
+
+def with_entries(scorer: SumScorer, new: Entries, renewed: Tensor, num_items: int) -> SumScorer:
+    """A sum that remembers more; of `renewed` items what was added before is forgotten."""
+    changed = {}
+    if MEMORY in scorer.names:
+        memory = scorer.part(MEMORY)
+        assert isinstance(memory, MemoryScorer)
+        changed[MEMORY] = memory.grown(num_items) if memory.num_items < num_items else memory
+    if ADDED in scorer.names:
+        before = scorer.part(ADDED)
+        assert isinstance(before, MemoryScorer)
+        old = entries_of(before)
+        again = torch.isin(old.source, renewed) | torch.isin(old.target, renewed)
+        new = joined([old.of(~again), new])
+    changed[ADDED] = as_memory(new, num_items, shared_recency(scorer)).to(scorer.weights.device)
+    return scorer.with_parts(changed)

@@ -1,0 +1,551 @@
+"""The page in a browser: choose, recommend, explain, slide, compare, share; recorded and live.
+
+They run in Debian's Chromium, without a network.
+"""
+
+import json
+import re
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+import torch
+from watched import SIZES, a_catalogue, a_model, recorded, some_people, user_names
+
+from beamtree.data.catalogue import Catalogue
+from beamtree.explain import explain
+from beamtree.explore import catalogue_map, facts, page, record
+from beamtree.tree import PAD
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="there is no playwright: pip install playwright")
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watch:
+    """A tab, what it complained about and whom it asked."""
+
+    def __init__(self, browser, **how):
+        self.context = browser.new_context(viewport=how.pop("viewport", {"width": 1400, "height": 900}), **how)
+        self.tab = self.context.new_page()
+        self.trouble, self.asked = [], []
+        self.tab.on(
+            "console", lambda message: message.type in ("error", "warning") and self.trouble.append(message.text)
+        )
+        self.tab.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, address):
+        self.tab.goto("about:blank")
+        self.tab.goto(address)
+        self.tab.wait_for_selector("html[data-ready]")
+        return self.tab
+
+    def state(self):
+        """What the address says, once it is written."""
+        self.tab.wait_for_timeout(160)
+        return {key: values[0] for key, values in parse_qs(urlsplit(self.tab.url).fragment).items()}
+
+
+@pytest.fixture
+def watch(browser):
+    watch = Watch(browser)
+    yield watch
+    watch.context.close()
+    assert not watch.trouble
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(page(recorded()[2]), encoding="utf-8")
+    return f"file://{path}"
+
+
+def until(holds, seconds=10):
+    """Wait until something is so; the policy of the page does not let the browser evaluate text."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.03)
+
+
+def names_shown(tab):
+    return tab.locator("#list .name").all_text_contents()
+
+
+def expected(user, size, model=0):
+    """The recorded search, and the titles that are shown for what it found."""
+    _, _, data = recorded()
+    search = data["models"][model]["searches"][user][SIZES.index(size)]
+    return search, [shown_title(data, item) for item, _ in search["found"]]
+
+
+def shown_title(data, item):
+    return without_controls(data["items"]["title"][item] or data["items"]["id"][item])
+
+
+def without_controls(title):
+    """A title as it is shown."""
+    title = title.encode("utf-8", "replace").decode()
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", " ", title)
+
+
+# Recorded
+
+
+def test_the_file_opens_and_shows_recommendations_without_asking_anybody(watch, address):
+    tab = watch.open(f"{address}#k=20&m=10")
+    assert names_shown(tab) == expected(0, 20)[1][:10]
+    assert "10 items" in tab.locator("#found .head").inner_text()
+    assert [url for url in watch.asked if not url.startswith(("file:", "data:"))] == []
+    assert tab.locator("#tree").get_attribute("aria-label").startswith("The search, level by level. level 2:")
+
+
+def test_hostile_titles_are_text(watch, address):
+    tab = watch.open(f"{address}#k=20")
+    shown = tab.inner_text("body")
+    assert "</script><script>window.hit = 1</script>" in shown
+    for place in ("compare", "losses", "map"):
+        tab.click(f"#tab-{place}")
+        tab.wait_for_timeout(50)
+    tab.keyboard.press("/")
+    tab.fill("#query", "<img")
+    tab.wait_for_timeout(100)
+    assert tab.evaluate("window.hit") is None
+    assert tab.locator("img").count() == 0
+    assert tab.title().startswith("run </title>")
+
+
+def test_another_user_is_chosen_by_the_list_the_buttons_and_the_search(watch, address):
+    tab = watch.open(f"{address}#k=20")
+    people = [user["id"] for user in recorded()[2]["users"]]
+    tab.select_option("#user", people[2])
+    assert names_shown(tab) == expected(2, 20)[1][:10]
+    assert watch.state()["user"] == people[2]
+    tab.keyboard.press("Escape")
+    tab.locator("#who button").last.click()
+    assert names_shown(tab) == expected(3, 20)[1][:10]
+    tab.click("#find")
+    tab.fill("#query", people[4])
+    tab.keyboard.press("Enter")
+    until(lambda: tab.locator("#finder[open]").count() == 0)
+    assert names_shown(tab) == expected(4, 20)[1][:10]
+
+
+def test_sliders_answer_from_what_is_recorded(watch, address):
+    tab = watch.open(f"{address}#k=20&m=5")
+    slide(tab, "k", SIZES.index(40))
+    search, titles = expected(0, 40)
+    assert tab.locator("#controls output").first.inner_text() == "40"
+    assert f"{search['scored']:,}" in tab.inner_text("#controls")
+    assert names_shown(tab) == titles[:5]
+    slide(tab, "m", 30)
+    assert names_shown(tab) == titles[:30]
+    found = sum(path[2] is not None and path[2] <= 30 for path in search["paths"])
+    assert f"{found} of {len(search['paths'])} for this user" in tab.inner_text("#controls")
+    assert f"{found} of {len(search['paths'])} found at m = 30" in tab.inner_text("#truth")
+    slide(tab, "k", 0)
+    assert watch.state() == {"k": "5", "m": "5"}
+    assert tab.locator("#cost circle").count() == len(SIZES)
+    tab.locator("#cost circle").last.click()
+    assert watch.state()["k"] == "40"
+
+
+def slide(tab, name, value):
+    """As a hand does: a slider takes part in the keys, so its value is set and it tells so."""
+    tab.eval_on_selector(
+        f"#{name}",
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
+        value,
+    )
+    tab.wait_for_timeout(30)
+
+
+def test_why_an_item_was_lost_is_told_as_it_was_recorded(watch, address):
+    search, _ = expected(0, 10)
+    place, path = next((n, path) for n, path in enumerate(search["paths"]) if len(path) > 6)
+    level, _, to, below, decided, parts, _ = path[6]
+    tab = watch.open(f"{address}#k=10")
+    tab.locator("#truth .item").nth(place).click()
+    told = tab.inner_text("#why")
+    data = recorded()[2]
+    assert f"Lost on level {level}" in told
+    assert re.sub(r"\s+", " ", shown_title(data, to)).strip() in re.sub(r"\s+", " ", told)
+    kept = next(each for each in search["levels"] if each[0] == level)
+    step = path[5][level - search["levels"][0][0]]
+    assert f"{abs(step[1] - kept[5]):.3f} below the last of {kept[2]} nodes kept" in told
+    assert f"{step[2]} candidate" in told
+    assert f"What decided: {decided}" in told
+    assert tab.locator("#why .parts tbody tr").count() == len(parts)
+    assert tab.locator("#why .decided th").inner_text() == decided
+    assert tab.locator("#why .margin").count() == len(path[5])
+    assert watch.state()["item"] == data["items"]["id"][path[0]]
+    assert below >= 1
+
+
+def test_an_item_that_was_found_is_told_too(watch, address):
+    tab = watch.open(f"{address}#k=20")
+    tab.locator("#list .item").nth(2).click()
+    assert "ound at rank 3" in tab.inner_text("#why")
+    tab.locator("#list .item").nth(2).click()
+    assert "Choose an item" in tab.inner_text("#why")
+
+
+def test_two_models_stand_side_by_side(watch, address):
+    tab = watch.open(f"{address}#k=20&m=10&tab=compare")
+    first, second = expected(0, 20)[1][:10], expected(0, 20, model=1)[1][:10]
+    columns = tab.locator(".column")
+    assert columns.nth(0).locator(".name").all_text_contents() == first
+    assert columns.nth(1).locator(".name").all_text_contents() == second
+    shared = len(set(first) & set(second))
+    assert f"{shared} of 10 items are the same" in tab.inner_text("#view")
+    assert tab.locator(".only").count() == 2 * (10 - shared)
+    tab.select_option("#other", "3")
+    tab.wait_for_timeout(50)
+    assert columns.nth(1).locator(".name").all_text_contents() == expected(0, 20, model=3)[1][:10]
+    tab.select_option("#beam-k2", "40")
+    tab.wait_for_timeout(50)
+    assert columns.nth(1).locator(".name").all_text_contents() == expected(0, 40, model=3)[1][:10]
+    assert tab.locator(".fates tbody tr").count() == len(recorded()[2]["users"][0]["truth"])
+    assert watch.state() == {"k": "20", "tab": "compare", "other": "3", "k2": "40"}
+
+
+def test_the_address_restores_what_was_shown(browser, watch, address):
+    tab = watch.open(f"{address}#k=20")
+    tab.locator("#truth .item").first.click()
+    slide(tab, "m", 7)
+    tab.click("#layout")
+    tab.keyboard.press("ArrowUp")
+    tab.click("#in")
+    tab.click("#theme")
+    state = watch.state()
+    assert {"k", "m", "item", "layout", "level", "from", "to", "theme"} <= set(state)
+    other = Watch(browser)
+    again = other.open(tab.url)
+    for part in ("#why", "#truth", "#found", "#controls"):
+        assert again.inner_text(part) == tab.inner_text(part)
+    assert other.state() == state
+    assert again.get_attribute("html", "data-theme") == "dark"
+    tab.wait_for_timeout(900)  # until the layouts have changed over
+    assert pixels(again) == pixels(tab)
+    other.context.close()
+
+
+def pixels(tab):
+    """The tree as it is drawn, but for the outline of what the pointer is at."""
+    tab.mouse.move(2, 2)
+    tab.wait_for_timeout(60)
+    return tab.eval_on_selector("#tree", "canvas => canvas.toDataURL()")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "k=abc&m=-4",
+        "tab=%3Cscript%3E&user=nobody",
+        "from=9&to=2&level=77",
+        "model=99&other=-3&node=1e9",
+        "item=x&k=1e99",
+    ],
+)
+def test_an_address_may_say_anything(watch, address, nonsense):
+    tab = watch.open(f"{address}#{nonsense}")
+    assert len(names_shown(tab)) >= 1
+    for place in ("compare", "losses", "map", "search"):
+        tab.click(f"#tab-{place}")
+        tab.wait_for_timeout(40)
+        assert tab.locator("#trouble").is_hidden()
+
+
+def test_everything_is_at_the_keys(watch, address):
+    tab = watch.open(f"{address}#k=20")
+    last = recorded()[0].tree.height
+    tab.keyboard.press("ArrowUp")
+    assert watch.state()["level"] == str(last - 1)
+    tab.keyboard.press("ArrowDown")
+    assert "level" not in watch.state()
+    tab.keyboard.press("ArrowRight")
+    first = recorded()[2]["users"][0]["truth"][0]
+    assert watch.state()["item"] == recorded()[2]["items"]["id"][first]
+    for key, place in (("2", "compare"), ("3", "losses"), ("4", "map"), ("1", "search")):
+        tab.keyboard.press(key)
+        assert tab.get_attribute(f"#tab-{place}", "aria-selected") == "true"
+    tab.keyboard.press("l")
+    assert watch.state()["layout"] == "scale"
+    tab.keyboard.press("?")
+    assert tab.locator("#manual[open]").count() == 1
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "query"
+    tab.keyboard.press("Escape")
+    until(lambda: tab.locator("dialog[open]").count() == 0)
+    tab.keyboard.press("]")
+    assert watch.state()["user"] == recorded()[2]["users"][1]["id"]
+
+
+def test_a_replay_goes_down_level_by_level(watch, address):
+    tab = watch.open(f"{address}#k=20")
+    before = pixels(tab)
+    tab.keyboard.press("Space")
+    assert watch.state()["level"] == "2"
+    assert pixels(tab) != before
+    tab.wait_for_timeout(800)
+    assert watch.state()["level"] in ("3", "4")
+    tab.keyboard.press("Space")
+    stopped = watch.state()["level"]
+    tab.wait_for_timeout(900)
+    assert watch.state()["level"] == stopped
+
+
+def test_a_leaf_is_chosen_on_the_tree_and_the_wheel_zooms(watch, address):
+    tab = watch.open(f"{address}#k=5")
+    box = tab.locator("#tree").bounding_box()
+    for across in range(12, 60):
+        tab.mouse.click(box["x"] + box["width"] * across / 64, box["y"] + box["height"] - 90)
+        if "item" in watch.state():
+            break
+    assert "item" in watch.state()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.mouse.wheel(0, -400)
+    state = watch.state()
+    assert float(state["to"]) - float(state["from"]) < 0.6
+    tab.keyboard.press("0")
+    assert "from" not in watch.state()
+
+
+def test_losses_and_the_map_are_drawn(watch, address):
+    tab = watch.open(f"{address}#k=10&m=5&tab=losses")
+    _, _, data = recorded()
+    paths = [path for user in range(5) for path in expected(user, 10)[0]["paths"]]
+    found = sum(path[2] is not None and path[2] <= 5 for path in paths) / len(paths)
+    assert f"{len(paths)} items" in tab.inner_text("#view")
+    assert f"found: {found * 100:.1f} %" in tab.get_attribute("#view svg.loss", "aria-label")
+    tab.click("#tab-map")
+    drawn = tab.eval_on_selector(
+        "canvas.map",
+        "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size",
+    )
+    assert drawn > 10
+    box = tab.locator("canvas.map").bounding_box()
+    tab.mouse.click(box["x"] + 40, box["y"] + 60)
+    assert int(watch.state()["node"]) > 0
+    assert tab.locator(".crumbs button").count() >= 2
+    tab.locator(".crumbs button").first.click()
+    assert "node" not in watch.state()
+    assert data["models"][0]["map"]["items"][0] == 180
+
+
+def test_light_and_dark_follow_the_system_and_the_switch(browser, address):
+    dark = Watch(browser, color_scheme="dark")
+    tab = dark.open(address)
+    assert tab.get_attribute("html", "data-theme") == "dark"
+    tab.keyboard.press("d")
+    assert tab.get_attribute("html", "data-theme") == "light"
+    assert dark.state()["theme"] == "light"
+    dark.context.close()
+
+
+@pytest.mark.parametrize("place", ["search", "compare", "losses", "map"])
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser, address, place):
+    phone = Watch(browser, viewport=PHONE, has_touch=True, is_mobile=True)
+    tab = phone.open(f"{address}#tab={place}&k=20")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert not phone.trouble
+    phone.context.close()
+
+
+def test_without_titles_ids_are_shown(watch, tmp_path):
+    model = a_model()
+    data = record({"run": model}, some_people(), user_names(), Catalogue.plain(model.ids), count=1, beam_sizes=(10,))
+    (tmp_path / "page.html").write_text(page(data), encoding="utf-8")
+    tab = watch.open(f"file://{tmp_path}/page.html")
+    assert all(re.fullmatch(r"i\d+", name) for name in names_shown(tab))
+
+
+# Live
+
+
+HISTORIES = {"ann": [3, 5, 8, 13, 21, 34], "bob": [1, 2]}
+
+
+class Service(BaseHTTPRequestHandler):
+    """The shapes that the service answers with, from the library itself."""
+
+    model = a_model()
+    catalogue = a_catalogue(model)
+    token = None
+
+    def log_message(self, *_):
+        """Nothing."""
+
+    def reply(self, told, status=200, kind="application/json"):
+        text = told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
+        body = text.encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def known(self, number):
+        return {
+            "item": f"i{number}",
+            "title": self.catalogue.title(number),
+            "category": self.catalogue.category(number),
+        }
+
+    def refused(self):
+        if self.token is None or self.headers.get("authorization") == f"Bearer {self.token}":
+            return False
+        self.reply({"error": "a token is needed", "hint": "send one"}, 401)
+        return True
+
+    def do_GET(self):
+        place = urlsplit(self.path)
+        words = {key: values[0] for key, values in parse_qs(place.query).items()}
+        if place.path == "/":
+            return self.reply(page(live=True), kind="text/html; charset=utf-8")
+        if self.refused():
+            return None
+        if place.path == "/v1/model":
+            return self.reply({**facts("shop", self.model), "limits": {"m": 50, "beam_size": 400}})
+        if place.path == "/v1/map":
+            return self.reply(catalogue_map(self.model, self.catalogue))
+        if place.path == "/v1/users":
+            return self.reply({"users": [user for user in (*HISTORIES, "zoe") if words.get("query", "") in user]})
+        if place.path == "/v1/items":
+            found = self.catalogue.search(words.get("query", ""), int(words.get("limit", 20)))
+            return self.reply({"items": [self.known(number) for number in found]})
+        if place.path.startswith("/v1/items/"):
+            return self.reply(self.known(int(unquote(place.path).removeprefix("/v1/items/i"))))
+        user = unquote(place.path).removeprefix("/v1/users/")
+        if user in HISTORIES:
+            return self.reply({"user": user, "history": [self.known(number) for number in HISTORIES[user]]})
+        return self.reply({"error": "there is no such user", "hint": "look for one"}, 404)
+
+    def do_POST(self):
+        if self.refused():
+            return None
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if asked.get("user") == "zoe":
+            return self.reply({"error": "the beam is too hot", "hint": "wait"}, 503)
+        found = search_for(self.model, asked)
+        told = found.as_dict(self.known)
+        return self.reply({"model": "shop", "version": "1", "milliseconds": 1.5, "unknown": [], "explanation": told})
+
+
+def search_for(model, asked):
+    """What the service does with a request."""
+    numbers = [int(item[1:]) for item in asked["history"]]
+    x = torch.full((1, 69), PAD)
+    x[0, : len(numbers)] = torch.tensor(numbers[::-1])
+    if "without" in asked:
+        model = type(model)(model.tree, model.scorer.without(asked["without"]), first_level=model.first_level).eval()
+    items = [int(item[1:]) for item in asked["items"]]
+    return explain(model, x, beam_size=asked["beam_size"], m=asked["m"], items=items)
+
+
+@pytest.fixture
+def server():
+    service = type("Server", (Service,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", service
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def titles_of(found):
+    return [without_controls(Service.catalogue.title(item) or f"i{item}") for item, _ in found.found]
+
+
+def ask(history, items=(), k=100, m=10, **more):
+    return search_for(Service.model, {"history": history, "items": list(items), "beam_size": k, "m": m, **more})
+
+
+def test_live_a_user_is_chosen_and_the_newest_events_are_hidden(server, watch):
+    tab = watch.open(server[0])
+    assert "Choose a user" in tab.inner_text("#view")
+    tab.keyboard.press("/")
+    tab.fill("#query", "ann")
+    tab.locator("#finder .item").first.click()
+    tab.wait_for_selector("#list .item")
+    assert names_shown(tab) == titles_of(ask(["i3"], ["i5", "i8", "i13", "i21", "i34"]))
+    assert tab.locator("#truth .item").count() == 5
+    tab.fill("#hide", "2")
+    tab.press("#hide", "Enter")
+    until(lambda: tab.locator("#truth .item").count() == 2)
+    assert names_shown(tab) == titles_of(ask(["i3", "i5", "i8", "i13"], ["i21", "i34"]))
+    assert watch.state() == {"user": "ann", "hide": "2"}
+    assert all(url.startswith((server[0], "about:", "data:")) for url in watch.asked)
+
+
+def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
+    tab = watch.open(f"{server[0]}#user=ann&hide=3&k=8&m=4")
+    path = ask(["i3", "i5", "i8"], ["i13", "i21", "i34"], k=8, m=4).items[0]
+    tab.locator("#truth .item").first.click()
+    tab.wait_for_selector("#why .what")
+    words = f"Lost on level {path.loss.step.level}" if path.loss else f"at rank {path.rank}"
+    assert words in tab.inner_text("#why")
+    slide(tab, "k", 5)
+    until(lambda: tab.locator("#controls output").first.inner_text() == "32")
+    assert names_shown(tab) == titles_of(ask(["i3", "i5", "i8"], k=32, m=4))
+    tab.wait_for_selector("#cost circle")
+    tab.locator("#list .item").nth(3).click()
+    until(lambda: "at rank 4" in tab.inner_text("#why"))
+    assert tab.locator("#why .margin").count() == Service.model.tree.height - 1
+
+
+def test_live_a_history_is_typed_and_taken_apart(server, watch):
+    tab = watch.open(server[0])
+    for text in ("i17", "i44"):
+        tab.keyboard.press("/")
+        tab.fill("#query", text)
+        tab.wait_for_selector("#finder .item:has(.text)")
+        tab.locator("#finder .item:has(.text)").first.click()
+        tab.wait_for_selector("#list .item")
+    assert names_shown(tab) == titles_of(ask(["i17", "i44"]))
+    assert watch.state()["history"] == "i17\ti44"
+    tab.locator("#history .drop").first.click()
+    until(lambda: tab.locator("#history .past").count() == 1)
+    assert names_shown(tab) == titles_of(ask(["i17"]))
+
+
+def test_live_a_part_of_the_score_is_left_out_beside_the_whole(server, watch):
+    tab = watch.open(f"{server[0]}#user=ann&hide=2&k=20&tab=compare&other=1")
+    tab.wait_for_selector(".column")
+    second = tab.locator(".column").nth(1).locator(".name").all_text_contents()
+    assert second == titles_of(ask(["i3", "i5", "i8", "i13"], k=20, without="memory"))
+
+
+def test_live_what_the_server_refuses_is_shown(browser, server):
+    watch = Watch(browser)
+    tab = watch.open(f"{server[0]}#user=zoe")
+    tab.wait_for_selector("#trouble:not([hidden])")
+    assert "the beam is too hot: wait" in tab.inner_text("#trouble")
+    watch.context.close()
+
+
+def test_live_a_token_is_asked_for_and_kept_for_the_session(browser, server):
+    server[1].token = "secret word"
+    watch = Watch(browser)
+    watch.tab.goto(f"{server[0]}#user=ann")
+    watch.tab.fill("#token", "secret word")
+    watch.tab.press("#token", "Enter")
+    watch.tab.wait_for_selector("#list .item")
+    assert "secret" not in watch.tab.url
+    watch.context.close()

@@ -1,0 +1,105 @@
+"""A command that is ended from outside leaves a line and nothing else."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beamtree.files.drafts import NEW
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from beamtree.cli.watched import watched
+
+def command():
+    Path("out.new-beamtree").mkdir()
+    Path("out.new-beamtree/part").write_text("half")
+    Path("worker").write_text(str(os.getpid()))
+    {work}
+
+watched(command, ["prepare", "log.csv", "--out", "out"])
+print("came back")
+"""
+
+
+def start(folder, work):
+    words = [sys.executable, "-c", SCRIPT.format(work=work)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize(("work", "name"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 9)", "SIGKILL")])
+def test_a_command_that_is_ended_says_why_and_leaves_no_draft(tmp_path, work, name):
+    with start(tmp_path, work) as done:
+        _, said = done.communicate(timeout=60)
+    assert done.returncode == 2
+    line = said.strip().splitlines()[-1]
+    assert line.startswith(f"beamtree: ended by {name}, most likely for want of memory (")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["worker"]
+
+
+def test_a_command_ends_with_its_own_exit_code(tmp_path):
+    with start(tmp_path, "sys.exit(7)") as done:
+        assert done.wait(60) == 7
+    (tmp_path / "out.new-beamtree" / "part").unlink()
+    (tmp_path / "out.new-beamtree").rmdir()
+    with start(tmp_path, "") as done:
+        assert done.communicate(timeout=60)[0] == "came back\n"
+    assert done.returncode == 0
+
+
+def wait_for(path):
+    while not path.exists() or not path.read_text():
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def is_alive(process):
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_a_signal_to_the_command_reaches_the_one_that_works(tmp_path):
+    with start(tmp_path, "time.sleep(60)") as done:
+        worker = wait_for(tmp_path / "worker")
+        done.send_signal(signal.SIGTERM)
+        assert done.wait(30) == -signal.SIGTERM
+    assert not is_alive(worker)
+
+
+def test_no_worker_outlives_its_watcher(tmp_path):
+    with start(tmp_path, "time.sleep(60)") as done:
+        worker = wait_for(tmp_path / "worker")
+        done.kill()
+    end = time.monotonic() + 30
+    while is_alive(worker):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_prepare_without_memory_is_one_last_line(tmp_path):
+    """Polars aborts its process where an allocation fails."""
+    rows = "".join(f"u{user},i{item}\n" for user in range(2000) for item in range(20))
+    (tmp_path / "log.csv").write_text("user,item\n" + rows)
+    allowed = 1200 << 20
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+
+    words = [sys.executable, "-m", "beamtree", "prepare", "log.csv", "--out", "p"]
+    environment = {**os.environ, "POLARS_MAX_THREADS": "64"}  # which take addresses each
+    done = subprocess.run(words, cwd=tmp_path, preexec_fn=few, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("beamtree: ")
+    assert "memory" in done.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / f"p{NEW}").exists()
