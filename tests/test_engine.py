@@ -18,7 +18,8 @@ from beamtree.serve.filters import Filter, Masks, allowed_items
 from beamtree.serve.keeper import Keeper, Watch
 from beamtree.serve.pressure import STEPS, Pressure, narrowed
 from beamtree.serve.search import Ask, View, search
-from beamtree.serve.source import Loaded, open_fixed, tuned_beam
+from beamtree.serve.source import Loaded, open_fixed
+from beamtree.storage.tuned import write_tuned
 
 
 @pytest.fixture(scope="module")
@@ -344,22 +345,26 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
     keeper.close()
 
 
-def test_a_tuned_beam_is_read_and_a_strange_one_refused(tmp_path):
-    assert tuned_beam(tmp_path, MODEL) is None
-    for content, found in (({"beam_size": 50}, 50), ({"beam_size": [9, 8, 7, 6, 5]}, (9, 8, 7, 6, 5))):
-        (tmp_path / "tune.json").write_text(json.dumps(content))
-        assert tuned_beam(tmp_path, MODEL) == found
-    for content in (
-        [],
-        {"beam_size": []},
-        {"beam_size": "x"},
-        {"beam_size": [3, 3]},
-        {"beam_size": 0},
-        {"beam_size": True},
-    ):
-        (tmp_path / "tune.json").write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="tune anew"):
-            tuned_beam(tmp_path, MODEL)
+def test_a_tuned_beam_is_read_and_one_of_another_model_passed_over(tmp_path, caplog):
+    run = a_run(tmp_path / "run")
+    levels = MODEL.tree.height + 1 - MODEL.first_level
+    open_run = open_fixed("shop", "cpu")
+    assert open_run(run).tuned is None
+    write_tuned(run, {"beam_size": [9] * levels})
+    assert open_run(run).tuned == open_run(run).narrow == (9,) * levels
+    assert not caplog.records
+    for spoil in (lambda: a_run(tmp_path / "run", seed=5), lambda: (run / "tune.json").write_text("{")):
+        spoil()
+        assert open_run(run).tuned is None
+    assert len(caplog.records) == 2
+    assert all("served without it" in record.message for record in caplog.records)
+
+
+def test_a_tuned_beam_is_not_used_where_a_level_was_added():
+    shop = loaded(tuned=12)
+    levels = MODEL.tree.height + 1 - MODEL.first_level
+    for tuned, found in ((12, 12), ((9,) * levels, (9,) * levels), ((9,) * (levels - 1), None), (None, None)):
+        assert Loaded(shop.source, "shop", "abc", tuned=tuned).narrow == found
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():

@@ -83,7 +83,7 @@ class Engine:
     @property
     def beam_now(self) -> Beam:
         """The beam of requests that ask for none."""
-        return narrowed(self.beam_size, self.step, 1, self._loaded.tuned)
+        return narrowed(self.beam_size, self.step, 1, self._loaded.narrow)
 
     def ask(self, ask: Ask) -> None:
         """Put a request into the queue; a BusyError or StoppedError where it is not taken."""
@@ -168,7 +168,7 @@ class Engine:
 
     def _beam_of(self, ask: Ask, loaded: Loaded) -> Beam:
         asked = max(self.beam_size, ask.m) if ask.beam is None else ask.beam
-        return narrowed(asked, self.pressure.step, ask.m, loaded.tuned)
+        return narrowed(asked, self.pressure.step, ask.m, loaded.narrow)
 
     def _search(self, view: View, beam: Beam, asks: list[Ask]) -> None:
         start = time.monotonic()
