@@ -71,7 +71,7 @@ class Steady:
     """A beam that stays narrowed, whatever the load; it keeps what it is told."""
 
     def __init__(self, step):
-        self.step, self.told = step, []
+        self.step, self.slow, self.told = step, 60.0, []
 
     def feel(self, now, waited, idle):
         self.told.append(waited)

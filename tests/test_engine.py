@@ -63,6 +63,15 @@ def test_requests_that_wait_together_are_searched_together_and_each_gets_its_own
         assert reply.together == 6  # those that leave out seen items, and those that do not
 
 
+def test_no_more_are_searched_together_than_is_quick(engine):
+    gate = Gate(engine)
+    engine._cost = engine.pressure.slow / 10  # a tenth of what is slow for each history
+    heard = [ask(engine, ["i1"], seconds=1e6) for _ in range(30)]
+    gate.open()
+    assert heard[0].wait().together == 10
+    assert all(each.wait().together <= 30 for each in heard)
+
+
 def test_what_was_asked_together_may_differ_in_its_filter(engine):
     gate = Gate(engine)
     some = ask(engine, ["i1"], m=3, only=Filter(allowed=("i7", "i8", "unknown")))
