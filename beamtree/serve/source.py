@@ -1,6 +1,5 @@
 """What the service answers from: a model, what is known of its items and users, and how these change."""
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -9,15 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from beamtree.answers import History, history_of_user
+from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.model import TreeModel
-from beamtree.storage.settings import SETTINGS
+from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, tuned_beam
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 
+log = logging.getLogger("beamtree")
 Beam = int | tuple[int, ...]  # k, or one width for each level that is searched
-logger = logging.getLogger("beamtree")
 
 
 class NewItem(NamedTuple):
@@ -133,12 +133,12 @@ def open_fixed(name: str, device: str, items: Path | None = None, data: Path | N
     """How a run is opened that will not change, with a table of titles and with its log where these are there."""
 
     def opened(run: Path) -> Loaded:
-        digest = identity(run)
+        digest = fingerprint(run)
         model = open_model(run, device).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
         source = Fixed(model, read_titles(items, ids), log)
-        return Loaded(source, name, digest, run, read_run(run), log, beam_for(run))
+        return Loaded(source, name, digest, run, read_run(run), log, tuned_for(run, model))
 
     return opened
 
@@ -162,18 +162,12 @@ def log_of(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:
         return None
 
 
-def identity(run: Path) -> str:
-    """A short name of the model in a folder: of what its settings say, checksums of its files among them."""
+def tuned_for(run: Path, model: TreeModel) -> Beam | None:
+    """The beam that `beamtree tune` found for the model of a run; None where it found none for this very model."""
+    if not (run / TUNE).exists():
+        return None
     try:
-        return hashlib.sha256((run / SETTINGS).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ValueError(f"{run} holds no model: there is no {SETTINGS} that can be read") from error
-
-
-def beam_for(run: Path) -> Beam | None:
-    """The beam that was tuned for the model of a run; None, and a line in the log, where one is of another model."""
-    try:
-        return tuned_beam(run) if (run / TUNE).exists() else None
-    except ValueError as error:  # a service starts without it
-        logger.warning("%s; served without it", error)
+        return widths(model, tuned_beam(run))
+    except ValueError as error:
+        log.warning("not used: %s", error)
         return None
