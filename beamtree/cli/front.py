@@ -2,7 +2,6 @@
 
 import re
 import sys
-import threading
 from concurrent.futures import BrokenExecutor
 from functools import cache
 from typing import Annotated
@@ -11,12 +10,14 @@ import typer
 
 from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
+from beamtree.cli.bench_serve import bench_serve
 from beamtree.cli.check import check
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
 from beamtree.cli.explore import explore
+from beamtree.cli.export import export_run
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
@@ -25,6 +26,7 @@ from beamtree.cli.serve import serve_run
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
+from beamtree.cli.tune import tune_run
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
@@ -53,13 +55,15 @@ app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.command("serve")(serve_run)
 app.command()(explore)
+app.command("tune")(tune_run)
+app.command("export")(export_run)
+app.command("bench-serve")(bench_serve)
 app.command()(check)
 app.add_typer(paper, name="paper")
 
 
 def main() -> None:
     """The console command: an error that a user can cause is one line and exit code 2."""
-    threading.excepthook = beside
     try:
         code = app(standalone_mode=False)
     except typer.TyperException as error:
@@ -82,15 +86,6 @@ def main() -> None:
     if code == 130:
         print("stopped", file=sys.stderr)
     sys.exit(code)
-
-
-def beside(error: threading.ExceptHookArgs) -> None:
-    """What becomes of an error in a thread of a library, such as TensorBoard's on a full disk: a note."""
-    if isinstance(error.exc_value, OSError):
-        name = error.thread.name if error.thread is not None else "a thread"
-        print(f"note: {name} could not write: {error.exc_value.strerror or error.exc_value}", file=sys.stderr)
-    else:
-        threading.__excepthook__(error)
 
 
 def too_little(error: str) -> str:

@@ -1,6 +1,5 @@
 """The service over HTTP: every route, its examples, and errors in one shape."""
 
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -10,12 +9,14 @@ from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
+from beamtree.explore import catalogue_map, facts, page
+from beamtree.model import TreeModel
 from beamtree.serve import asking, inference, things
 from beamtree.serve.errors import RefusedError, add_handlers, as_json
 from beamtree.serve.examples import with_examples
 from beamtree.serve.metrics import KIND
 from beamtree.serve.middleware import Guard
-from beamtree.serve.schemas import Model, Problem, Swap
+from beamtree.serve.schemas import Map, Model, Problem, Swap
 from beamtree.serve.service import Service
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -35,7 +36,6 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         504: "Not in time.",
     }.items()
 }
-PLACEHOLDER = "<!doctype html><title>beamtree</title><p>It answers: see <a href=/openapi.json>/openapi.json</a>."
 
 
 def make_app(service: Service) -> FastAPI:
@@ -96,20 +96,14 @@ def health(service: Service) -> APIRouter:
         queue = {"waiting": engine.waiting, "queue": engine.queue}
         return as_json({**queue, "beam_size": beam, "steps_narrowed": engine.step, "stopping": service.stopping})
 
+    document = page(live=True)
+
     @router.get("/", response_class=HTMLResponse)
-    def page() -> Response:
+    async def show_page() -> Response:
         """The page."""
-        return HTMLResponse(live_page())
+        return HTMLResponse(document)
 
     return router
-
-
-def live_page() -> str:
-    """The page of `beamtree explore`, asking this service."""
-    if importlib.util.find_spec("beamtree.explore") is None:
-        return PLACEHOLDER
-    page: str = importlib.import_module("beamtree.explore").page(live=True)
-    return page
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -127,6 +121,16 @@ def model_routes(service: Service) -> APIRouter:
         await service.load(beside(service.run, asked.run))
         return as_json(about(service))
 
+    drawn: list[tuple[TreeModel, bytes]] = []  # the map of the model that was asked for last
+
+    @router.get("/v1/map", responses={200: {"model": Map}})
+    def show_map() -> Response:
+        """The map of the catalogue by subtree, for the page."""
+        source = service.loaded.source
+        if not drawn or drawn[-1][0] is not source.model:
+            drawn[:] = [(source.model, bytes(as_json(catalogue_map(source.model, source.catalogue)).body))]
+        return Response(drawn[-1][1], media_type="application/json")
+
     return router
 
 
@@ -141,14 +145,11 @@ def beside(run: Path, name: str) -> Path:
 def about(service: Service) -> dict[str, Any]:
     """What is served, in words."""
     loaded = service.loaded
-    tree, last = loaded.source.model.tree, service.keeper.last
+    last = service.keeper.last
     return {
-        "name": loaded.name,
+        **facts(loaded.name, loaded.source.model),
         "version": loaded.version,
         "run": None if loaded.run is None else loaded.run.name,
-        "items": tree.num_items,
-        "arity": tree.arity,
-        "height": tree.height,
         "method": loaded.about.get("method"),
         "beam_size": service.engine.beam_size,
         "tuned": list(loaded.tuned) if isinstance(loaded.tuned, tuple) else loaded.tuned,

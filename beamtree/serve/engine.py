@@ -16,6 +16,7 @@ from beamtree.serve.search import Ask, View, search
 from beamtree.serve.source import Beam, Loaded
 
 log = logging.getLogger("beamtree")
+FEWEST = 8  # histories that are always searched together: one by one they take longer
 SMOOTH = 0.1  # how much the newest batch counts in the time that a search is expected to take
 
 
@@ -38,7 +39,7 @@ class Engine:
         loaded: what is served first.
         beam_size: k where a request does not say.
         window: seconds in which requests are gathered after the first.
-        most: histories that are searched together.
+        most: histories that are searched together; fewer where these would take longer than `slow`.
         queue: histories that may wait.
         slow: seconds of waiting after which the beam is narrowed.
         on_batch: hears of every batch: its histories and the seconds it took.
@@ -83,7 +84,7 @@ class Engine:
     @property
     def beam_now(self) -> Beam:
         """The beam of requests that ask for none."""
-        return narrowed(self.beam_size, self.step, 1, self._loaded.tuned)
+        return narrowed(self.beam_size, self.step, 1, self._loaded.narrow)
 
     def ask(self, ask: Ask) -> None:
         """Put a request into the queue; a BusyError or StoppedError where it is not taken."""
@@ -142,11 +143,18 @@ class Engine:
             self.pressure.feel(now, now - self._asks[0].asked, idle if slept else 0.0)
             batch = [self._asks.popleft()]
             rows = batch[0].rows
-            while self._asks and rows + self._asks[0].rows <= self.most:
+            most = self._room()
+            while self._asks and rows + self._asks[0].rows <= most:
                 batch.append(self._asks.popleft())
                 rows += batch[-1].rows
             self.waiting -= rows
             return batch
+
+    def _room(self) -> int:
+        """How many histories are searched together: so many that whoever comes meanwhile does not wait for long."""
+        if self._cost * self.most <= self.pressure.slow:
+            return self.most
+        return min(self.most, max(FEWEST, int(self.pressure.slow / self._cost)))
 
     def _answer(self, batch: list[Ask]) -> None:
         loaded = self._loaded
@@ -168,7 +176,7 @@ class Engine:
 
     def _beam_of(self, ask: Ask, loaded: Loaded) -> Beam:
         asked = max(self.beam_size, ask.m) if ask.beam is None else ask.beam
-        return narrowed(asked, self.pressure.step, ask.m, loaded.tuned)
+        return narrowed(asked, self.pressure.step, ask.m, loaded.narrow)
 
     def _search(self, view: View, beam: Beam, asks: list[Ask]) -> None:
         start = time.monotonic()

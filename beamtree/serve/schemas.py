@@ -47,6 +47,7 @@ class Explain(Who):
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
     user: Id | None = Field(default=None, description="A user of the log.")
     items: list[Id] = Field(default=[], description="Where were these lost, and by how much?")
+    without: Text | None = Field(default=None, description="A part of the score to leave out, of /v1/model's parts.")
 
 
 class Item(Sent):
@@ -140,6 +141,22 @@ class Users(BaseModel):
     """Users of the log that a search found."""
 
     users: list[str]
+
+
+class User(BaseModel):
+    """What a user did, oldest first."""
+
+    user: str
+    history: list[Known]
+
+
+class Map(BaseModel):
+    """The upper levels of the tree: how many items lie below each node, and what it is called."""
+
+    levels: int
+    items: list[int]
+    events: list[int]
+    names: list[str]
 
 
 class Explained(BaseModel):
