@@ -23,7 +23,7 @@ ANYBODY = 2000  # histories of anybody
 SHOWN = 100  # items that somebody is shown, where it is counted how often
 OFTEN = 1.5  # times as often as an item on average
 RIDGE = 0.1, 1.0  # λ of events and of factors, both scaled to a spread of 1 and shared by their number
-BEAM, TOGETHER, QUIET = 400, 200, 0.05
+BEAM, TOGETHER, QUIET = 200, 200, 0.05
 
 
 class Anybody:
