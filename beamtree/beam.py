@@ -1,6 +1,6 @@
 """Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from beamtree.record import Recorder
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
+BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 WIDEST = 4096  # candidates that the GPU's twin of `_select` can hold
 REHEARSALS = 16  # searches of one shape before they are recorded: validation between steps is not worth it
 _RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
@@ -30,9 +31,36 @@ class BeamLevel(NamedTuple):
     rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
+def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]:
+    """How many nodes a beam holds on each searched level: as `beam_size` says, and no fewer than the m that are asked.
+
+    **Then m items come back wherever m may be found.** A beam enters no node without an allowed item below it. Of the
+    nodes of a level that may be entered a beam holds all, or at least m: it begins with all of the level above the
+    first. Below all of them lie all that may be entered on the next level, and below m of them lie at least m, since
+    each has a child that may be entered. Of these it keeps all, or as many as its width, which is at least m. So the
+    last beam holds every allowed item, or at least m of them.
+    """
+    levels = model.tree.height + 1 - model.first_level
+    found = tuple(beam_size) if isinstance(beam_size, Sequence) else (beam_size,) * levels
+    if len(found) != levels:
+        spans = f"levels {model.first_level} to {model.tree.height}"
+        raise ValueError(f"beam_size has {len(found)} widths and {spans} are searched: give {levels}, or one number")
+    if min(found) < 1:
+        raise ValueError(f"beam_size={as_text(beam_size)}: a beam holds at least one node")
+    if not 1 <= m <= found[-1]:
+        most = "beam_size" if isinstance(beam_size, int) else "the last width"
+        raise ValueError(f"m={m} with beam_size={as_text(beam_size)}: from 1 up to {most} items can be retrieved")
+    return tuple(max(width, m) for width in found)
+
+
+def as_text(beam_size: BeamSize) -> str:
+    """A beam's size as people write it: 400, or 100,200,400."""
+    return ",".join(map(str, beam_size)) if isinstance(beam_size, Sequence) else str(beam_size)
+
+
 def walk(
     query: Query,
-    beam_size: int,
+    beam_size: BeamSize,
     expand: Expand | None = None,
     *,
     mask: NodeMask | None = None,
@@ -43,31 +71,29 @@ def walk(
 
     Args:
         query: users put to a model.
-        beam_size: k.
+        beam_size: k, or the width of each level.
         expand: how candidates are ranked; by p_g unless given.
         mask: which nodes may be entered; those with an item below unless given.
         excluded: of each user, the slots that are not to be found, from `mask.excluded` [B, E].
         choices: pass over levels that the beam keeps whole, unscored: right where the ranking of a node does not
             depend on its parent's.
     """
-    if beam_size < 1:
-        raise ValueError(f"beam_size={beam_size}: a beam holds at least one node")
     expand = expand or query.model.expand
     tree, mask = query.tree, mask or query.tree.mask
     beam = mask.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
     state: State = (torch.zeros(beam.shape, device=tree.device),)
     candidates = tree.children(beam, mask=mask).flatten(1)  # [1, kb]
-    for level in query.levels:
+    for level, k in zip(query.levels, widths(query.model, beam_size), strict=True):
         if choices and mask is not tree.mask and not candidates.is_cuda and len(candidates) == 1:
             candidates = candidates[candidates != PAD].unsqueeze(0)  # of a filter that leaves few, so that all are kept
-        if choices and candidates.shape[1] <= beam_size and level < tree.height:
+        if choices and candidates.shape[1] <= k and level < tree.height:
             candidates = tree.children(candidates, level, mask).flatten(1)
             continue
         if excluded is not None:
             candidates = mask.keep_for(excluded, level, candidates)
         with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
             state = expand(query.logits(level, candidates), state)  # [B, kb]
-            beam, best, children = _select(tree, mask, candidates, state[0], beam_size, level)
+            beam, best, children = _select(tree, mask, candidates, state[0], k, level)
             if best is not None:
                 state = tuple(part.gather(1, best) for part in state)
         yield BeamLevel(level, candidates, beam, state[0])
@@ -118,7 +144,7 @@ def retrieve(
     model: TreeModel,
     x: Tensor,
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: int = 10,
     allowed: NodeMask | Tensor | None = None,
     exclude: Tensor | None = None,
@@ -128,16 +154,15 @@ def retrieve(
     Args:
         model: a tree and a scorer.
         x: users, as the scorer takes them [B, ...].
-        beam_size: k.
-        m: how many items, at most k.
+        beam_size: k, or one width for each searched level, first to last; see `widths`.
+        m: how many items, at most k, or the last width; a level that is narrower than m is widened to m.
         allowed: the items that may be found, all unless given; for many searches make `model.tree.allow(items)` once.
         exclude: items that single users are not to be shown [B, E], PAD where fewer.
 
     The beam enters no node below which nothing may be found, so a user gets m items wherever m are left; PAD and -inf
     fill up a row where fewer are.
     """
-    if not 1 <= m <= beam_size:
-        raise ValueError(f"m={m} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
+    sizes = widths(model, beam_size, m)
     _check_users(model, x)
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     if mask.is_empty or not len(x):
@@ -146,7 +171,7 @@ def retrieve(
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
-        *_, last = walk(model.query(x), beam_size, mask=mask, excluded=excluded, choices=not model.chained)
+        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, choices=not model.chained)
         items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
         items, rank = _best(items, last.rank, m)
         return items, model.rank_to_log_prob(rank)
@@ -155,7 +180,7 @@ def retrieve(
     mask.searches += 1
     if not kernels.fits(x) or (allowed is not None and mask.searches <= REHEARSALS):  # few searches: not recorded
         return search(*inputs)
-    items, scores = _recorder_of(model)((beam_size, m, model.chained, model.first_level, mask), search, *inputs)
+    items, scores = _recorder_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
 
 

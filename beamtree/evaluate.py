@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import retrieve
+from beamtree.beam import BeamSize, retrieve
 from beamtree.data import Data
 from beamtree.frames import frame
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
@@ -80,7 +80,7 @@ def evaluate(
     model: TreeModel,
     data: Data,
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: Sequence[int] | int = (10, 50, 100, 200),
     metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
@@ -92,7 +92,7 @@ def evaluate(
     Args:
         model: what is searched.
         data: users and what they chose, such as `data.test`.
-        beam_size: k.
+        beam_size: k, or one width for each searched level.
         m: how many items are retrieved: a number, or several cuts of one list.
         metrics: one or several: names of `metrics.METRICS`, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
         exclude_seen: whether what a user has seen is neither retrieved nor expected.

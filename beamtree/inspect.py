@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.beam import brute_force, retrieve, walk
+from beamtree.beam import BeamSize, as_text, brute_force, retrieve, walk, widths
 from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
@@ -68,7 +68,7 @@ class Inspection:
     """Where a model loses relevant items; printing it gives tables, and `advice` says what may help."""
 
     users: int
-    beam_size: int
+    beam_size: BeamSize
     levels: tuple[LevelLoss, ...]  # the trained ones, from the top
     cuts: tuple[CutLoss, ...]  # by m
     trained_on_beams: bool = False  # so that nobody is told to
@@ -144,7 +144,7 @@ class Inspection:
             yield {"table": "misses", "m": cut.m, "metric": "ranked_below", "value": cut.ranked_below}
 
     def __str__(self) -> str:
-        lines = [f"{self.users:,} users, beam_size={self.beam_size}; shares in %"]
+        lines = [f"{self.users:,} users, beam_size={as_text(self.beam_size)}; shares in %"]
         lines.append("level       nodes  candidates  in the beam    lost  avoidable")
         for each in self.levels:
             shares = f"{each.survival * 100:>11.2f}  {each.lost * 100:>6.2f}  {each.avoidable * 100:>9.2f}"
@@ -161,7 +161,7 @@ def inspect(
     model: TreeModel,
     data: Data,
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: tuple[int, ...] = (10, 50, 100, 200),
     batch_size: int = 32,
     users: int | None = None,
@@ -173,7 +173,7 @@ def inspect(
     Args:
         model: what is searched, by beam and by brute force.
         data: users and what they chose, such as `data.test`.
-        beam_size: k.
+        beam_size: k, or one width for each searched level, as `retrieve` takes it.
         m: how many items are retrieved.
         batch_size: users that are searched together.
         users: how many to look at, from the first; 1,000 unless given.
@@ -184,16 +184,15 @@ def inspect(
     cuts = sorted(set(m))
     if not cuts:
         raise ValueError("m is empty: give at least one number of items to retrieve")
-    for size in (cuts[0], cuts[-1]):
-        if not 1 <= size <= beam_size:
-            raise ValueError(f"m={size} with beam_size={beam_size}: from 1 up to beam_size items can be retrieved")
+    widths(model, beam_size, cuts[0])
+    sizes = widths(model, beam_size, cuts[-1])
     count = num_users(data, users)
     model.tree.check_items(data.item_numbers())
     device = model.tree.device
     sums: list[Tensor] = []
     for rows in torch.arange(count).split(batch_size):
         x, y = (part.to(device) for part in data.batch(rows))
-        found = _look(model, x, y, beam_size, cuts)
+        found = _look(model, x, y, sizes, cuts)
         sums = [total + part for total, part in zip(sums, found, strict=True)] if sums else found
         if on_users is not None:
             on_users(len(rows))
@@ -217,7 +216,7 @@ def num_users(data: Data, users: int | None = None) -> int:
 
 
 @torch.no_grad()
-def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, cuts: list[int]) -> list[Tensor]:
+def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: BeamSize, cuts: list[int]) -> list[Tensor]:
     """Sums over users: `_survival` [levels, 3]; of both searches `_qualities` [2, cuts, 4]; their overlap [cuts];
     and the squares of how they differ in recall [cuts].
     """
@@ -231,7 +230,7 @@ def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, cuts: list[int
     return [part.cpu() for part in (survival, qualities.sum(2), overlap, squares)]
 
 
-def _survival(model: TreeModel, x: Tensor, y: Tensor, reachable: Tensor, beam_size: int) -> Tensor:
+def _survival(model: TreeModel, x: Tensor, y: Tensor, reachable: Tensor, beam_size: BeamSize) -> Tensor:
     """Of each level: candidates, share of y with an ancestor in the beam, and share that is `reachable` too."""
     leaves = model.tree.leaf_of_item(y)
     rows = []

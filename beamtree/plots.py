@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")  # no screen needed
 import matplotlib.pyplot as plt
 
+from beamtree.beam import as_text
 from beamtree.compare import Result, table
 from beamtree.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.inspect import INTERVAL, Inspection
@@ -208,7 +209,7 @@ def plot_inspection(found: Inspection, path: Path) -> None:
         errors = [INTERVAL * cut.error * 100 for cut in found.cuts] if name == "beam" else None
         left.errorbar(range(len(cuts)), recalls, errors, fmt="o-", ms=4, capsize=3, color=colour, label=name)
     left.set_xticks(range(len(cuts)), labels=[str(m) for m in cuts])
-    left.set(title=f"Recall, k = {found.beam_size}", xlabel="m", ylabel="%")
+    left.set(title=f"Recall, k = {as_text(found.beam_size)}", xlabel="m", ylabel="%")
     left.set_ylim(bottom=0)
     left.legend(title="bars: 95 % interval of the difference", fontsize="small", title_fontsize="small")
     _draw_losses(right, found)

@@ -14,6 +14,7 @@ from beamtree.answers import (
     listed,
     read_histories,
 )
+from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, evaluate
@@ -189,7 +190,7 @@ class Recommender:
         *,
         users: Any = None,
         m: int = 10,
-        beam_size: int | None = None,
+        beam_size: BeamSize | None = None,
         exclude_seen: bool = False,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
@@ -200,7 +201,7 @@ class Recommender:
             histories: ids of items, oldest first: one history, a list of several, or a dict from user to history.
             users: instead, ids of users of the log, whose events are known.
             m: how many items for each.
-            beam_size: k, 400 or m unless given: wider finds more and takes longer.
+            beam_size: k, or one width per searched level; 400 or m unless given: wider finds more and takes longer.
             exclude_seen: whether items of the history are left out.
             allowed: ids that may be recommended, all unless given.
             exclude: ids that may not.
@@ -228,7 +229,7 @@ class Recommender:
         self,
         m: Sequence[int] | int = (10, 50, 100, 200),
         *,
-        beam_size: int | None = None,
+        beam_size: BeamSize | None = None,
         metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
         data: Any = None,

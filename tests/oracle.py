@@ -55,9 +55,10 @@ def z_hat(slots, b, height, n, relevant, score):
 
 
 def beam_search(slots, b, height, k, prob, admit_empty=False, first_level=1):
-    """Eq. 3: (B̃_h, B_h) of each level; prob(n) compares nodes."""
+    """Eq. 3: (B̃_h, B_h) of each level; prob(n) compares nodes. k is a number, or a list with one of each level."""
     beam, found = list(nodes_of(b, first_level - 1)), []
-    for _ in range(first_level, height + 1):
+    widths = k if isinstance(k, list) else [k] * (height + 1 - first_level)
+    for k in widths:
         candidates = [c for n in beam for c in children(b, n) if admit_empty or items_below(slots, b, height, c)]
         beam = sorted(candidates, key=prob, reverse=True)[:k]
         found.append((candidates, beam))

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "beamtree"
 ROWS = [
     {"__main__"},
     {"cli"},
+    {"serve"},
     {"__init__"},
     {"recommender", "plots"},
     {"answers", "paper", "explore"},
@@ -35,10 +36,13 @@ ROWS = [
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.
 RIM = {"__main__", "cli", "plots", "baselines"}
+SERVER = ("app", "asking", "errors", "examples", "inference", "middleware", "schemas", "server", "things")
 ALSO = {
     "storage/models.py": {"safetensors"},
     "storage/settings.py": {"safetensors"},
     "frames.py": {"polars"},
+    "serve/metrics.py": {"prometheus_client"},
+    **{f"serve/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},
     "answers/files.py": {"polars"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
     **{f"ingest/{path.name}": {"polars"} for path in (PACKAGE / "ingest").glob("*.py")},
@@ -112,6 +116,8 @@ RIM_LIBRARIES = (
     "tensorboard",
     "pandas",
     "pyarrow",
+    "fastapi",
+    "prometheus_client",
 )
 
 

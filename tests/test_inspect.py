@@ -352,10 +352,27 @@ def test_the_command_takes_other_users_and_another_picture(a_run):
     assert (a_run / "seen.png").exists()
 
 
+def test_the_command_takes_one_width_per_level(a_run):
+    words = ("--beam-size", "8,16,32,40", "--m", "10", "--json", "cells.json")
+    done = beamtree("inspect", "run", *words, folder=a_run)
+    assert "k = 8,16,32,40" in " ".join(done.stdout.split())
+    assert "--beam-size 4,8,16,20" in done.stdout
+    found = json.loads((a_run / "cells.json").read_text())
+    assert [r["value"] for r in found if r["metric"] == "candidates"] == [8, 16, 32, 60]  # all: the tree is small
+    beamtree("evaluate", "run", *words, folder=a_run)
+    recall = [r["value"] for r in found if r.get("search") == "beam" and r["metric"] == "recall"]
+    cells = json.loads((a_run / "cells.json").read_text())
+    assert [r["value"] for r in cells if r["metric"] == "recall"] == pytest.approx(recall)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["run", "--beam-size", "10"], "--m 200 with --beam-size 10: the beam holds fewer items than that"),
+        (["run", "--beam-size", "9,9,9,9"], "--m 200 with --beam-size 9,9,9,9: the beam holds fewer items than that"),
+        (["run", "--beam-size", "9,20", "--m", "9"], "has 2 widths and levels 3 to 6 are searched: give 4, or one"),
+        (["run", "--beam-size", "0"], "--beam-size '0': give a whole number, or one for each searched level"),
+        (["run", "--beam-size", "9,,9"], "--beam-size '9,,9': give a whole number"),
         (["run", "--m", "many"], "give whole numbers separated by commas"),
         (["run", "--split", "val"], "data has no val users: choose another --split, or prepare with --val-users"),
         (["run", "--split", "all"], "choose test, val or train"),

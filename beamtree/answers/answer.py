@@ -4,13 +4,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from beamtree.answers.popular import popular_items
-from beamtree.beam import retrieve
+from beamtree.beam import BeamSize, retrieve
 from beamtree.data import HISTORY, Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
@@ -60,10 +62,12 @@ def json_list(text: str) -> list[object] | None:
 
 def read_history(ids: Ids, history: Iterable[object]) -> History:
     """A history of ids; unknown ones are passed over and remembered."""
-    names = [as_id(name) for name in history]
+    names = list(history)
     numbers = ids.find(names)
-    unknown = [name for name, number in zip(names, numbers, strict=True) if number is None]
-    return History([number for number in numbers if number is not None], unknown)
+    if None not in numbers:  # nearly always
+        return History(cast(list[int], numbers))
+    known = [number for number in numbers if number is not None]
+    return History(known, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
 
 
 def read_histories(ids: Ids, histories: Any) -> tuple[str, list[tuple[Any, History]]]:
@@ -125,7 +129,7 @@ def answer(
     ids: Ids,
     histories: Sequence[History],
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: int = 10,
     exclude_seen: bool = False,
     allowed: NodeMask | None = None,
@@ -136,7 +140,7 @@ def answer(
         model: what is searched.
         ids: of its items.
         histories: oldest first; the newest 69 known items of each count.
-        beam_size: k.
+        beam_size: k, or one width for each searched level.
         m: how many items.
         exclude_seen: whether items of a history are not to be found for it, however old.
         allowed: the items that may be found; all unless given.
@@ -149,7 +153,7 @@ def answer(
         raise ValueError(f"{len(ids):,} ids for a tree of {model.tree.num_items:,} items: they are not of one run")
     known = [history.items for history in histories]
     device = model.tree.device
-    x = _padded([row[: -HISTORY - 1 : -1] for row in known], HISTORY).to(device)  # newest first
+    x = as_users(known).to(device)
     exclude = _padded(known, max(map(len, known), default=0)).to(device) if exclude_seen else None
     items, log_p = retrieve(model, x, beam_size=beam_size, m=m, allowed=allowed, exclude=exclude)
     scores = log_p.exp()
@@ -157,11 +161,17 @@ def answer(
     if any(nothing):
         items[nothing], scores[nothing] = popular_items(model, m, allowed)
     found = (items != PAD).sum(1).tolist()
+    names = ids.names
     rows = zip(items.tolist(), scores.tolist(), found, histories, nothing, strict=True)  # PAD comes last
     return [
-        Answer([ids[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
+        Answer([names[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
         for row, score, count, history, popular in rows
     ]
+
+
+def as_users(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Histories of item numbers, oldest first, as a model takes them: the newest 69, newest first [B, 69]."""
+    return _padded([row[: -HISTORY - 1 : -1] for row in rows], HISTORY)
 
 
 def as_columns(key: str, names: Sequence[Any], answers: Sequence[Answer]) -> dict[str, list[Any]]:
@@ -177,8 +187,10 @@ def as_columns(key: str, names: Sequence[Any], answers: Sequence[Answer]) -> dic
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> Tensor:
     """Rows of different lengths as one tensor, PAD at the end [B, width]."""
-    filled = [[*row, *[PAD] * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int64).view(len(rows), width)
+    filled = np.full((len(rows), width), PAD, np.int64)
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    filled[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
+    return torch.from_numpy(filled)
 
 
 @dataclass

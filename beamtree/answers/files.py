@@ -22,6 +22,7 @@ from pathlib import Path
 import polars as pl
 
 from beamtree.answers.answer import Answer, Tally, answer, read_history, split_ids
+from beamtree.beam import BeamSize
 from beamtree.data import Ids
 from beamtree.files.drafts import drafting, put
 from beamtree.files.small import check_writable, naming, one_line
@@ -144,7 +145,7 @@ def write_answers(
     histories: Histories,
     output: Path,
     *,
-    beam_size: int = 400,
+    beam_size: BeamSize = 400,
     m: int = 10,
     exclude_seen: bool = False,
     allowed: NodeMask | None = None,
@@ -157,7 +158,7 @@ def write_answers(
         ids: of its items.
         histories: from `open_histories`.
         output: a file; its ending says of which kind.
-        beam_size: k.
+        beam_size: k, or one width for each searched level.
         m: how many items.
         exclude_seen: whether items of a history are not to be found for it.
         allowed: the items that may be found; all unless given.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import BeamSize, Cuts, Device, ExcludeSeen, Json, Metrics, cuts, words
+from beamtree.cli.options import Cuts, Device, ExcludeSeen, Json, Metrics, cuts, words
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.compare import ROWS, Plan, Result, compare
@@ -51,7 +51,7 @@ def compare_rows(
         ),
     ] = False,
     beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
-    test_beam: BeamSize = 400,
+    test_beam: Annotated[int, typer.Option(min=1, help="k of the search that is measured.")] = 400,
     m: Cuts = "10,50,100,200",
     metrics: Metrics = "precision,recall,f1",
     exclude_seen: ExcludeSeen = False,

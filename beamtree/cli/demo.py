@@ -47,9 +47,9 @@ def demo(
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
     _say("4. How well it finds what test users chose next, beside what else people use, tuned on the same users")
     rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"  # what is installed
-    evaluate_run(run, beam_size=200, against=rows, json=folder / "scores.json")
+    evaluate_run(run, beam_size="200", against=rows, json=folder / "scores.json")
     _say("5. What the beam saves and loses on its way down, against scoring every item")
-    inspect_run(run, beam_size=200, users=100, plot=folder / "inspect.png")
+    inspect_run(run, beam_size="200", users=100, plot=folder / "inspect.png")
     _say("6. Why the beam is trained on: made-up users of whom the truth is known, and a beam of 10 nodes")
     narrow_beams()
     user = (prepared / "users.txt").read_text(encoding="utf-8").split("\n")[-2]

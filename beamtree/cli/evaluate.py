@@ -8,7 +8,7 @@ from rich.table import Table
 
 from beamtree.baselines import PLAIN, build
 from beamtree.cli.options import (
-    BeamSize,
+    BeamText,
     Cuts,
     DataFolder,
     Device,
@@ -17,6 +17,7 @@ from beamtree.cli.options import (
     Metrics,
     RunFolder,
     Split,
+    beam_of,
     cuts,
     split_of,
     words,
@@ -32,7 +33,7 @@ def evaluate_run(
     run: RunFolder,
     data: DataFolder = None,
     split: Split = "test",
-    beam_size: BeamSize = 400,
+    beam_size: BeamText = "400",
     m: Cuts = "10,50,100,200",
     metrics: Metrics = "precision,recall,f1",
     exclude_seen: ExcludeSeen = False,
@@ -41,7 +42,8 @@ def evaluate_run(
     json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
-    sizes, names = cuts(m, beam_size), words(metrics)
+    beam, names = beam_of(beam_size), words(metrics)
+    sizes = cuts(m, beam)
     named_metrics(names)
     rows = words(against)
     for row in rows:
@@ -55,7 +57,7 @@ def evaluate_run(
     found: dict[str, Evaluation] = {}
     with progress(len(users) * (1 + len(rows)), "users") as (advance, _):
         found[f"{name} (run)" if name in rows else name] = evaluate(
-            model, users, beam_size=beam_size, m=sizes, metrics=names, exclude_seen=exclude_seen, on_users=advance
+            model, users, beam_size=beam, m=sizes, metrics=names, exclude_seen=exclude_seen, on_users=advance
         )
         for row in rows:
             baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)

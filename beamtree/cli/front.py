@@ -20,6 +20,7 @@ from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.screen import out, printable
+from beamtree.cli.serve import serve_run
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
@@ -50,6 +51,7 @@ app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
 app.command()(explore)
+app.command("serve")(serve_run)
 app.command()(check)
 app.add_typer(paper, name="paper")
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import BeamSize, Cuts, DataFolder, Device, RunFolder, Split, cuts, split_of
+from beamtree.beam import as_text
+from beamtree.cli.options import BeamText, Cuts, DataFolder, Device, RunFolder, Split, beam_of, cuts, split_of
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.files.small import check_writable, write_json
 from beamtree.inspect import USERS, Inspection, inspect, num_users
@@ -19,7 +20,7 @@ def inspect_run(
     run: RunFolder,
     data: DataFolder = None,
     split: Split = "test",
-    beam_size: BeamSize = 400,
+    beam_size: BeamText = "400",
     m: Cuts = "10,50,100,200",
     users: Annotated[
         int | None, typer.Option(min=1, help=f"How many users to look at, from the first; {USERS:,} unless given.")
@@ -32,7 +33,8 @@ def inspect_run(
 
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
-    sizes = cuts(m, beam_size)
+    beam = beam_of(beam_size)
+    sizes = cuts(m, beam)
     read_run(run)
     picture = plot or run / "inspect.png"
     if picture.suffix.lower() not in PICTURES:
@@ -42,7 +44,7 @@ def inspect_run(
     model = open_model(run, device)
     people = split_of(open_data(run, model, data), split)
     with progress(num_users(people, users), "users") as (advance, _):
-        found = inspect(model, people, beam_size=beam_size, m=sizes, users=users, on_users=advance)
+        found = inspect(model, people, beam_size=beam, m=sizes, users=users, on_users=advance)
     if json is not None:
         write_json(json, found.records())
     saved = draw(lambda plots: plots.plot_inspection(found, picture), picture)
@@ -54,11 +56,12 @@ def inspect_run(
 
 def next_command(found: Inspection, run: Path) -> str:
     """A wider beam where this one loses much; else whether half of it would do, at half the cost."""
-    if found.verdict > 0:
-        return f"beamtree inspect {run} --beam-size {2 * found.beam_size}"
-    half = found.beam_size // 2
-    if half >= found.cuts[-1].m:
-        return f"beamtree inspect {run} --beam-size {half}"
+    beam = found.beam_size
+    sizes = [beam] if isinstance(beam, int) else beam
+    half = [max(1, width // 2) for width in sizes]
+    if found.verdict > 0 or half[-1] >= found.cuts[-1].m:
+        other = [2 * width for width in sizes] if found.verdict > 0 else half
+        return f"beamtree inspect {run} --beam-size {as_text(other)}"
     return f"beamtree evaluate {run} --against item-cf,item-cf-nearest,popularity"
 
 
@@ -66,7 +69,7 @@ def show(found: Inspection) -> None:
     """Two tables for people; the level that loses most is in bold."""
     largest = found.cuts[-1].m
     table = Table(
-        title=f"Relevant items in the beam, {found.users:,} users, k = {found.beam_size}, %",
+        title=f"Relevant items in the beam, {found.users:,} users, k = {as_text(found.beam_size)}, %",
         caption=f"avoidable: lost here, though brute force has it among its first {largest}",
     )
     for name in ("level", "nodes", "scored per user", "still in the beam", "lost here", "avoidable"):

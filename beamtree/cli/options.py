@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
+from beamtree.beam import BeamSize, as_text
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.metrics import METRICS
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `beamtree train` wrote.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")]
 Split = Annotated[str, typer.Option(help="test, val or train.")]
-BeamSize = Annotated[int, typer.Option(min=1, help="k.")]
+BeamText = Annotated[str, typer.Option(help="k, or one width per searched level, between commas, first to last.")]
 Cuts = Annotated[str, typer.Option(help="How many items are retrieved: numbers separated by commas.")]
 Metrics = Annotated[str, typer.Option(help=f"Of {', '.join(METRICS)}; separated by commas.")]
 ExcludeSeen = Annotated[
@@ -26,7 +27,25 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def cuts(text: str, beam_size: int, option: str = "--beam-size") -> tuple[int, ...]:
+def beam_of(text: str) -> BeamSize:
+    """What --beam-size says: a number, or one width per level."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+        if min(found) < 1:
+            raise ValueError
+    except ValueError as error:
+        raise ValueError(
+            f"--beam-size {text!r}: give a whole number, or one for each searched level separated by commas"
+        ) from error
+    return found if len(found) > 1 else found[0]
+
+
+def most_items(beam_size: BeamSize) -> int:
+    """How many items a beam can give: its width on the leaves."""
+    return beam_size if isinstance(beam_size, int) else beam_size[-1]
+
+
+def cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
     """Every m of --m: whole numbers from 1 up to the beam's size."""
     try:
         found = tuple(int(word) for word in words(text))
@@ -34,8 +53,8 @@ def cuts(text: str, beam_size: int, option: str = "--beam-size") -> tuple[int, .
             raise ValueError
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
-    if max(found) > beam_size:
-        raise ValueError(f"--m {max(found)} with {option} {beam_size}: the beam holds fewer items than that")
+    if max(found) > most_items(beam_size):
+        raise ValueError(f"--m {max(found)} with {option} {as_text(beam_size)}: the beam holds fewer items than that")
     return found
 
 

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from beamtree.answers import Answer, History, Tally, answer, history_of_user, item_filter, read_history, split_ids
-from beamtree.cli.options import BeamSize, DataFolder, Device, RunFolder
+from beamtree.beam import BeamSize
+from beamtree.cli.options import BeamText, DataFolder, Device, RunFolder, beam_of, most_items
 from beamtree.cli.screen import err, out, printable, progress
 from beamtree.data import Ids
 from beamtree.files.small import check_writable, write_json
@@ -26,7 +27,7 @@ class Search(NamedTuple):
     model: TreeModel
     ids: Ids
     m: int
-    beam_size: int
+    beam_size: BeamSize
     exclude_seen: bool
     allowed: NodeMask | None
 
@@ -77,7 +78,7 @@ def retrieve_items(
     item: Item = None,
     time: Time = None,
     m: Size = 10,
-    beam_size: BeamSize = 400,
+    beam_size: BeamText = "400",
     exclude_seen: NoSeen = False,
     allowed: Allowed = None,
     exclude: Exclude = None,
@@ -97,7 +98,8 @@ def retrieve_items(
 
     Unknown items are passed over with a note. A user of whom nothing is known gets what is popular.
     """
-    if m > beam_size:
+    beam = beam_of(beam_size)
+    if m > most_items(beam):
         raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
     names = chosen(FORMATS, "--format", format) if format else None
     columns = {"names": names, "user": user, "item": item, "time": time}
@@ -105,7 +107,7 @@ def retrieve_items(
     model = open_model(run, device)
     ids = ids_of(run, model)
     mask = item_filter(model, ids, _lines(allowed), _lines(exclude))
-    search = Search(model, ids, m, beam_size, exclude_seen, mask)
+    search = Search(model, ids, m, beam, exclude_seen, mask)
     if history is not None:
         _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
     elif users is not None:

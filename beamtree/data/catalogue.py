@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +34,11 @@ class Catalogue:
         titles, categories = (sum(each is not None for each in part) for part in (self.titles, self.categories))
         return f"Catalogue({len(self.ids):,} items, {titles:,} titles, {categories:,} categories)"
 
+    @cached_property
+    def has_titles(self) -> bool:
+        """Whether any item has a title."""
+        return any(title is not None for title in self.titles)
+
     def title(self, number: int) -> str | None:
         """The title of an item."""
         return self.titles[number]
@@ -59,17 +65,7 @@ class Catalogue:
 
     def search(self, text: str, limit: int) -> list[int]:
         """The first few items with this text in their id or title; those whose id begins with it come first."""
-        asked = text.strip().casefold()
-        first: list[int] = []
-        others: list[int] = []
-        for item, (name, title) in enumerate(self._folded):
-            if name.startswith(asked):
-                first.append(item)
-            elif len(others) < limit and (asked in name or asked in title):
-                others.append(item)
-            if len(first) >= limit:
-                break
-        return [*first, *others][:limit]
+        return matches(self._folded, text, limit)
 
     @cached_property
     def _folded(self) -> list[tuple[str, str]]:
@@ -81,3 +77,18 @@ class Catalogue:
 def steps_of(category: str) -> tuple[str, ...]:
     """The steps of a category's path, whatever their case."""
     return tuple(step for step in re.split(SEPARATORS, category.strip().casefold()) if step)
+
+
+def matches(folded: Iterable[tuple[str, str]], text: str, limit: int) -> list[int]:
+    """The places of the first few pairs of id and title with a text in them; ids that begin with it come first."""
+    asked = text.strip().casefold()
+    first: list[int] = []
+    others: list[int] = []
+    for place, (name, title) in enumerate(folded):
+        if name.startswith(asked):
+            first.append(place)
+            if len(first) >= limit:
+                break
+        elif len(others) < limit and (asked in name or asked in title):
+            others.append(place)
+    return [*first, *others][:limit]

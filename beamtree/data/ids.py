@@ -56,7 +56,14 @@ class Ids:
 
     def find(self, names: Iterable[object]) -> list[int | None]:
         """The number of each id; None where it is unknown."""
-        return [self._numbers.get(as_id(name)) for name in names]
+        find, names = self._numbers.get, list(names)
+        try:
+            found: list[int | None] = list(map(find, names))  # type: ignore[arg-type]
+        except TypeError:  # something that is no key of a dict
+            found = [None] * len(names)
+        if None not in found:  # nearly always: ids are kept as they are written
+            return found
+        return [find(as_id(name)) if known is None else known for name, known in zip(names, found, strict=True)]
 
 
 def as_id(value: object) -> str:

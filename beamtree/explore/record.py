@@ -10,12 +10,11 @@ from torch import Tensor
 from beamtree.beam import retrieve
 from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
-from beamtree.explain import explain
-from beamtree.explore.facts import facts, parts_of
+from beamtree.explain import explain, parts_of, without_part
+from beamtree.explore.facts import facts
 from beamtree.explore.map import catalogue_map
 from beamtree.inspect import Inspection
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 BEAM_SIZES = (10, 20, 50, 100, 200, 400)
@@ -46,14 +45,9 @@ class Items:
 
 def variants(name: str, model: TreeModel) -> dict[str, TreeModel]:
     """A model, and the same without each part of its score, to see what that part does; they share the weights."""
-    found = {name: model}
     names = parts_of(model)
-    if len(names) > 1 and isinstance(model.scorer, SumScorer):
-        for part in names:
-            scorer = model.scorer.lean().without(part)
-            other = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
-            found[f"{name} without {part}"] = other.with_items_of(model).eval()
-    return found
+    others = {f"{name} without {part}": without_part(model, part) for part in names} if len(names) > 1 else {}
+    return {name: model, **others}
 
 
 def record(

@@ -1,0 +1,111 @@
+"""`beamtree serve`: a run over HTTP."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from beamtree.cli.screen import err
+from beamtree.extras import needs
+
+
+def option(name: str, help: str, variable: str = "", **more: Any) -> Any:
+    """An option that an environment variable sets as well: --max-m and BEAMTREE_MAX_M."""
+    known = variable or name.upper().replace("-", "_")
+    return typer.Option(f"--{name}", envvar=f"BEAMTREE_{known}", help=help, **more)
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", envvar="BEAMTREE_RUN", help="A folder that `train` wrote.")]
+Host = Annotated[str, option("host", "The address to listen at; 0.0.0.0 for all.")]
+# Kubernetes sets BEAMTREE_PORT to something else wherever a service is called beamtree.
+Port = Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_PORT", min=0, max=65535)]
+Name = Annotated[str | None, option("name", "What the model is called; as its folder unless given.")]
+Items = Annotated[Path | None, option("items", "A table of item and title, category or both.")]
+Data = Annotated[Path | None, option("data", "Prepared data; those it was trained on unless given.")]
+Device = Annotated[str, option("device", "cpu or cuda.")]
+Threads = Annotated[int | None, option("threads", "CPU threads of a search; torch's own unless given.", min=1)]
+BeamSize = Annotated[int, option("beam-size", "k where a request does not say.", min=1)]
+Window = Annotated[float, option("window", "Milliseconds in which requests are gathered.", min=0)]
+Batch = Annotated[int, option("batch", "Histories that are searched together.", min=1)]
+Queue = Annotated[int, option("queue", "Histories that may wait; more are answered 429.", min=1)]
+Slow = Annotated[float, option("slow", "Milliseconds of waiting after which the beam is narrowed.", min=1)]
+Timeout = Annotated[float, option("timeout", "Milliseconds that an answer may take; 504 then.", min=1)]
+MaxM = Annotated[int, option("max-m", "Items that one may ask for.", min=1)]
+MaxBeam = Annotated[int, option("max-beam", "k that one may ask for.", min=1)]
+MaxHistory = Annotated[int, option("max-history", "Ids of a history.", min=1)]
+MaxHistories = Annotated[int, option("max-histories", "Histories of a request.", min=1)]
+MaxList = Annotated[int, option("max-list", "Ids of allowed and of exclude.", min=1)]
+MaxBody = Annotated[int, option("max-body", "Bytes of a request.", min=1)]
+EVERY = "Look every so many seconds whether another run lies in RUN's place, and serve it then."
+Watch = Annotated[float | None, option("watch", EVERY, min=0.1)]
+Drain = Annotated[float, option("drain", "Seconds for which it goes on when told to stop.", min=0)]
+
+
+def serve_run(
+    run: Run,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    name: Name = None,
+    items: Items = None,
+    data: Data = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    beam_size: BeamSize = 400,
+    window: Window = 2.0,
+    batch: Batch = 64,
+    queue: Queue = 512,
+    slow: Slow = 40.0,
+    timeout: Timeout = 1000.0,
+    max_m: MaxM = 1000,
+    max_beam: MaxBeam = 4000,
+    max_history: MaxHistory = 1000,
+    max_histories: MaxHistories = 256,
+    max_list: MaxList = 100_000,
+    max_body: MaxBody = 4 << 20,
+    watch: Watch = None,
+    drain: Drain = 1.0,
+) -> None:
+    """Serve a run over HTTP: recommendations, explanations and the page, for ids as you know them.
+
+    POST /v1/recommend {"history": ["B00A", "B00B"], "m": 10} answers with items and scores.
+
+    GET /openapi.json says what else there is.
+
+    Under load the beam gets narrower, and answers say so. Then requests are answered 429 with Retry-After.
+
+    Every option can be an environment variable. Two are variables alone, so that no list of processes shows them:
+    BEAMTREE_READ_TOKEN, which everybody must send who asks, and BEAMTREE_CHANGE_TOKEN, for those who change things.
+    Without the second, only this machine may change things.
+
+    SIGTERM stops it: what is in flight is finished, and the exit code is 0.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    most = (max_m, max_beam, max_history, max_histories, max_list, max_body)
+    times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
+    sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
+    opened = (name or run.absolute().name, device, items, data)
+    start(run, host, port, opened, {**times, **sizes}, most, drain)
+
+
+def start(
+    run: Path, host: str, port: int, opened: tuple[Any, ...], how: dict[str, Any], most: tuple[int, ...], drain: float
+) -> None:
+    """Listen, load, say where, and serve."""
+    with needs("serve", "`beamtree serve`"):
+        from beamtree.serve.limits import Access, Limits, is_local
+        from beamtree.serve.server import listen, make_server
+        from beamtree.serve.service import Service
+        from beamtree.serve.source import open_fixed
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    read, change = (os.environ.get(f"BEAMTREE_{which}_TOKEN") or None for which in ("READ", "CHANGE"))
+    access = Access(read, change, is_local(host))
+    listening = listen(host, port)
+    service = Service(run, open_fixed(*opened), limits=Limits(*most), access=access, **how)
+    address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
+    err.print(f"{service.loaded.name} is served at {address}", highlight=False, soft_wrap=True, markup=False)
+    make_server(service, drain).run(sockets=[listening])

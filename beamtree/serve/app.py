@@ -1,0 +1,150 @@
+"""The service over HTTP: every route, its examples, and errors in one shape."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
+
+from beamtree import __version__
+from beamtree.explain import parts_of
+from beamtree.serve import asking, inference, things, watching
+from beamtree.serve.errors import RefusedError, add_handlers, as_json
+from beamtree.serve.examples import with_examples
+from beamtree.serve.metrics import KIND
+from beamtree.serve.middleware import Guard
+from beamtree.serve.schemas import Model, Problem, Swap
+from beamtree.serve.service import Service
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "No JSON.",
+        401: "A token is needed.",
+        403: "Changes are not allowed.",
+        404: "There is no such thing.",
+        405: "Not this way.",
+        408: "The body took too long.",
+        409: "This service cannot change.",
+        413: "Too much.",
+        422: "Not as it should be.",
+        429: "Too many wait; come back after Retry-After seconds.",
+        503: "Not now; come back after Retry-After seconds.",
+        504: "Not in time.",
+    }.items()
+}
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application of a service, which it closes at its end."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="beamtree",
+        version=__version__,
+        description="Recommendations from a learned tree.",
+        lifespan=lifespan,
+        docs_url=None,  # that page would load its parts from elsewhere
+        redoc_url=None,
+        responses=PROBLEMS,
+    )
+    add_handlers(app)
+    app.add_middleware(Guard, service=service)
+    for room in (asking, things, watching, inference):
+        app.include_router(room.routes(service))
+    app.include_router(things.changes(service))
+    app.include_router(health(service))
+    app.include_router(model_routes(service))
+    with_examples(app, service)
+    return app
+
+
+def health(service: Service) -> APIRouter:
+    """Whether it lives and answers, and how loaded it is."""
+    router = APIRouter()
+
+    async def live() -> Response:
+        """It lives."""
+        return as_json({"live": True})
+
+    async def ready() -> Response:
+        """It answers; not while it stops."""
+        return as_json({"ready": not service.stopping}, 503 if service.stopping else 200)
+
+    for path in ("/healthz", "/livez", "/v2/health/live"):
+        router.add_api_route(path, live, name=path)
+    for path in ("/readyz", "/v2/health/ready"):
+        router.add_api_route(path, ready, name=path)
+
+    @router.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(service.metrics.text(service.engine), media_type=KIND)
+
+    @router.get("/load")
+    async def load() -> Response:
+        """How loaded it is, for whoever shares out requests."""
+        engine = service.engine
+        beam = list(engine.beam_now) if isinstance(engine.beam_now, tuple) else engine.beam_now
+        queue = {"waiting": engine.waiting, "queue": engine.queue}
+        return as_json({**queue, "beam_size": beam, "steps_narrowed": engine.step, "stopping": service.stopping})
+
+    return router
+
+
+def model_routes(service: Service) -> APIRouter:
+    """What is served, and how to serve another run."""
+    router = APIRouter()
+
+    @router.get("/v1/model", responses={200: {"model": Model}})
+    async def show_model() -> Response:
+        """What is served, and what came of the last run that was to be loaded."""
+        return as_json(about(service))
+
+    @router.post("/v1/model", responses={200: {"model": Model}})
+    async def load_model(asked: Swap) -> Response:
+        """Serve another run, once it has loaded and answered; until then, and if it fails, the old one answers."""
+        await service.load(beside(service.run, asked.run))
+        return as_json(about(service))
+
+    return router
+
+
+def beside(run: Path, name: str) -> Path:
+    """A folder beside the one that is served, by its name."""
+    asked = PurePosixPath(name)
+    if asked.is_absolute() or not asked.parts or ".." in asked.parts or "\0" in name or "\\" in name:
+        raise RefusedError(422, "run: this is no folder beside the one that is served", "give the name of a folder")
+    return Path(run.absolute().parent, *asked.parts)
+
+
+def about(service: Service) -> dict[str, Any]:
+    """What is served, in words."""
+    loaded = service.loaded
+    tree, last = loaded.source.model.tree, service.keeper.last
+    return {
+        "name": loaded.name,
+        "version": loaded.version,
+        "run": None if loaded.run is None else loaded.run.name,
+        "items": tree.num_items,
+        "arity": tree.arity,
+        "height": tree.height,
+        "first_level": loaded.source.model.first_level,
+        "chained": loaded.source.model.chained,
+        "parts": parts_of(loaded.source.model),
+        "method": loaded.about.get("method"),
+        "beam_size": service.engine.beam_size,
+        "tuned": list(loaded.tuned) if isinstance(loaded.tuned, tuple) else loaded.tuned,
+        "changes": loaded.source.version,
+        "since": loaded.since,
+        "titles": loaded.source.catalogue.has_titles,
+        "users": 0 if loaded.data is None else len(loaded.data.users),
+        "limits": service.limits._asdict(),
+        "last_reload": None if last is None else last._asdict(),
+    }

@@ -1,0 +1,182 @@
+"""What the service answers from: a model, what is known of its items and users, and how these change."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from beamtree.answers import History, history_of_user
+from beamtree.beam import widths
+from beamtree.data import Ids, Prepared
+from beamtree.data.catalogue import Catalogue
+from beamtree.files.small import read_json
+from beamtree.model import TreeModel
+from beamtree.storage.settings import SETTINGS
+from beamtree.train.runs import ids_of, open_data, open_model, read_run
+
+Beam = int | tuple[int, ...]  # k, or one width for each level that is searched
+TUNED = "tune.json"
+
+
+class NewItem(NamedTuple):
+    """What is known of an item that is added: all of it is optional."""
+
+    title: str | None = None
+    category: str | None = None
+    like: tuple[str, ...] = ()  # items that it resembles
+    histories: tuple[tuple[str, ...], ...] = ()  # of users who chose it next
+    vector: tuple[float, ...] | None = None
+
+
+class Source(Protocol):
+    """A model that may change while it is searched."""
+
+    @property
+    def model(self) -> TreeModel:
+        """What is searched: never changed under whoever holds it, but replaced."""
+
+    @property
+    def version(self) -> int:
+        """How many changes were applied."""
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Titles and categories."""
+
+    def add(self, item: str, new: NewItem) -> bool:
+        """Add an item; False where it was there with the same facts."""
+
+    def remove(self, item: str) -> bool:
+        """Remove an item; False where it was not there."""
+
+    def record(self, user: str, items: Sequence[str]) -> int:
+        """Take note of what a user chose, newest last; how many were known items."""
+
+    def history(self, user: str) -> History | None:
+        """What a user did, as far as that is known."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+class FixedError(ValueError):
+    """A change was asked for where nothing can change."""
+
+
+class Fixed:
+    """A model that does not change."""
+
+    version = 0
+
+    def __init__(self, model: TreeModel, catalogue: Catalogue | None = None, data: Prepared | None = None) -> None:
+        if model.ids is None:
+            raise ValueError("the items of this model have numbers and no ids")
+        self.model, self.catalogue, self._data = model, catalogue or Catalogue.plain(model.ids), data
+
+    def add(self, item: str, new: NewItem) -> bool:
+        raise FixedError("the items of this service cannot change")
+
+    def remove(self, item: str) -> bool:
+        raise FixedError("the items of this service cannot change")
+
+    def record(self, user: str, items: Sequence[str]) -> int:
+        raise FixedError("the users of this service cannot change")
+
+    def history(self, user: str) -> History | None:
+        try:
+            return None if self._data is None else history_of_user(self._data, user)
+        except ValueError:  # who is not in the log
+            return None
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run that is being served."""
+
+    source: Source
+    name: str
+    digest: str  # tells this very model from others
+    run: Path | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # what run.json says
+    data: Prepared | None = None  # the log, where it is here
+    tuned: Beam | None = None  # the beam that `beamtree tune` found
+    since: float = field(default_factory=time.time)
+
+    @property
+    def version(self) -> str:
+        """The model, and after a point how many changes were applied to it."""
+        changes = self.source.version
+        return f"{self.digest}.{changes}" if changes else self.digest
+
+    @property
+    def ids(self) -> Ids:
+        """The ids of the items."""
+        return self.source.catalogue.ids
+
+
+OpenRun = Callable[[Path], Loaded]
+
+
+def open_fixed(name: str, device: str, items: Path | None = None, data: Path | None = None) -> OpenRun:
+    """How a run is opened that will not change, with a table of titles and with its log where these are there."""
+
+    def opened(run: Path) -> Loaded:
+        digest = identity(run)
+        model = open_model(run, device).eval()
+        ids, log = ids_of(run, model), log_of(run, model, data)
+        ids.find(["ready"])  # so that nobody waits for the index of ids
+        source = Fixed(model, read_titles(items, ids), log)
+        return Loaded(source, name, digest, run, read_run(run), log, tuned_beam(run, model))
+
+    return opened
+
+
+def read_titles(items: Path | None, ids: Ids) -> Catalogue:
+    """The catalogue of a table, or one of ids alone."""
+    if items is None:
+        return Catalogue.plain(ids)
+    from beamtree.ingest.catalogue import read_catalogue  # polars takes a moment
+
+    return read_catalogue(items, ids)
+
+
+def log_of(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:
+    """The prepared log of a run; None where nobody named one and it is not where it was."""
+    if data is not None:
+        return open_data(run, model, data)
+    try:
+        return open_data(run, model)
+    except (ValueError, OSError):
+        return None
+
+
+def identity(run: Path) -> str:
+    """A short name of the model in a folder: of what its settings say, checksums of its files among them."""
+    try:
+        return hashlib.sha256((run / SETTINGS).read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ValueError(f"{run} holds no model: there is no {SETTINGS} that can be read") from error
+
+
+def tuned_beam(run: Path, model: TreeModel) -> Beam | None:
+    """The beam of a run's tune.json: {"beam_size": 50}, or a list with one width per level; None without one."""
+    path = run / TUNED
+    if not path.exists():
+        return None
+    found = read_json(path, "tune anew")
+    asked = found.get("beam_size") if isinstance(found, dict) else None
+    listed: list[Any] = asked if isinstance(asked, list) else [asked]
+    if not all(type(width) is int for width in listed):
+        raise ValueError(f"{path} names no beam_size, {json.dumps(asked)[:80]}: tune anew")
+    beam: Beam = tuple(listed) if isinstance(asked, list) else int(listed[0])
+    try:
+        widths(model, beam)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}, or tune anew") from error
+    return beam

@@ -1,0 +1,92 @@
+"""Queries per second of the service's engine, in process: single queries by ids, batches formed by the engine.
+
+One thread asks and holds so many queries open; the engine gathers, searches and answers with ids. There is no network.
+
+    python benchmarks/bench_engine.py [--items N] [--open N] [--batch N] [--device cuda] [--json FILE]
+"""
+
+import argparse
+import json
+import math
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import beamtree as bt
+from beamtree.data import Ids
+from beamtree.serve.engine import Engine
+from beamtree.serve.search import Ask, Reply
+from beamtree.serve.source import Fixed, Loaded
+
+
+def a_model(items: int, device: str) -> bt.TreeModel:
+    """A model that was never trained: it costs what a trained one does."""
+    tree = bt.random_tree(items)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), first_level=8).to(device).eval()
+    model.ids = Ids([f"item-{number}" for number in range(items)])
+    model.ids.find(["ready"])
+    return model
+
+
+def histories(ids: Ids, count: int) -> list[list[str]]:
+    """Users with 20 to 69 random events."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(20, 70, (count,), generator=generator).tolist()
+    return [[ids[n] for n in torch.randint(len(ids), (length,), generator=generator).tolist()] for length in lengths]
+
+
+def ask_all(engine: Engine, asked: list[list[str]], m: int, held: int, seconds: float) -> list[Reply]:
+    """Ask for so many seconds with so many queries open at a time; every reply."""
+    room, replies = threading.Semaphore(held), []
+
+    def done(reply: object) -> None:
+        replies.append(reply)
+        room.release()
+
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        room.acquire()
+        engine.ask(Ask(done, math.inf, [asked[count % len(asked)]], m=m))
+        count += 1
+    for _ in range(held):
+        room.acquire()
+    return replies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--beam-size", type=int, default=100)
+    parser.add_argument("--m", type=int, default=10)
+    parser.add_argument("--open", type=int, default=64, help="Queries that are open at a time.")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--window", type=float, default=2.0, help="Milliseconds.")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    model = a_model(given.items, given.device)
+    sizes = {"beam_size": given.beam_size, "most": given.batch, "queue": 1 << 20}
+    engine = Engine(Loaded(Fixed(model), "bench", "0"), window=given.window / 1000, slow=math.inf, **sizes)
+    asked = histories(model.ids, 4096)
+    ask_all(engine, asked, given.m, given.open, 5.0)  # a GPU records what recurs
+    began = time.monotonic()
+    replies = ask_all(engine, asked, given.m, given.open, given.seconds)
+    rate = len(replies) / (time.monotonic() - began)
+    engine.stop()
+    wrong = [reply for reply in replies if not isinstance(reply, Reply) or len(reply.answers[0].items) != given.m]
+    assert not wrong, wrong[0]
+    waits = torch.tensor([reply.waited + reply.searched for reply in replies]).mul(1000)
+    p50, p99 = (float(waits.quantile(q)) for q in (0.5, 0.99))
+    together = sum(reply.together for reply in replies) / len(replies)
+    line = f"{rate:,.0f} queries a second, {together:.0f} together, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    print(f"{given.items:,} items, k = {given.beam_size}, m = {given.m}, {given.open} open: {line}")
+    if given.json is not None:
+        record = {**vars(given), "json": None, "rate": rate, "together": together, "p50_ms": p50, "p99_ms": p99}
+        given.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

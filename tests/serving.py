@@ -1,0 +1,143 @@
+"""Small models to serve, and ways to ask an engine."""
+
+import contextlib
+import dataclasses
+import random
+import threading
+import time
+
+import httpx
+import torch
+
+import beamtree as bt
+from beamtree.answers import History
+from beamtree.data import Ids
+from beamtree.data.catalogue import Catalogue
+from beamtree.serve.search import Ask
+from beamtree.serve.server import listen, make_server
+from beamtree.serve.service import Service
+from beamtree.serve.source import Fixed, Loaded, open_fixed
+from beamtree.train.runs import write_run
+
+ITEMS = 60
+
+
+def a_model(items=ITEMS, seed=0):
+    tree = bt.random_tree(items, seed=seed)
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0, seed=seed), first_level=2)
+    model.ids = Ids([f"i{number}" for number in range(items)])
+    model.popularity = torch.arange(items, 0, -1)
+    return model.eval()
+
+
+def titles(ids):
+    categories = [f"{'Books' if n % 2 else 'Films'}/{'New' if n % 3 else 'Old'}" for n in range(len(ids))]
+    return Catalogue(ids, [f"The title of {name}" for name in ids.names], categories)
+
+
+def loaded(model=None, **facts):
+    model = a_model() if model is None else model
+    return Loaded(Fixed(model, titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
+
+
+def a_run(folder, items=ITEMS, seed=0):
+    """A run folder that was never trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder, {"data": None, "method": "otm"})
+    bt.save_model(a_model(items, seed), folder)
+    return folder
+
+
+def a_log(folder):
+    """A run with a log of users u0 … u79, fitted in two steps."""
+    draw = random.Random(0)
+    rows = [(f"u{user}", f"i{draw.randrange(40):02}") for user in range(80) for _ in range(12)]
+    log = {"user": [user for user, _ in rows], "item": [item for _, item in rows]}
+    import polars as pl
+
+    shop = bt.Recommender(steps=2, beam_size=5, batch_size=10, recipe="deep").fit(pl.DataFrame(log), min_events=4)
+    shop.save(folder)
+    return shop
+
+
+class Heard:
+    """Waits for the outcome of a request."""
+
+    def __init__(self):
+        self._there, self.outcome = threading.Event(), None
+
+    def __call__(self, outcome):
+        self.outcome = outcome
+        self._there.set()
+
+    def wait(self):
+        assert self._there.wait(20), "no answer"
+        return self.outcome
+
+
+def ask(engine, *histories, seconds=20.0, **asked):
+    """Put a request; what is heard of it comes with `wait`."""
+    heard = Heard()
+    engine.ask(Ask(heard, time.monotonic() + seconds, list(histories), **asked))
+    return heard
+
+
+@contextlib.contextmanager
+def serving(service):
+    """A service at a real socket, in a thread, and a client of it."""
+    server, listening = make_server(service, drain=0), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    port = listening.getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            client.port = port
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def a_service(run, open_run=None, **how):
+    """A service of a run that does not change, unless it is opened otherwise."""
+    return Service(run, open_run or open_fixed("shop", "cpu"), **{"beam_size": 20, **how})
+
+
+class Changing(Fixed):
+    """Keeps a list of what was changed; the model itself stays as it is."""
+
+    def __init__(self, *known):
+        super().__init__(*known)
+        self.version, self.added, self.events, self.closed = 0, {}, {}, False
+
+    def _changed(self, yes):
+        self.version += yes
+        return yes
+
+    def add(self, item, new):
+        before = self.added.get(item)
+        self.added[item] = new
+        return self._changed(before != new)
+
+    def remove(self, item):
+        return self._changed(self.added.pop(item, None) is not None)
+
+    def record(self, user, items):
+        known = [number for number in self.catalogue.ids.find(items) if number is not None]
+        self.events.setdefault(user, []).extend(known)
+        self._changed(bool(known))
+        return len(known)
+
+    def history(self, user):
+        return History(list(self.events[user])) if user in self.events else super().history(user)
+
+    def close(self):
+        self.closed = True
+
+
+def open_changing(run):
+    """A run whose items have titles, and can change."""
+    fixed = open_fixed("shop", "cpu")(run)
+    source = Changing(fixed.source.model, titles(fixed.ids), fixed.data)
+    return dataclasses.replace(fixed, source=source)

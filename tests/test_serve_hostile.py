@@ -1,0 +1,81 @@
+"""Requests that nobody should send: the short form of `python -m stress.hostile`, and schemathesis on the OpenAPI."""
+
+import random
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from serving import a_run, a_service, open_changing, serving
+
+from beamtree.serve import server
+from beamtree.serve.limits import Limits
+from stress.hostile import OWN, deep, garbage, huge, hung, lies, send, slow, tricks, wrong_types
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    service = a_service(a_run(folder / "shop"), open_changing, limits=Limits(body=1 << 20, seconds_of_body=0.5))
+    with serving(service) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", [wrong_types, deep, huge, tricks, garbage, lies], ids=lambda kind: kind.__name__)
+def test_no_request_is_answered_with_an_error_of_the_service_or_not_at_all(client, kind):
+    draw = random.Random(kind.__name__)
+    for _ in range(40):
+        what, content = kind(draw)
+        status = send("127.0.0.1", client.port, content)
+        assert status not in OWN, (what, content[:300])
+        assert status != -1, (what, content[:300])
+    assert client.post("/v1/recommend", json={"history": ["i1"]}).status_code == 200
+
+
+def test_slow_clients_are_dropped_and_nobody_waits_for_them(client, monkeypatch):
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
+    links = slow("127.0.0.1", client.port, 20)
+    assert client.post("/v1/recommend", json={"history": ["i1"]}).status_code == 200
+    assert hung(links, 10) == 0
+
+
+def test_a_head_without_end_is_dropped(client):
+    status = send("127.0.0.1", client.port, b"GET / HTTP/1.1\r\nX: " + b"y" * 1_000_000)
+    assert status <= 0 or status in (400, 431)
+
+
+@pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
+def test_answers_are_as_the_description_says(client, mode):
+    described = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+    tried = 0
+    for found in described.get_all_operations():
+        operation = found.ok()
+
+        @settings(
+            max_examples=5, deadline=None, phases=[Phase.generate], database=None, derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(operation.as_strategy(generation_mode=mode))
+        def ask(case):
+            nonlocal tried
+            tried += 1
+            answer = case.call(base_url=f"http://127.0.0.1:{client.port}")
+            case.validate_response(answer, checks=CHECKS)
+
+        try:
+            ask()
+        except Unsatisfiable:
+            continue  # a route that takes nothing can be asked nothing wrong
+    assert tried > 50
