@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ import beamtree as bt
 from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.serve.engine import Engine
 from beamtree.serve.search import Ask
 from beamtree.serve.server import listen, make_server
 from beamtree.serve.service import Service
@@ -60,6 +62,42 @@ def a_log(folder):
     return shop
 
 
+def an_engine(shop, **how):
+    """An engine for whom no wait is long, unless it is told otherwise."""
+    return Engine(shop, **{"beam_size": 20, "slow": 60.0, **how})
+
+
+class Steady:
+    """A beam that stays narrowed, whatever the load; it keeps what it is told."""
+
+    def __init__(self, step):
+        self.step, self.slow, self.told = step, 60.0, []
+
+    def feel(self, now, waited, idle):
+        self.told.append(waited)
+        return self.step
+
+    def rest(self, idle):
+        return self.step
+
+
+class Gate:
+    """Work that keeps the search thread of an engine busy until it is opened."""
+
+    def __init__(self, engine):
+        self._open, self.inside = threading.Event(), threading.Event()
+        self.heard = Heard()
+        engine.ask(Ask(self.heard, math.inf, work=self._wait))
+        assert self.inside.wait(60)
+
+    def _wait(self, view):
+        self.inside.set()
+        assert self._open.wait(60)
+
+    def open(self):
+        self._open.set()
+
+
 class Heard:
     """Waits for the outcome of a request."""
 
@@ -71,11 +109,11 @@ class Heard:
         self._there.set()
 
     def wait(self):
-        assert self._there.wait(20), "no answer"
+        assert self._there.wait(60), "no answer"
         return self.outcome
 
 
-def ask(engine, *histories, seconds=20.0, **asked):
+def ask(engine, *histories, seconds=60.0, **asked):
     """Put a request; what is heard of it comes with `wait`."""
     heard = Heard()
     engine.ask(Ask(heard, time.monotonic() + seconds, list(histories), **asked))
@@ -90,18 +128,19 @@ def serving(service):
     thread.start()
     port = listening.getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             client.port = port
             yield client
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def a_service(run, open_run=None, **how):
     """A service of a run that does not change, unless it is opened otherwise."""
-    return Service(run, open_run or open_fixed("shop", "cpu"), **{"beam_size": 20, **how})
+    patient = {"slow": 60.0, "timeout": 60.0}  # a machine that does other things too must change no answer
+    return Service(run, open_run or open_fixed("shop", "cpu"), **{"beam_size": 20, **patient, **how})
 
 
 class Changing(Fixed):

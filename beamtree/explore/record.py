@@ -1,6 +1,6 @@
 """Searches of some users, recorded for a page that asks no server: several models, several beam sizes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -89,26 +89,24 @@ def record(
         }
         for row, past, truth in zip(rows.tolist(), x.tolist(), truths, strict=True)
     ]
-    packs = []
-    for name, model in models.items():
-        searches = []
+
+    def searches(model: TreeModel) -> Iterator[list[Pack]]:
         for user, truth in zip(x.split(1), truths, strict=True):
-            searches.append([_search(model, user, truth, size, items) for size in sizes])
+            yield [_search(model, user, truth, size, items) for size in sizes]
             if on_search is not None:
                 on_search(len(sizes))
-        packs.append({**facts(name, model), "searches": searches, **_of_model(name, model, inspections)})
+
+    packs = [_of_model(name, model, list(searches(model)), inspections or {}) for name, model in models.items()]
     first = next(iter(models))
     packs[0]["map"] = catalogue_map(models[first], catalogue)
-    table = items.listed(catalogue)
-    return {
-        "format": 1, "live": False, "name": first, "beam_sizes": sizes, "items": table, "users": shown, "models": packs
-    }  # fmt: skip
+    head = {"format": 1, "live": False, "name": first, "beam_sizes": sizes}
+    return {**head, "items": items.listed(catalogue), "users": shown, "models": packs}
 
 
-def _of_model(name: str, model: TreeModel, inspections: Mapping[str, Inspection] | None) -> Pack:
-    """What is known of a model beside its searches."""
-    found = (inspections or {}).get(name)
-    return {} if found is None else {"losses": losses(found)}
+def _of_model(name: str, model: TreeModel, searches: list[Any], inspections: Mapping[str, Inspection]) -> Pack:
+    """A model with its searches, and with what `inspect` found."""
+    found = {"losses": losses(inspections[name])} if name in inspections else {}
+    return {**facts(name, model), "searches": searches, **found}
 
 
 def losses(found: Inspection) -> Pack:

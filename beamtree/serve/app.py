@@ -6,16 +6,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
-from beamtree.explain import parts_of
-from beamtree.serve import asking, inference, things, watching
+from beamtree.explore import catalogue_map, facts, page
+from beamtree.model import TreeModel
+from beamtree.serve import asking, inference, things
 from beamtree.serve.errors import RefusedError, add_handlers, as_json
 from beamtree.serve.examples import with_examples
 from beamtree.serve.metrics import KIND
 from beamtree.serve.middleware import Guard
-from beamtree.serve.schemas import Model, Problem, Swap
+from beamtree.serve.schemas import Map, Model, Problem, Swap
 from beamtree.serve.service import Service
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -56,7 +57,7 @@ def make_app(service: Service) -> FastAPI:
     )
     add_handlers(app)
     app.add_middleware(Guard, service=service)
-    for room in (asking, things, watching, inference):
+    for room in (asking, things, inference):
         app.include_router(room.routes(service))
     app.include_router(things.changes(service))
     app.include_router(health(service))
@@ -66,7 +67,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 def health(service: Service) -> APIRouter:
-    """Whether it lives and answers, and how loaded it is."""
+    """Whether it lives and answers, how loaded it is, and the page."""
     router = APIRouter()
 
     async def live() -> Response:
@@ -95,6 +96,13 @@ def health(service: Service) -> APIRouter:
         queue = {"waiting": engine.waiting, "queue": engine.queue}
         return as_json({**queue, "beam_size": beam, "steps_narrowed": engine.step, "stopping": service.stopping})
 
+    document = page(live=True)
+
+    @router.get("/", response_class=HTMLResponse)
+    async def show_page() -> Response:
+        """The page."""
+        return HTMLResponse(document)
+
     return router
 
 
@@ -113,6 +121,16 @@ def model_routes(service: Service) -> APIRouter:
         await service.load(beside(service.run, asked.run))
         return as_json(about(service))
 
+    drawn: list[tuple[TreeModel, bytes]] = []  # the map of the model that was asked for last
+
+    @router.get("/v1/map", responses={200: {"model": Map}})
+    def show_map() -> Response:
+        """The map of the catalogue by subtree, for the page."""
+        source = service.loaded.source
+        if not drawn or drawn[-1][0] is not source.model:
+            drawn[:] = [(source.model, bytes(as_json(catalogue_map(source.model, source.catalogue)).body))]
+        return Response(drawn[-1][1], media_type="application/json")
+
     return router
 
 
@@ -127,17 +145,11 @@ def beside(run: Path, name: str) -> Path:
 def about(service: Service) -> dict[str, Any]:
     """What is served, in words."""
     loaded = service.loaded
-    tree, last = loaded.source.model.tree, service.keeper.last
+    last = service.keeper.last
     return {
-        "name": loaded.name,
+        **facts(loaded.name, loaded.source.model),
         "version": loaded.version,
         "run": None if loaded.run is None else loaded.run.name,
-        "items": tree.num_items,
-        "arity": tree.arity,
-        "height": tree.height,
-        "first_level": loaded.source.model.first_level,
-        "chained": loaded.source.model.chained,
-        "parts": parts_of(loaded.source.model),
         "method": loaded.about.get("method"),
         "beam_size": service.engine.beam_size,
         "tuned": list(loaded.tuned) if isinstance(loaded.tuned, tuple) else loaded.tuned,

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from beamtree.answers import as_users
-from beamtree.data.catalogue import Catalogue
-from beamtree.explain import explain, without_part
+from beamtree.explain import explain
+from beamtree.explore import variants
+from beamtree.model import TreeModel
 from beamtree.serve.answers import NAMED, beam_of, filter_of, recommended, rows_of
 from beamtree.serve.errors import RefusedError, as_json
 from beamtree.serve.schemas import Explain, Explained, Recommend, Recommended
@@ -59,7 +60,8 @@ def routes(service: Service) -> APIRouter:
         beam, only = beam_of(asked), filter_of(asked, service.limits)
         service.check_size(asked.m, beam)
         ask = Ask(print, math.inf, histories, users, asked.m, beam, asked.exclude_seen, only)
-        found = await service.read(lambda view: explained(view, ask, asked, service.engine.beam_size))
+        ask.beam = ask.beam or max(service.engine.beam_size, asked.m)
+        found = await service.read(lambda view: explained(view, ask, asked.items, asked.without), asked.timeout_ms)
         seconds = time.perf_counter() - start
         about = {"model": service.loaded.name, "milliseconds": round(seconds * 1000, 3)}
         return as_json({**about, **found})
@@ -67,35 +69,38 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def explained(view: View, ask: Ask, asked: Explain, beam_size: int) -> dict[str, Any]:
+def explained(view: View, ask: Ask, items: list[Any], without: str | None) -> dict[str, Any]:
     """One search as it goes, as JSON; ids that are not known are named."""
     ((history,), nobody), ids = view.read(ask), view.catalogue.ids
-    numbers = ids.find(asked.items)
-    unknown = [str(name) for name, number in zip(asked.items, numbers, strict=True) if number is None]
+    model = view.model if without is None else lacking(view.model, without)
+    numbers = ids.find(items)
+    unknown = [str(name) for name, number in zip(items, numbers, strict=True) if number is None]
     mask = None if ask.only is None else view.masks.of(ask.only, view.model, view.catalogue)[0]
-    device = view.model.tree.device
+    device = model.tree.device
     seen = torch.tensor([history.items], dtype=torch.int64, device=device) if ask.exclude_seen else None
     found = explain(
-        view.model if asked.without is None else without_part(view.model, asked.without),
+        model,
         as_users([history.items]).to(device),
-        beam_size=max(beam_size, ask.m) if ask.beam is None else ask.beam,
+        beam_size=ask.beam or ask.m,
         m=ask.m,
         items=[number for number in numbers if number is not None],
         allowed=mask,
         exclude=seen,
     )
+
+    def name(number: int) -> dict[str, Any]:
+        return {"item": ids[number], "title": view.catalogue.title(number)}
+
     named = [*nobody, *history.unknown, *unknown][:NAMED]
-    return {
-        "version": view.version,
-        "unknown": named,
-        "explanation": finite(found.as_dict(lambda number: known_as(view.catalogue, number))),
-    }
+    return {"version": view.version, "unknown": named, "explanation": finite(found.as_dict(name))}
 
 
-def known_as(catalogue: Catalogue, number: int) -> dict[str, Any]:
-    """An item as people know it."""
-    facts = {"title": catalogue.title(number), "category": catalogue.category(number)}
-    return {"item": catalogue.ids[number], **facts}
+def lacking(model: TreeModel, part: str) -> TreeModel:
+    """The same model without one part of its score."""
+    others = variants("", model)
+    if f" without {part}" not in others:
+        raise ValueError(f"without: there is no part {part[:80]!r} that could be left out")
+    return others[f" without {part}"]
 
 
 def finite(value: Any) -> Any:

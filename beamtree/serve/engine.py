@@ -16,6 +16,7 @@ from beamtree.serve.search import Ask, View, search
 from beamtree.serve.source import Beam, Loaded
 
 log = logging.getLogger("beamtree")
+FEWEST = 8  # histories that are always searched together: one by one they take longer
 SMOOTH = 0.1  # how much the newest batch counts in the time that a search is expected to take
 
 
@@ -38,7 +39,7 @@ class Engine:
         loaded: what is served first.
         beam_size: k where a request does not say.
         window: seconds in which requests are gathered after the first.
-        most: histories that are searched together.
+        most: histories that are searched together; fewer where these would take longer than `slow`.
         queue: histories that may wait.
         slow: seconds of waiting after which the beam is narrowed.
         on_batch: hears of every batch: its histories and the seconds it took.
@@ -142,11 +143,18 @@ class Engine:
             self.pressure.feel(now, now - self._asks[0].asked, idle if slept else 0.0)
             batch = [self._asks.popleft()]
             rows = batch[0].rows
-            while self._asks and rows + self._asks[0].rows <= self.most:
+            most = self._room()
+            while self._asks and rows + self._asks[0].rows <= most:
                 batch.append(self._asks.popleft())
                 rows += batch[-1].rows
             self.waiting -= rows
             return batch
+
+    def _room(self) -> int:
+        """How many histories are searched together: so many that whoever comes meanwhile does not wait for long."""
+        if self._cost * self.most <= self.pressure.slow:
+            return self.most
+        return min(self.most, max(FEWEST, int(self.pressure.slow / self._cost)))
 
     def _answer(self, batch: list[Ask]) -> None:
         loaded = self._loaded

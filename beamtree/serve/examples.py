@@ -19,10 +19,16 @@ def with_examples(app: FastAPI, service: Service) -> None:
             for path, method, examples in bodies(service):
                 content = found["paths"][path][method]["requestBody"]["content"]["application/json"]
                 content["examples"] = {name: {"value": value} for name, value in examples.items()}
-            item = service.loaded.ids[0]
-            for path, methods in found["paths"].items():
+            data = service.loaded.data
+            known = {
+                "item": service.loaded.ids[0],
+                "name": service.loaded.name,
+                "version": service.loaded.version,
+                "user": "someone" if data is None or not len(data.users) else data.users[0],
+            }
+            for methods in found["paths"].values():
                 for operation in methods.values():
-                    _name_parameters(path, operation, {"item": item, "name": service.loaded.name}, service)
+                    _name_parameters(operation, known)
             app.openapi_schema = found
         return app.openapi_schema
 
@@ -42,12 +48,11 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         schemas["Recommend"]["properties"][field]["anyOf"][0]["maxItems"] = limits.histories
 
 
-def _name_parameters(path: str, operation: dict[str, Any], known: dict[str, str], service: Service) -> None:
+def _name_parameters(operation: dict[str, Any], known: dict[str, str]) -> None:
     """Examples of what stands in a path."""
     for parameter in operation.get("parameters", []):
         if parameter["in"] == "path":
-            version = service.loaded.version
-            parameter["example"] = {**known, "version": version}.get(parameter["name"], "")
+            parameter["example"] = known[parameter["name"]]
 
 
 def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:

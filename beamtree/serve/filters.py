@@ -67,5 +67,6 @@ def may_be_found(mask: NodeMask, model: TreeModel, seen: Iterable[int] = ()) -> 
     """How many items a mask leaves to a user who is not to be shown some."""
     left = mask.slots & (model.tree.items() != PAD)
     hidden = torch.tensor(sorted(set(seen)), dtype=torch.int64, device=left.device)
-    left[model.tree.leaf_of_item(hidden) - model.tree.level(model.tree.height).start] = False
+    leaves = model.tree.leaf_of_item(hidden)
+    left[leaves[leaves != PAD] - model.tree.level(model.tree.height).start] = False  # one that was removed has no leaf
     return int(left.sum())

@@ -13,7 +13,8 @@ from beamtree.files.small import one_line
 from beamtree.serve.engine import Engine
 from beamtree.serve.filters import Masks
 from beamtree.serve.search import Ask, View, search
-from beamtree.serve.source import Loaded, OpenRun, Source, identity
+from beamtree.serve.source import Loaded, OpenRun, Source
+from beamtree.storage.settings import fingerprint
 
 log = logging.getLogger("beamtree")
 T = TypeVar("T")
@@ -106,9 +107,9 @@ class Watch:
                 continue
             self._tried = now
             try:
-                if identity(self._run) != self._engine.loaded.digest:
+                if fingerprint(self._run) != self._engine.loaded.digest:
                     self._keeper.load(self._run).result()
-            except (ValueError, RuntimeError) as error:  # the second while the service stops
+            except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
                 log.warning("%s", one_line(error))
 
     def close(self) -> None:

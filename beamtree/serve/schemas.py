@@ -47,7 +47,7 @@ class Explain(Who):
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
     user: Id | None = Field(default=None, description="A user of the log.")
     items: list[Id] = Field(default=[], description="Where were these lost, and by how much?")
-    without: Text | None = Field(default=None, description="A part of the score that is left out, to see what it does.")
+    without: Text | None = Field(default=None, description="A part of the score to leave out, of /v1/model's parts.")
 
 
 class Item(Sent):
@@ -143,7 +143,7 @@ class Users(BaseModel):
     users: list[str]
 
 
-class Past(BaseModel):
+class User(BaseModel):
     """What a user did, oldest first."""
 
     user: str
@@ -151,7 +151,7 @@ class Past(BaseModel):
 
 
 class Map(BaseModel):
-    """The upper levels of the tree, for each node level by level."""
+    """The upper levels of the tree: how many items lie below each node, and what it is called."""
 
     levels: int
     items: list[int]

@@ -1,7 +1,6 @@
 """What the service answers from: a model, what is known of its items and users, and how these change."""
 
-import hashlib
-import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ from beamtree.answers import History, history_of_user
 from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.files.small import read_json
 from beamtree.model import TreeModel
-from beamtree.storage.settings import SETTINGS
+from beamtree.storage.settings import fingerprint
+from beamtree.storage.tuned import TUNE, tuned_beam
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 
+log = logging.getLogger("beamtree")
 Beam = int | tuple[int, ...]  # k, or one width for each level that is searched
-TUNED = "tune.json"
 
 
 class NewItem(NamedTuple):
@@ -127,12 +126,12 @@ def open_fixed(name: str, device: str, items: Path | None = None, data: Path | N
     """How a run is opened that will not change, with a table of titles and with its log where these are there."""
 
     def opened(run: Path) -> Loaded:
-        digest = identity(run)
+        digest = fingerprint(run)
         model = open_model(run, device).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
         source = Fixed(model, read_titles(items, ids), log)
-        return Loaded(source, name, digest, run, read_run(run), log, tuned_beam(run, model))
+        return Loaded(source, name, digest, run, read_run(run), log, tuned_for(run, model))
 
     return opened
 
@@ -156,27 +155,12 @@ def log_of(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:
         return None
 
 
-def identity(run: Path) -> str:
-    """A short name of the model in a folder: of what its settings say, checksums of its files among them."""
-    try:
-        return hashlib.sha256((run / SETTINGS).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ValueError(f"{run} holds no model: there is no {SETTINGS} that can be read") from error
-
-
-def tuned_beam(run: Path, model: TreeModel) -> Beam | None:
-    """The beam of a run's tune.json: {"beam_size": 50}, or a list with one width per level; None without one."""
-    path = run / TUNED
-    if not path.exists():
+def tuned_for(run: Path, model: TreeModel) -> Beam | None:
+    """The beam that `beamtree tune` found for the model of a run; None where it found none for this very model."""
+    if not (run / TUNE).exists():
         return None
-    found = read_json(path, "tune anew")
-    asked = found.get("beam_size") if isinstance(found, dict) else None
-    listed: list[Any] = asked if isinstance(asked, list) else [asked]
-    if not all(type(width) is int for width in listed):
-        raise ValueError(f"{path} names no beam_size, {json.dumps(asked)[:80]}: tune anew")
-    beam: Beam = tuple(listed) if isinstance(asked, list) else int(listed[0])
     try:
-        widths(model, beam)
+        return widths(model, tuned_beam(run))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}, or tune anew") from error
-    return beam
+        log.warning("not used: %s", error)
+        return None

@@ -9,11 +9,13 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue, matches
 from beamtree.data.ids import as_id
 from beamtree.serve.errors import RefusedError, as_json
-from beamtree.serve.schemas import LONGEST, Changed, Happened, Item, Items, Known, Users
+from beamtree.serve.schemas import LONGEST, Changed, Happened, Item, Items, Known, User, Users
+from beamtree.serve.search import View
 from beamtree.serve.service import Service
 from beamtree.serve.source import Loaded, NewItem
 
 Text = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
+MOST = 1000  # events of a user that are shown, the newest
 Limit = Annotated[int, Query(ge=1, le=100)]
 
 
@@ -43,6 +45,19 @@ def routes(service: Service) -> APIRouter:
         """Users of the log by a part of their id; none where the log is not here."""
         data = service.loaded.data
         return as_json({"users": [] if data is None else search_ids(data.users, query, limit)})
+
+    @router.get("/v1/users/{user:path}", responses={200: {"model": User}})
+    async def show_user(user: str) -> Response:
+        """What a user did, oldest first, as far as the items are known."""
+
+        def history(view: View) -> list[dict[str, Any]] | None:
+            found = view.loaded.source.history(as_id(user))
+            return found and [known(view.loaded, view.catalogue, number) for number in found.items[-MOST:]]
+
+        found = await service.read(history)
+        if found is None:
+            raise RefusedError(404, "there is no such user", "look for one with /v1/users?query=…")
+        return as_json({"user": as_id(user), "history": found})
 
     return router
 

@@ -4,12 +4,13 @@ let source, view, turn = 0, shown = {}, playing = null;
 
 async function show() {
   const mine = ++turn;
+  $("main").setAttribute("aria-busy", "true");
   const k = source.stop(state.k), m = Math.min(state.m, k);
   const model = modelAt(source);
   const asked = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m : state.m, item: state.item };
   try {
     const subject = await source.subject(asked);
-    if (source.live && !subject.history.length && !subject.whole) return welcome(subject);
+    if (source.live && !subject.history.length) return welcome(subject);
     const search = await source.search(asked);
     const later = state.tab === "compare" ? await showCompare(source, asked, subject, search) : null;
     if (mine !== turn) return;
@@ -18,6 +19,8 @@ async function show() {
     draw(subject, search, later);
   } catch (error) {
     if (mine === turn) trouble(error);
+  } finally {
+    if (mine === turn) $("main").setAttribute("aria-busy", "false");
   }
 }
 
@@ -32,7 +35,8 @@ function draw(subject, search, later) {
   costs(subject);
   showFound(subject, search);
   showWhy([search]);
-  if (state.tab === "search") showTree(search);
+  if (!search.levels.length) fill($("view"), h("p", { class: "muted" }, "Nothing may be found."));
+  else if (state.tab === "search") showTree(search);
   else if (state.tab === "losses") showLosses(subject, search);
   else if (state.tab === "map") showMap(source, search);
   else later?.();

@@ -41,7 +41,7 @@ function showTruth(subject, search) {
   const fates = subject.truth.map((item) => paths.get(item.id)).filter(Boolean).map((path) => fateOf(path, state.m));
   const found = fates.filter((fate) => fate === "found").length;
   fill($("truth"), h("div", { class: "head" }, h("h2", {}, "Chosen next"),
-    h("span", { class: "muted" }, fates.length ? `${found} of ${fates.length} found at m = ${state.m}` : "nothing is hidden")),
+    h("span", { class: "muted" }, fates.length ? `${found} of ${fates.length} found` : "nothing is hidden")),
     h("ul", { class: "list" }, subject.truth.map((item) => {
       const path = paths.get(item.id);
       if (!path) return null;

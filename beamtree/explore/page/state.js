@@ -47,12 +47,16 @@ let pending = 0, written = -1e9;
 function keepAddress() {
   clearTimeout(pending);
   written = performance.now();
+  document.documentElement.dataset.address = "kept";
   if (location.hash !== address()) history.replaceState(null, "", address());
 }
 function set(changes) {
   state = sound({ ...state, ...changes });
   clearTimeout(pending);
   if (performance.now() - written > 250) keepAddress(); // browsers refuse addresses that change all the time
-  else pending = setTimeout(keepAddress, 120);
+  else {
+    document.documentElement.dataset.address = "late";
+    pending = setTimeout(keepAddress, 120);
+  }
   listener(changes);
 }

@@ -42,7 +42,7 @@ class TreeView {
     const top = this.small ? 10 : 30;
     const passed = this.rows.filter((each) => each.passed).length, rest = this.rows.length - passed;
     const room = this.height - top - this.foot, low = Math.min(22, room / (this.rows.length + 1));
-    const high = rest ? clamp((room - low * passed) / rest, 8, 74) : low;
+    const high = rest ? clamp((room - low * passed) / rest, 8, 92) : low;
     let y = top;
     for (let n = 0; n < row; n++) y += this.rows[n].passed ? low : high;
     return { top: y, box: clamp((this.rows[row].passed ? low : high) * 0.42, 4, this.small ? 9 : 17) };
@@ -65,7 +65,7 @@ class TreeView {
     pen.clip();
     this.root();
     for (let n = 0; n < shown; n++) this.links(n);
-    if (this.morph > 0.5) for (let n = 0; n < shown; n++) this.density(n);
+    if (this.morph > 0.5) for (let n = 0; n < shown; n++) if (!this.rows[n].passed) this.density(n);
     for (let n = 0; n < shown; n++) this.boxes(n, n === shown - 1 && !last);
     for (const path of this.paths.all) if (path !== this.paths.chosen) this.path(path, shown, false);
     if (this.paths.chosen) this.path(this.paths.chosen, shown, true);
