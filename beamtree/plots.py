@@ -15,7 +15,9 @@ from beamtree.beam import as_text
 from beamtree.compare import Result, table
 from beamtree.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.inspect import INTERVAL, Inspection
+from beamtree.loadtest import Report
 from beamtree.paper.report import Cell
+from beamtree.tune import Tuned
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
 
@@ -237,6 +239,49 @@ def _draw_losses(axis: Any, found: Inspection) -> None:
     axis.set(title="Where relevant items go", ylabel="% of relevant items", ylim=(0, 103))
     axis.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
     axis.legend(fontsize="small")
+
+
+def plot_tuned(found: Tuned, path: Path) -> None:
+    """Recall against the time of a query: beams of one width, and the tuned one; left and above is better."""
+    figure, (left, right) = two_panels(12, 4.6)
+    uniform = [trial for trial in found.tried if trial.is_uniform]
+    for colour, name, trials in ((COLOURS[0], "one width", uniform), (COLOURS[1], "tuned", [found.chosen])):
+        recalls = [trial.recall * 100 for trial in trials]
+        sides = [[(t.recall - t.low) * 100 for t in trials], [(t.high - t.recall) * 100 for t in trials]]
+        took = [trial.milliseconds for trial in trials]
+        left.errorbar(took, recalls, sides, fmt="o-", capsize=2, color=colour, label=name)
+    for trial in uniform:
+        place = (trial.milliseconds, trial.recall * 100)
+        left.annotate(str(trial.beam_size[-1]), place, xytext=(4, 6), textcoords="offset points", fontsize="x-small")
+    left.set(title=f"{found.users:,} users", xlabel="milliseconds, one query", ylabel=f"recall@{found.m}, %")
+    left.legend(title="bars: 95 % interval of the mean", fontsize="small", title_fontsize="small")
+    widths = found.chosen.beam_size
+    right.bar(range(len(widths)), widths, color=COLOURS[1])
+    right.set(title="The tuned beam", xlabel="searched level, from the top", ylabel="width", yscale="log")
+    right.set_xticks(range(len(widths)), labels=[str(place + 1) for place in range(len(widths))])
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def plot_load(found: Report, path: Path) -> None:
+    """When requests were answered and how fast, and what share of them took longer than a time."""
+    figure, (left, right) = two_panels(12, 4.6)
+    groups = {"answered": found.answered, "degraded": [reply for reply in found.answered if reply.degraded]}
+    groups |= {name: [reply for reply in found.replies if reply.outcome == name] for name in found.errors}
+    for colour, (name, replies) in zip(COLOURS, groups.items(), strict=False):
+        if replies:
+            due, took = [reply.due for reply in replies], [reply.latency * 1e3 for reply in replies]
+            left.plot(due, took, ".", ms=3, alpha=0.5, color=colour, label=f"{name} ({len(replies):,})")
+    left.set(title=f"{found.rate:g} requests per second", xlabel="due after seconds", ylabel="milliseconds")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize="small", markerscale=3)
+    took = sorted(reply.latency * 1e3 for reply in found.answered)
+    right.step(took, [100 * (1 - place / len(took)) for place in range(len(took))], where="post", color=COLOURS[0])
+    right.set(title="Answers that took longer", xlabel="milliseconds", ylabel="% of answers", yscale="log")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:

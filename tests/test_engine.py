@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import threading
 import time
 
@@ -9,16 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ITEMS, Heard, a_model, a_run, ask, loaded
+from serving import ITEMS, Gate, Heard, Steady, a_model, a_run, an_engine, ask, loaded
 
 import beamtree as bt
 from beamtree.answers import answer, read_history
-from beamtree.serve.engine import BusyError, Engine, LateError, StoppedError
+from beamtree.serve.engine import BusyError, LateError, StoppedError
 from beamtree.serve.filters import Filter, Masks, allowed_items
 from beamtree.serve.keeper import Keeper, Watch
 from beamtree.serve.pressure import STEPS, Pressure, narrowed
 from beamtree.serve.search import Ask, View, search
-from beamtree.serve.source import Loaded, open_fixed, tuned_beam
+from beamtree.serve.source import open_fixed, tuned_for
+from beamtree.storage.tuned import write_tuned
 
 
 @pytest.fixture(scope="module")
@@ -28,26 +30,9 @@ def shop():
 
 @pytest.fixture
 def engine(shop):
-    made = Engine(shop, beam_size=20)
+    made = an_engine(shop)
     yield made
     made.stop()
-
-
-class Gate:
-    """Work that keeps the engine busy until it is opened."""
-
-    def __init__(self, engine):
-        self._open, self.inside = threading.Event(), threading.Event()
-        self.heard = Heard()
-        engine.ask(Ask(self.heard, math.inf, work=self._wait))
-        assert self.inside.wait(20)
-
-    def _wait(self, view):
-        self.inside.set()
-        assert self._open.wait(20)
-
-    def open(self):
-        self._open.set()
 
 
 def alone(shop, history, **asked):
@@ -78,6 +63,15 @@ def test_requests_that_wait_together_are_searched_together_and_each_gets_its_own
         assert reply.together == 6  # those that leave out seen items, and those that do not
 
 
+def test_no_more_are_searched_together_than_is_quick(engine):
+    gate = Gate(engine)
+    engine._cost = engine.pressure.slow / 10  # a tenth of what is slow for each history
+    heard = [ask(engine, ["i1"], seconds=1e6) for _ in range(30)]
+    gate.open()
+    assert heard[0].wait().together == 10
+    assert all(each.wait().together <= 30 for each in heard)
+
+
 def test_what_was_asked_together_may_differ_in_its_filter(engine):
     gate = Gate(engine)
     some = ask(engine, ["i1"], m=3, only=Filter(allowed=("i7", "i8", "unknown")))
@@ -105,7 +99,7 @@ def test_a_search_that_fails_spoils_no_other(engine):
 
 
 def test_a_full_queue_takes_no_more_and_loses_nothing(shop):
-    engine = Engine(shop, beam_size=20, queue=5)
+    engine = an_engine(shop, queue=5)
     gate = Gate(engine)
     heard = [ask(engine, ["i1"], m=3) for _ in range(5)]
     with pytest.raises(BusyError):
@@ -141,30 +135,45 @@ def test_a_queue_that_would_be_answered_too_late_takes_no_more(engine):
     gate.open()
 
 
-def test_long_waits_narrow_the_beam_and_the_answer_says_so(shop):
-    engine = Engine(shop, beam_size=40, slow=0.01)
-    gate = Gate(engine)
-    first, wide = ask(engine, ["i1"], m=3), ask(engine, ["i1"], m=30)
+def test_a_narrowed_beam_is_told_and_never_below_m(shop):
+    engine = an_engine(shop, beam_size=40)
+    engine.pressure = Steady(1)
+    narrow, wide = ask(engine, ["i1"], m=3).wait(), ask(engine, ["i1"], m=30).wait()
+    assert (narrow.beam, narrow.narrowed_from) == (20, 40)
+    assert (wide.beam, wide.narrowed_from) == (30, 40)
+    assert len(wide.answers[0].items) == 30
+    assert engine.beam_now == 20
+    engine.stop()
+
+
+def test_the_longest_wait_of_a_batch_is_what_narrows_the_beam(shop):
+    engine = an_engine(shop)
+    gate, engine.pressure = Gate(engine), Steady(0)
+    heard = [ask(engine, ["i1"]), ask(engine, ["i2"])]
     time.sleep(0.06)
     gate.open()
-    assert (first.wait().beam, first.wait().narrowed_from) == (20, 40)
-    assert (wide.wait().beam, wide.wait().narrowed_from) == (30, 40)
-    assert len(wide.wait().answers[0].items) == 30
-    assert engine.pressure.step == 1
-    time.sleep(0.3)  # with nothing to do
+    assert max(each.wait().waited for each in heard) >= engine.pressure.told[0] >= 0.06
+    engine.stop()
+
+
+def test_without_requests_the_beam_is_soon_as_wide_as_before(shop):
+    engine = an_engine(shop)
+    ask(engine, ["i1"]).wait()
+    engine.pressure.step = 1
+    time.sleep(0.5)
     assert engine.step == 0
-    assert ask(engine, ["i1"], m=3).wait().narrowed_from is None
+    assert ask(engine, ["i1"]).wait().narrowed_from is None
     engine.stop()
 
 
 def test_after_a_stop_what_waits_is_answered_and_nothing_more_is_taken(shop):
-    engine = Engine(shop, beam_size=20)
+    engine = an_engine(shop)
     gate = Gate(engine)
     heard = [ask(engine, ["i1"], m=3) for _ in range(3)]
     stopping = threading.Thread(target=engine.stop)
     stopping.start()
     gate.open()
-    stopping.join(20)
+    stopping.join(60)
     assert [len(each.wait().answers[0].items) for each in heard] == [3, 3, 3]
     with pytest.raises(StoppedError):
         ask(engine, ["i1"])
@@ -267,7 +276,7 @@ def test_a_repeated_filter_makes_no_second_mask_and_a_new_model_makes_one():
 def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
     open_run = open_fixed("shop", "cpu")
     runs = [a_run(tmp_path / str(seed), ITEMS + 10 * seed, seed) for seed in range(3)]
-    engine = Engine(open_run(runs[0]), beam_size=20)
+    engine = an_engine(open_run(runs[0]))
     keeper = Keeper(engine, open_run)
     outcomes, ended = [], threading.Event()
 
@@ -295,7 +304,7 @@ def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
     good, bad = a_run(tmp_path / "good"), a_run(tmp_path / "bad", seed=1)
     weights = json.loads((bad / "settings.json").read_text())["files"]["weights"]["file"]
     (bad / weights).write_bytes(b"nothing")
-    engine, told = Engine(open_run(good), beam_size=20), []
+    engine, told = an_engine(open_run(good)), []
     keeper = Keeper(engine, open_run, told.append)
     for run in (bad, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="stays as it was"):
@@ -311,7 +320,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
     place = tmp_path / "current"
     place.symlink_to(a_run(tmp_path / "one"))
     open_run = open_fixed("shop", "cpu")
-    engine, told = Engine(open_run(place), beam_size=20), []
+    engine, told = an_engine(open_run(place)), []
     heard = threading.Condition()
 
     def hear(reload):
@@ -327,7 +336,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
             (tmp_path / "next").symlink_to(folder)
             (tmp_path / "next").replace(place)
             count = len(told)
-            assert heard.wait_for(lambda: len(told) > count, 20)
+            assert heard.wait_for(lambda: len(told) > count, 60)
         return told[-1]
 
     assert point(a_run(tmp_path / "two", seed=2)).error is None
@@ -344,30 +353,20 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
     keeper.close()
 
 
-def test_a_tuned_beam_is_read_and_a_strange_one_refused(tmp_path):
-    assert tuned_beam(tmp_path, MODEL) is None
-    for content, found in (({"beam_size": 50}, 50), ({"beam_size": [9, 8, 7, 6, 5]}, (9, 8, 7, 6, 5))):
-        (tmp_path / "tune.json").write_text(json.dumps(content))
-        assert tuned_beam(tmp_path, MODEL) == found
-    for content in (
-        [],
-        {"beam_size": []},
-        {"beam_size": "x"},
-        {"beam_size": [3, 3]},
-        {"beam_size": 0},
-        {"beam_size": True},
-    ):
-        (tmp_path / "tune.json").write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="tune anew"):
-            tuned_beam(tmp_path, MODEL)
+def test_the_beam_that_was_tuned_for_this_model_is_found_and_no_other(tmp_path):
+    run, other = a_run(tmp_path / "run"), a_run(tmp_path / "other", seed=1)
+    assert tuned_for(run, MODEL) is None
+    write_tuned(run, {"beam_size": [9, 8, 7, 6, 5]})
+    assert tuned_for(run, MODEL) == (9, 8, 7, 6, 5)
+    assert open_fixed("shop", "cpu")(run).tuned == (9, 8, 7, 6, 5)
+    shutil.copy(run / "tune.json", other)
+    assert tuned_for(other, MODEL) is None
+    (run / "tune.json").write_text("[")
+    assert tuned_for(run, MODEL) is None
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():
-    shop = loaded(tuned=12)
-    engine = Engine(Loaded(shop.source, "shop", "abc", tuned=12), beam_size=40, slow=0.01)
-    gate = Gate(engine)
-    heard = ask(engine, ["i1"], m=3)
-    time.sleep(0.06)
-    gate.open()
-    assert heard.wait().beam == 12
+    engine = an_engine(loaded(tuned=12), beam_size=40)
+    engine.pressure = Steady(1)
+    assert ask(engine, ["i1"], m=3).wait().beam == 12
     engine.stop()

@@ -26,7 +26,9 @@ def run(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"regret_by_method.py"}))
+@pytest.mark.parametrize(
+    "name", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"regret_by_method.py", "load_artifact.py"})
+)
 def test_the_example_runs(name, tmp_path):
     run(name, tmp_path)
 

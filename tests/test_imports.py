@@ -21,7 +21,7 @@ ROWS = [
     {"recommender", "plots"},
     {"answers", "paper", "explore"},
     {"compare"},
-    {"train"},
+    {"train", "tune", "export"},
     {"storage", "methods", "evaluate", "inspect", "explain", "ingest"},
     {"candidates", "builders"},
     {"targets", "beam"},
@@ -31,7 +31,7 @@ ROWS = [
     {"data"},
     {"loss", "metrics", "kernels", "record", "distributed"},
     {"tree"},
-    {"mask", "seeds", "files", "frames", "extras"},
+    {"mask", "seeds", "files", "frames", "extras", "loadtest"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.

@@ -302,12 +302,11 @@ def test_a_report_prints_as_tables_and_its_records_are_flat(generator):
 # The command
 
 
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
-    """A folder with prepared data of 60 items and 30 users, and an untrained run on them."""
-    folder = tmp_path_factory.mktemp("inspect")
+def make_run(folder, train, val, test):
+    """Prepared data of 60 items and so many users, and an untrained run on them."""
+    users = train + val + test
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(10, 30, (30,), generator=generator)
+    lengths = torch.randint(10, 30, (users,), generator=generator)
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     events = torch.randint(60, (int(lengths.sum()),), generator=generator)
 
@@ -315,8 +314,8 @@ def a_run(tmp_path_factory):
         np.save(draft / "offsets.npy", offsets.numpy())
         np.save(draft / "events.npy", events.numpy().astype(np.int32))
         write_ids(draft / "items.txt", (f"item {number}" for number in range(60)))
-        write_ids(draft / "users.txt", (f"user {number}" for number in range(30)))
-        return {"num_users": 30, "num_items": 60, "users": {"train": 18, "val": 0, "test": 12}}
+        write_ids(draft / "users.txt", (f"user {number}" for number in range(users)))
+        return {"num_users": users, "num_items": 60, "users": {"train": train, "val": val, "test": test}}
 
     write_folder(folder / "data", fill)
     tree = bt.random_tree(60, seed=1)
@@ -325,6 +324,13 @@ def a_run(tmp_path_factory):
     )
     bt.save_model(model, folder / "run")
     (folder / "run" / "run.json").write_text(json.dumps({"data": str(folder / "data")}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """A run that was trained on 18 users, with 12 to test it."""
+    folder = make_run(tmp_path_factory.mktemp("inspect"), train=18, val=0, test=12)
     (folder / "folder.png").mkdir()
     return folder
 

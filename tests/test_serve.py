@@ -11,13 +11,15 @@ import time
 
 import httpx
 import pytest
-from serving import ITEMS, a_log, a_run, a_service, open_changing, serving
+import watched
+from serving import ITEMS, Gate, Steady, a_log, a_run, a_service, open_changing, serving
 
 import beamtree as bt
 from beamtree.serve.app import beside
 from beamtree.serve.errors import RefusedError
 from beamtree.serve.limits import Access, Limits, is_local, reads
 from beamtree.serve.server import listen
+from beamtree.serve.source import Fixed, Loaded
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,16 @@ def runs(tmp_path_factory):
     for seed in range(3):
         a_run(folder / f"run{seed}", ITEMS + 5 * seed, seed)
     return folder
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
+def shop(log):
+    return a_log(log)
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +121,17 @@ def test_filters_leave_what_they_leave_and_an_empty_answer_says_why(client):
         assert "no known item" in empty["notes"][-1]
 
 
-def test_users_of_the_log_and_their_new_events_are_known(tmp_path):
-    shop = a_log(tmp_path / "log")
-    with serving(a_service(tmp_path / "log", open_changing)) as client:
+def test_users_of_the_log_and_their_new_events_are_known(log, shop):
+    with serving(a_service(log, open_changing)) as client:
         (result,) = client.post("/v1/recommend", json={"user": "u3", "m": 5}).json()["results"]
         found = shop.recommend(users=["u3"], m=5, beam_size=20)
         assert result["items"] == found["item"].to_list()
         assert result["user"] == "u3"
         assert client.get("/v1/users", params={"query": "u3", "limit": 2}).json()["users"] == ["u3", "u30"]
+        history = client.get("/v1/users/u3").json()["history"]
+        asked = {"history": [each["item"] for each in history], "m": 5}
+        assert client.post("/v1/recommend", json=asked).json()["results"][0]["items"] == result["items"]
+        refused(client.get("/v1/users/nobody"), 404)
         told = client.post("/v1/events", json={"user": "new", "items": [shop.ids[2], "zz"]}).json()
         assert (told["changed"], told["known"]) == (True, 1)
         (now,) = client.post("/v1/recommend", json={"user": "new", "m": 5}).json()["results"]
@@ -140,6 +155,28 @@ def test_an_explanation_follows_what_was_asked_for(client):
     best = client.post("/v1/recommend", json={"history": ["i3"], "m": 4, "beam_size": 8}).json()["results"][0]
     assert [each["item"]["item"] for each in found["found"]] == best["items"]
     refused(client.post("/v1/explain", json={"m": 3}), 422, "history or user")
+
+
+def test_a_part_of_the_score_can_be_left_out_of_an_explanation(tmp_path):
+    model = watched.a_model()
+    shop = Loaded(Fixed(model, watched.a_catalogue(model)), "shop", "abc")
+    with serving(a_service(tmp_path, lambda run: shop)) as client:
+        parts = client.get("/v1/model").json()["parts"]
+        assert parts == ["memory", "repeats", "deep"]
+        asked = {"history": ["i1", "i5"], "m": 4}
+        whole = client.post("/v1/explain", json=asked).json()["explanation"]
+        others = [client.post("/v1/explain", json={**asked, "without": part}).json()["explanation"] for part in parts]
+        best = [[each["score"] for each in found["found"]] for found in (whole, *others)]
+        assert len({tuple(scores) for scores in best}) > 2
+        assert {len(scores) for scores in best} == {4}
+        refused(client.post("/v1/explain", json={**asked, "without": "nothing"}), 422, "no part")
+
+
+def test_the_map_counts_all_items(client):
+    told = client.get("/v1/map").json()
+    assert told["items"][0] == ITEMS
+    assert len(told["names"]) == len(told["items"]) == len(told["events"])
+    assert client.get("/v1/map").json() == told
 
 
 def test_items_are_found_by_id_and_title(client):
@@ -290,8 +327,8 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
 # The description
 
 
-def test_every_example_of_the_description_is_answered(runs):
-    with serving(a_service(runs / "run0", open_changing)) as client:
+def test_every_example_of_the_description_is_answered(log, shop):
+    with serving(a_service(log, open_changing)) as client:
         tried = 0
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():
@@ -340,19 +377,10 @@ def test_metrics_count_by_route_and_name_no_ids(client):
 # Load
 
 
-class Busy:
-    """Keeps the search thread of a service at work until it is let go."""
-
-    def __init__(self, service):
-        from test_engine import Gate
-
-        self.open = Gate(service.engine).open
-
-
 def test_a_full_queue_is_answered_429_with_retry_after(runs):
-    service = a_service(runs / "run0", queue=2, timeout=10.0)
+    service = a_service(runs / "run0", queue=2)
     with serving(service) as client, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        busy = Busy(service)
+        busy = Gate(service.engine)
         waiting = [pool.submit(client.post, "/v1/recommend", json={"history": ["i1"]}) for _ in range(2)]
         while service.engine.waiting < 2:
             time.sleep(0.01)
@@ -368,7 +396,7 @@ def test_deadlines_are_kept_and_what_missed_them_is_not_searched(runs):
     service = a_service(runs / "run0")
     with serving(service) as client:
         client.post("/v1/recommend", json={"history": ["i1"]})
-        busy = Busy(service)
+        busy = Gate(service.engine)
         searched = metric(client, "beamtree_batch_size_count")
         refused(client.post("/v1/recommend", json={"history": ["i1"], "timeout_ms": 20}), 504, "20 ms")
         busy.open()
@@ -378,17 +406,13 @@ def test_deadlines_are_kept_and_what_missed_them_is_not_searched(runs):
 
 
 def test_a_narrowed_beam_is_told(runs):
-    service = a_service(runs / "run0", slow=0.01, timeout=10.0)
-    with serving(service) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        busy = Busy(service)
-        late = pool.submit(client.post, "/v1/recommend", json={"history": ["i1"], "m": 4})
-        while not service.engine.waiting:
-            time.sleep(0.01)
-        time.sleep(0.06)
-        busy.open()
-        told = late.result().json()
+    service = a_service(runs / "run0")
+    service.engine.pressure = Steady(1)
+    with serving(service) as client:
+        told = client.post("/v1/recommend", json={"history": ["i1"], "m": 4}).json()
         assert told["degraded"] == {"beam_size": 10, "reason": "load"}
         assert len(told["results"][0]["items"]) == 4
+        assert client.get("/load").json()["steps_narrowed"] == 1
         assert metric(client, 'beamtree_degraded_total{reason="load"}') == 1
 
 
@@ -474,24 +498,29 @@ def test_whatever_is_not_known_to_read_counts_as_a_change():
 
 
 def test_the_command_serves_and_stops_in_peace(runs):
-    env = {**os.environ, "BEAMTREE_READ_TOKEN": "very-secret", "BEAMTREE_BEAM_SIZE": "30", "BEAMTREE_DRAIN": "0.3"}
+    """Told to stop it is not ready and goes on; told again it finishes what is in flight and ends."""
+    settings = {"READ_TOKEN": "very-secret", "BEAM_SIZE": "30", "DRAIN": "100", "TIMEOUT": "60000", "SLOW": "60000"}
+    env = {**os.environ, **{f"BEAMTREE_{name}": value for name, value in settings.items()}}
     words = [sys.executable, "-m", "beamtree", "serve", str(runs / "run0"), "--port", "0"]
+    secret = {"authorization": "Bearer very-secret"}
     with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as child:
         try:
             address = re.search(r"http://\S+", child.stderr.readline())[0]
-            with httpx.Client(base_url=address, headers={"authorization": "Bearer very-secret"}) as client:
-                for _ in range(100):
-                    if client.get("/readyz").status_code == 200:
-                        break
+            with httpx.Client(base_url=address, headers=secret, timeout=60) as client:
+                assert client.get("/readyz").status_code == 200
                 assert client.get("/load").json()["beam_size"] == 30
-                with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                    ask = {"histories": [["i1"]] * 256, "m": 30}
-                    last = pool.submit(client.post, "/v1/recommend", json=ask)
+                child.send_signal(signal.SIGTERM)
+                while client.get("/readyz").status_code == 200:
                     time.sleep(0.01)
+                ask = {"histories": [["i1"]] * 256, "m": 30}
+                assert client.post("/v1/recommend", json=ask).status_code == 200
+                with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                    last = pool.submit(client.post, "/v1/recommend", json=ask)
+                    while "beamtree_batch_size_sum 256.0" in client.get("/metrics").text and not last.done():
+                        time.sleep(0.001)  # it may not have come yet
                     child.send_signal(signal.SIGTERM)
                     assert last.result().status_code == 200
-                assert client.get("/readyz").status_code == 503
-            assert child.wait(20) == 0
+            assert child.wait(60) == 0
             assert "very-secret" not in child.stderr.read()
         finally:
             child.kill()

@@ -42,7 +42,7 @@ def evaluate_run(
     json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
-    beam, names = beam_of(beam_size), words(metrics)
+    beam, names = beam_of(beam_size, run), words(metrics)
     sizes = cuts(m, beam)
     named_metrics(names)
     rows = words(against)

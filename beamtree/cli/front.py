@@ -10,12 +10,14 @@ import typer
 
 from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
+from beamtree.cli.bench_serve import bench_serve
 from beamtree.cli.check import check
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
 from beamtree.cli.explore import explore
+from beamtree.cli.export import export_run
 from beamtree.cli.inspect import inspect_run
 from beamtree.cli.paper import paper
 from beamtree.cli.retrieve import retrieve_items
@@ -24,6 +26,7 @@ from beamtree.cli.serve import serve_run
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
+from beamtree.cli.tune import tune_run
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
@@ -50,8 +53,11 @@ app.command("evaluate")(evaluate_run)
 app.command("compare")(compare_rows)
 app.command("retrieve")(retrieve_items)
 app.command("inspect")(inspect_run)
-app.command()(explore)
 app.command("serve")(serve_run)
+app.command()(explore)
+app.command("tune")(tune_run)
+app.command("export")(export_run)
+app.command("bench-serve")(bench_serve)
 app.command()(check)
 app.add_typer(paper, name="paper")
 

@@ -33,7 +33,7 @@ def inspect_run(
 
     It tells what may pay on these data: a wider beam, training on the beam's nodes (OTM), or better leaves.
     """
-    beam = beam_of(beam_size)
+    beam = beam_of(beam_size, run)
     sizes = cuts(m, beam)
     read_run(run)
     picture = plot or run / "inspect.png"

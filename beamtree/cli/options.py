@@ -8,11 +8,14 @@ import typer
 from beamtree.beam import BeamSize, as_text
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.metrics import METRICS
+from beamtree.storage.tuned import tuned_beam
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `beamtree train` wrote.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")]
 Split = Annotated[str, typer.Option(help="test, val or train.")]
-BeamText = Annotated[str, typer.Option(help="k, or one width per searched level, between commas, first to last.")]
+BeamText = Annotated[
+    str, typer.Option(help="k; or one width per searched level, between commas, first to last; or tuned.")
+]
 Cuts = Annotated[str, typer.Option(help="How many items are retrieved: numbers separated by commas.")]
 Metrics = Annotated[str, typer.Option(help=f"Of {', '.join(METRICS)}; separated by commas.")]
 ExcludeSeen = Annotated[
@@ -27,8 +30,15 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def beam_of(text: str) -> BeamSize:
-    """What --beam-size says: a number, or one width per level."""
+def beam_of(text: str, run: Path) -> BeamSize:
+    """What --beam-size says: a number, one width per level, or those that `beamtree tune` found for the run."""
+    if text == "tuned":
+        return tuned_beam(run)
+    return beam_words(text)
+
+
+def beam_words(text: str) -> BeamSize:
+    """A number, or one width per level between commas."""
     try:
         found = tuple(int(word) for word in text.split(","))
         if min(found) < 1:

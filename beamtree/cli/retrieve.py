@@ -98,7 +98,7 @@ def retrieve_items(
 
     Unknown items are passed over with a note. A user of whom nothing is known gets what is popular.
     """
-    beam = beam_of(beam_size)
+    beam = beam_of(beam_size, run)
     if m > most_items(beam):
         raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
     names = chosen(FORMATS, "--format", format) if format else None

@@ -1,5 +1,7 @@
 """What a model's folder says of itself, read and checked before anything is made of it."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +49,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
         elif not isinstance(known, dict) or not isinstance(known.get("file"), str):
             raise ValueError(f"{path} is damaged: it does not name the file of its {part}; {AGAIN}")
     return settings
+
+
+def fingerprint(folder: Path) -> str:
+    """A short name for the very model in a folder: its settings know every file by its checksum."""
+    text = json.dumps(read_settings(folder), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def kinds_of(settings: dict[str, Any]) -> list[str]:

@@ -1,0 +1,171 @@
+"""An artefact finds what the library finds, and torch alone opens it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import test_scorers
+import torch
+from command import beamtree
+from test_imports import WITHOUT
+from test_inspect import make_run
+from torch.nn.functional import pad
+
+import beamtree as bt
+from beamtree import PAD, TreeModel
+from beamtree.data import Ids
+from beamtree.data.views import HISTORY
+from beamtree.export import program_of, write_artifact
+from beamtree.export.plain import MADE
+from beamtree.export.search import Search
+from beamtree.scorers import SCORERS, FixedScorer, SumScorer
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
+
+
+def a_varied_sum(tree):
+    """A memory that counts differently from level to level, repeats that do not, and a calibration."""
+    parts = {
+        "memory": test_scorers.a_memory(tree)[0],
+        "repeats": test_scorers.some_repeats(tree)[0],
+        "more": test_scorers.some_repeats(tree)[0],
+        "deep": test_scorers.a_deep(tree)[0],
+    }
+    found = SumScorer(parts, tree.height, "deep").weigh(repeats=0.3, more=-0.2)
+    found.weights[:, 0] = torch.linspace(0.1, 1, tree.height + 1)
+    found.calibration.copy_(torch.tensor([0.5, -2.0]))
+    return found, test_scorers.histories(tree.num_items)
+
+
+KINDS = [
+    test_scorers.a_linear,
+    test_scorers.a_deep,
+    test_scorers.a_deep_without_sharing,
+    test_scorers.a_memory,
+    test_scorers.some_repeats,
+    test_scorers.some_factors,
+    test_scorers.a_sum,
+    a_varied_sum,
+]
+whole = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+
+
+def a_model(make, items=50, arity=2, **how):
+    """A model with random weights, and as many users as its scorer was made for."""
+    torch.manual_seed(0)
+    tree = bt.random_tree(items, arity, seed=1)
+    scorer, x = make(tree)
+    x = x if x.is_floating_point() else pad(x[:, :HISTORY], (0, max(0, HISTORY - x.shape[1])), value=PAD)
+    return TreeModel(tree, scorer, **how).eval(), x
+
+
+def check_same(search, model, x, beam_size, m):
+    """The same scores in the same order, and the same items but where two score alike."""
+    items, scores = search(x)
+    best, log_p = bt.retrieve(model, x, beam_size=beam_size, m=m)
+    torch.testing.assert_close(scores, log_p.exp(), rtol=1e-4, atol=1e-6)
+    assert torch.equal(items == PAD, best == PAD)
+    for row in range(len(x)):
+        both = [dict(zip(found[row].tolist(), scores[row].tolist(), strict=True)) for found in (items, best)]
+        last = min(scores[row].tolist())
+        for one, other in (both, both[::-1]):
+            assert all(item in other or score == pytest.approx(last, rel=1e-4) for item, score in one.items())
+
+
+def test_every_scorer_of_the_package_can_be_exported():
+    assert set(MADE) == set(SCORERS)
+
+
+@whole
+@pytest.mark.parametrize(
+    ("items", "arity", "how", "beam_size", "m"),
+    [
+        (50, 2, {"first_level": 2}, 12, 8),
+        (50, 3, {"chained": True}, 12, 12),
+        (81, 3, {}, [3, 9, 4, 20], 4),
+        (64, 2, {"first_level": 3}, [8, 2, 30, 64], 2),
+        (5, 2, {}, 20, 9),
+    ],
+    ids=["some empty", "chained", "one width per level", "a level kept whole below others", "fewer than m"],
+)
+def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, arity, how, beam_size, m):
+    model, x = a_model(make, items, arity, **how)
+    with torch.no_grad():
+        search = Search(model, beam_size, m)
+        check_same(search, model, x, beam_size, m)
+        if not x.is_floating_point():
+            x[0] = PAD  # of whom nothing is known
+            x[1, 1:] = PAD
+            check_same(search, model, x, beam_size, m)
+
+
+@whole
+def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_users(make):
+    model, x = a_model(make, first_level=3)
+    program = program_of(model, beam_size=10, m=6).module()
+    for users in (len(x), 1, 2):
+        check_same(program, model, x[:users], 10, 6)
+
+
+def test_an_artefact_is_opened_and_asked_without_the_package(tmp_path):
+    model, _ = a_model(test_scorers.a_sum, first_level=2)
+    model.ids = Ids([f"item {number}" for number in range(50)])
+    told = write_artifact(model, tmp_path / "model.pt2", beam_size=[10, 10, 20, 20, 20], m=7, about={"run": "mine"})
+    assert told["beam_size"] == [10, 10, 20, 20, 20]
+    words = ["load_artifact.py", str(tmp_path / "model.pt2"), "item 3", "of another shop", "item 41", "item 3"]
+    code = WITHOUT.format(names=["beamtree", "polars"]) + (
+        f"import runpy; sys.argv = {words!r}; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    x = torch.full((1, HISTORY), PAD)
+    x[0, :3] = torch.tensor([3, 41, 3])
+    items, log_p = bt.retrieve(model, x, beam_size=[10, 10, 20, 20, 20], m=7)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [name for name, _ in rows] == [f"item {item}" for item in items[0].tolist()]
+    assert [float(score) for _, score in rows] == pytest.approx(log_p[0].exp().tolist(), rel=1e-4)
+
+
+def test_the_loader_has_twenty_lines_and_needs_torch_alone():
+    code = EXAMPLE.read_text().partition('"""\n\n')[2]
+    lines = [line for line in code.splitlines() if line]
+    assert len(lines) <= 20
+    assert "beamtree" not in code.replace("beamtree.json", "")
+
+
+def test_a_scorer_from_outside_is_refused():
+    model = TreeModel(bt.Tree(range(4)), FixedScorer(torch.zeros(1, 7)))
+    with pytest.raises(ValueError, match="FixedScorer cannot be exported: only DeepScorer, LinearScorer"):
+        program_of(model, beam_size=2, m=1)
+
+
+def test_the_command_writes_what_retrieve_answers(tmp_path):
+    folder = make_run(tmp_path, train=4, val=4, test=4)
+    done = beamtree("export", "run", "--out", "model.pt2", "--beam-size", "20", "--m", "5", folder=folder)
+    assert "Saved model.pt2" in done.stdout
+    files = {"items.txt": "", "beamtree.json": ""}
+    search = torch.export.load(folder / "model.pt2", extra_files=files).module()
+    about = json.loads(files["beamtree.json"])
+    assert (about["m"], about["beam_size"], about["num_items"], about["run"]) == (5, 20, 60, "run")
+    assert files["items.txt"].split("\n")[:-1] == [f"item {number}" for number in range(60)]
+    x = torch.full((1, HISTORY), PAD)
+    x[0, :2] = torch.tensor([8, 7])
+    beamtree(
+        "retrieve", "run", "--history", '["item 7", "item 8"]', "--beam-size", "20", "--m", "5", "--json", "found.json",
+        folder=folder,
+    )  # fmt: skip
+    found = json.loads((folder / "found.json").read_text())
+    items, scores = search(x)
+    assert [f"item {item}" for item in items[0].tolist()] == [row["item"] for row in found]
+    assert scores[0].tolist() == pytest.approx([row["score"] for row in found], rel=1e-4)
+    for words, message in (
+        (["--out", "model.pt"], "model.pt: end the name of an artefact in .pt2"),
+        (["--out", "m.pt2", "--m", "30", "--beam-size", "20"], "--m 30 with --beam-size 20: the beam holds fewer"),
+        (["--out", "m.pt2", "--beam-size", "tuned"], "run has no tuned beam"),
+        (["--out", "/proc/no/m.pt2"], "/proc/no"),
+    ):
+        done = beamtree("export", "run", *words, folder=folder, check=False)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (folder / "m.pt2").exists()
