@@ -33,7 +33,7 @@ def without_part(model: TreeModel, name: str) -> TreeModel:
     known = parts_of(model)
     if name not in known or len(known) < 2 or not isinstance(model.scorer, SumScorer):
         parts = ", ".join(known) or "no parts"
-        raise ValueError(f"part {name!r} cannot be left out: the score of this model is the sum of {parts}")
+        raise ValueError(f"there is no part {name[:80]!r} to leave out: the score of this model is the sum of {parts}")
     scorer = model.scorer.lean().without(name)
     found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
     return found.with_items_of(model).eval()

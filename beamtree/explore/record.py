@@ -81,13 +81,10 @@ def record(
     sizes = [size for size in sorted(set(beam_sizes)) if size < num_items] or [num_items]
     items = Items()
     truths = [[item for item in dict.fromkeys(row) if item != PAD][:TRUTH] for row in y.tolist()]
+    pasts = [[item for item in row if item != PAD] for row in x.tolist()]
     shown = [
-        {
-            "id": users[row],
-            "history": [items.place(item) for item in past if item != PAD],
-            "truth": [items.place(item) for item in truth],
-        }
-        for row, past, truth in zip(rows.tolist(), x.tolist(), truths, strict=True)
+        {"id": users[row], "history": list(map(items.place, past)), "truth": list(map(items.place, truth))}
+        for row, past, truth in zip(rows.tolist(), pasts, truths, strict=True)
     ]
 
     def searches(model: TreeModel) -> Iterator[list[Pack]]:
