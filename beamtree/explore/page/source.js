@@ -57,7 +57,8 @@ function unpack(pack, model, size, items) {
   const levels = pack.levels.map((each) => unpackLevel(each, items));
   const paths = pack.paths.map(([item, may, rank, would, score, steps, lost]) => ({
     item: items[item], may_be_found: !!may, rank, would_rank: would, score,
-    steps: steps.map(([node, value, before, kept], n) => step(levels[n].level, node, value, levels[n].kth, before, !!kept)),
+    steps: steps.map(([node, value, before, kept], n) => step(levels[n].level, node, value, levels[n].kth, before,
+      !!kept)),
     lost: lost ? unpackLoss(lost, steps, levels, items) : null,
   }));
   return {
@@ -77,7 +78,8 @@ function unpackLevel([level, candidates, kept, passed, ...others], items) {
     spread: { kept: counts(a), candidates: counts(b) },
   };
 }
-const step = (level, node, score, kth, before, kept) => ({ level, node, score, kth, before, kept, margin: score - kth });
+const step = (level, node, score, kth, before,
+  kept) => ({ level, node, score, kth, before, kept, margin: score - kth });
 function unpackLoss([level, node, item, below, decided, parts, together], steps, levels, items) {
   const place = levels.findIndex((each) => each.level === level);
   const part = ([label, ours, theirs]) => ({ name: label, item: ours, kept: theirs, difference: ours - theirs });
