@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from beamtree.model import Query
+from beamtree.model import Query, TreeModel
 from beamtree.scorers import SumScorer
 
 CLOSE = 1e-6  # of what was said: sums that differ by less are the same
@@ -26,6 +26,22 @@ class Part(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         return {**self._asdict(), "difference": self.difference}
+
+
+def without_part(model: TreeModel, name: str) -> TreeModel:
+    """The same model without one part of its score, to see what that part does; it shares the weights."""
+    known = parts_of(model)
+    if name not in known or len(known) < 2 or not isinstance(model.scorer, SumScorer):
+        parts = ", ".join(known) or "no parts"
+        raise ValueError(f"there is no part {name[:80]!r} to leave out: the score of this model is the sum of {parts}")
+    scorer = model.scorer.lean().without(name)
+    found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
+    return found.with_items_of(model).eval()
+
+
+def parts_of(model: TreeModel) -> list[str]:
+    """The names of the parts of a score that count."""
+    return model.scorer.lean().names if isinstance(model.scorer, SumScorer) else []
 
 
 class Parts:

@@ -1,12 +1,11 @@
 """Look at one search: which nodes were kept on each level, and where single items were lost."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamtree.beam import walk
+from beamtree.beam import BeamSize, walk, widths
 from beamtree.explain.explanation import Explanation, ItemPath, Level, Loss, Step
 from beamtree.explain.parts import Parts
 from beamtree.explain.subtrees import subtrees
@@ -23,7 +22,7 @@ def explain(
     model: TreeModel,
     x: Tensor,
     *,
-    beam_size: int | Sequence[int] = 400,
+    beam_size: BeamSize = 400,
     m: int = 10,
     items: Sequence[int] | None = None,
     allowed: NodeMask | Tensor | None = None,
@@ -42,11 +41,9 @@ def explain(
         exclude: items that are not to be found [1, E].
         most: nodes of a level that `Explanation.as_dict` lists; the others are counted.
     """
-    last = beam_size if isinstance(beam_size, int) else beam_size[-1]
+    sizes = widths(model, beam_size, m)
     if len(x) != 1:
         raise ValueError(f"x holds {len(x)} users: one is explained at a time")
-    if not 1 <= m <= last:
-        raise ValueError(f"m={m} with beam_size={last}: from 1 up to beam_size items can be retrieved")
     if most < 1:
         raise ValueError(f"most={most}: list one node of a level at least")
     asked = torch.tensor(list(items or ()), dtype=torch.int64, device=model.tree.device)
@@ -57,17 +54,17 @@ def explain(
     mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
     query = model.query(x)
     hidden = x.new_empty(1, 0) if exclude is None else exclude
-    widths = beam_size if isinstance(beam_size, int) else tuple(max(width, m) for width in beam_size)
-    levels = () if mask.is_empty else tuple(_levels(query, widths, mask, hidden))
+    levels = () if mask.is_empty else tuple(_levels(query, sizes, mask, hidden))
     found = _found(model, levels, m)
     open_ = mask.allows(model.tree.leaf_of_item(asked)) & ~torch.isin(asked, hidden)
     paths = tuple(_paths(query, levels, asked, open_.tolist()))
     below = subtrees(model.tree, model.popularity)
     shape = model.tree.arity, model.tree.height
-    return Explanation(widths, m, *shape, levels, found, paths, below, most)
+    size = beam_size if isinstance(beam_size, int) else sizes
+    return Explanation(size, m, *shape, levels, found, paths, below, most)
 
 
-def _levels(query: Query, widths: int | tuple[int, ...], mask: NodeMask, hidden: Tensor) -> Iterator[Level]:
+def _levels(query: Query, sizes: tuple[int, ...], mask: NodeMask, hidden: Tensor) -> Iterator[Level]:
     """Every level, also those that the search passes over because it keeps all of their nodes."""
     heard: list[Tensor] = []
 
@@ -78,8 +75,7 @@ def _levels(query: Query, widths: int | tuple[int, ...], mask: NodeMask, hidden:
 
     tree = query.tree
     excluded = mask.excluded(tree.leaf_of_item(hidden)) if hidden.shape[1] else None
-    beams: Any = widths
-    searched = walk(query, beams, expand, mask=mask, excluded=excluded, choices=not query.model.chained)
+    searched = walk(query, sizes, expand, mask=mask, excluded=excluded, choices=not query.model.chained)
     step = next(searched)
     beam = mask.nodes(query.levels.start - 1)
     for level in query.levels:

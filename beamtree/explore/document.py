@@ -16,7 +16,21 @@ from pathlib import Path
 from typing import Any
 
 FILES = Path(__file__).parent / "page"
-SCRIPTS = ("words", "source", "state", "layout", "tree", "gestures", "panels", "charts", "compare", "map", "app")
+SCRIPTS = (
+    "words",
+    "source",
+    "state",
+    "layout",
+    "text",
+    "tree",
+    "gestures",
+    "panels",
+    "charts",
+    "compare",
+    "map",
+    "keys",
+    "app",
+)
 
 
 def page(data: Mapping[str, Any] | None = None, *, live: bool = False) -> str:

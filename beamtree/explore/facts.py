@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from beamtree.explain import parts_of
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
 
 
 def facts(name: str, model: TreeModel) -> dict[str, Any]:
@@ -17,8 +17,3 @@ def facts(name: str, model: TreeModel) -> dict[str, Any]:
         "chained": model.chained,
         "parts": parts_of(model),
     }
-
-
-def parts_of(model: TreeModel) -> list[str]:
-    """The names of the parts of a score that count."""
-    return model.scorer.lean().names if isinstance(model.scorer, SumScorer) else []

@@ -1,6 +1,6 @@
 """Searches of some users, recorded for a page that asks no server: several models, several beam sizes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -10,12 +10,11 @@ from torch import Tensor
 from beamtree.beam import retrieve
 from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
-from beamtree.explain import explain
-from beamtree.explore.facts import facts, parts_of
+from beamtree.explain import explain, parts_of, without_part
+from beamtree.explore.facts import facts
 from beamtree.explore.map import catalogue_map
 from beamtree.inspect import Inspection
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 BEAM_SIZES = (10, 20, 50, 100, 200, 400)
@@ -46,14 +45,9 @@ class Items:
 
 def variants(name: str, model: TreeModel) -> dict[str, TreeModel]:
     """A model, and the same without each part of its score, to see what that part does; they share the weights."""
-    found = {name: model}
     names = parts_of(model)
-    if len(names) > 1 and isinstance(model.scorer, SumScorer):
-        for part in names:
-            scorer = model.scorer.lean().without(part)
-            other = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
-            found[f"{name} without {part}"] = other.with_items_of(model).eval()
-    return found
+    others = {f"{name} without {part}": without_part(model, part) for part in names} if len(names) > 1 else {}
+    return {name: model, **others}
 
 
 def record(
@@ -87,34 +81,29 @@ def record(
     sizes = [size for size in sorted(set(beam_sizes)) if size < num_items] or [num_items]
     items = Items()
     truths = [[item for item in dict.fromkeys(row) if item != PAD][:TRUTH] for row in y.tolist()]
+    pasts = [[item for item in row if item != PAD] for row in x.tolist()]
     shown = [
-        {
-            "id": users[row],
-            "history": [items.place(item) for item in past if item != PAD],
-            "truth": [items.place(item) for item in truth],
-        }
-        for row, past, truth in zip(rows.tolist(), x.tolist(), truths, strict=True)
+        {"id": users[row], "history": list(map(items.place, past)), "truth": list(map(items.place, truth))}
+        for row, past, truth in zip(rows.tolist(), pasts, truths, strict=True)
     ]
-    packs = []
-    for name, model in models.items():
-        searches = []
+
+    def searches(model: TreeModel) -> Iterator[list[Pack]]:
         for user, truth in zip(x.split(1), truths, strict=True):
-            searches.append([_search(model, user, truth, size, items) for size in sizes])
+            yield [_search(model, user, truth, size, items) for size in sizes]
             if on_search is not None:
                 on_search(len(sizes))
-        packs.append({**facts(name, model), "searches": searches, **_of_model(name, model, inspections)})
+
+    packs = [_of_model(name, model, list(searches(model)), inspections or {}) for name, model in models.items()]
     first = next(iter(models))
     packs[0]["map"] = catalogue_map(models[first], catalogue)
-    table = items.listed(catalogue)
-    return {
-        "format": 1, "live": False, "name": first, "beam_sizes": sizes, "items": table, "users": shown, "models": packs
-    }  # fmt: skip
+    head = {"format": 1, "live": False, "name": first, "beam_sizes": sizes}
+    return {**head, "items": items.listed(catalogue), "users": shown, "models": packs}
 
 
-def _of_model(name: str, model: TreeModel, inspections: Mapping[str, Inspection] | None) -> Pack:
-    """What is known of a model beside its searches."""
-    found = (inspections or {}).get(name)
-    return {} if found is None else {"losses": losses(found)}
+def _of_model(name: str, model: TreeModel, searches: list[Any], inspections: Mapping[str, Inspection]) -> Pack:
+    """A model with its searches, and with what `inspect` found."""
+    found = {"losses": losses(inspections[name])} if name in inspections else {}
+    return {**facts(name, model), "searches": searches, **found}
 
 
 def losses(found: Inspection) -> Pack:

@@ -9,9 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from beamtree.answers import as_users
-from beamtree.explain import explain
-from beamtree.explore import variants
-from beamtree.model import TreeModel
+from beamtree.explain import explain, without_part
 from beamtree.serve.answers import NAMED, beam_of, filter_of, recommended, rows_of
 from beamtree.serve.errors import RefusedError, as_json
 from beamtree.serve.schemas import Explain, Explained, Recommend, Recommended
@@ -72,7 +70,7 @@ def routes(service: Service) -> APIRouter:
 def explained(view: View, ask: Ask, items: list[Any], without: str | None) -> dict[str, Any]:
     """One search as it goes, as JSON; ids that are not known are named."""
     ((history,), nobody), ids = view.read(ask), view.catalogue.ids
-    model = view.model if without is None else lacking(view.model, without)
+    model = view.model if without is None else without_part(view.model, without)
     numbers = ids.find(items)
     unknown = [str(name) for name, number in zip(items, numbers, strict=True) if number is None]
     mask = None if ask.only is None else view.masks.of(ask.only, view.model, view.catalogue)[0]
@@ -89,18 +87,11 @@ def explained(view: View, ask: Ask, items: list[Any], without: str | None) -> di
     )
 
     def name(number: int) -> dict[str, Any]:
-        return {"item": ids[number], "title": view.catalogue.title(number)}
+        known = view.catalogue
+        return {"item": ids[number], "title": known.title(number), "category": known.category(number)}
 
     named = [*nobody, *history.unknown, *unknown][:NAMED]
     return {"version": view.version, "unknown": named, "explanation": finite(found.as_dict(name))}
-
-
-def lacking(model: TreeModel, part: str) -> TreeModel:
-    """The same model without one part of its score."""
-    others = variants("", model)
-    if f" without {part}" not in others:
-        raise ValueError(f"without: there is no part {part[:80]!r} that could be left out")
-    return others[f" without {part}"]
 
 
 def finite(value: Any) -> Any:

@@ -4,12 +4,14 @@ let source, view, turn = 0, shown = {}, playing = null;
 
 async function show() {
   const mine = ++turn;
+  $("main").setAttribute("aria-busy", "true");
   const k = source.stop(state.k), m = Math.min(state.m, k);
   const model = modelAt(source);
-  const asked = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m : state.m, item: state.item };
+  const asked = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m
+    : state.m, item: state.item };
   try {
     const subject = await source.subject(asked);
-    if (source.live && !subject.history.length && !subject.whole) return welcome(subject);
+    if (source.live && !subject.history.length) return welcome(subject);
     const search = await source.search(asked);
     const later = state.tab === "compare" ? await showCompare(source, asked, subject, search) : null;
     if (mine !== turn) return;
@@ -18,6 +20,8 @@ async function show() {
     draw(subject, search, later);
   } catch (error) {
     if (mine === turn) trouble(error);
+  } finally {
+    if (mine === turn) $("main").setAttribute("aria-busy", "false");
   }
 }
 
@@ -32,7 +36,8 @@ function draw(subject, search, later) {
   costs(subject);
   showFound(subject, search);
   showWhy([search]);
-  if (state.tab === "search") showTree(search);
+  if (!search.levels.length) fill($("view"), h("p", { class: "muted" }, "Nothing may be found."));
+  else if (state.tab === "search") showTree(search);
   else if (state.tab === "losses") showLosses(subject, search);
   else if (state.tab === "map") showMap(source, search);
   else later?.();
@@ -45,7 +50,8 @@ function welcome(subject) {
   showWho(source, subject);
   for (const id of ["truth", "history", "controls", "found"]) fill($(id));
   $("why").hidden = true;
-  fill($("view"), h("div", { class: "welcome" }, h("h2", {}, "Watch a search"), h("p", {}, "Choose a user of the log, or type a history: ids or titles of items."),
+  fill($("view"), h("div", { class: "welcome" }, h("h2", {}, "Watch a search"),
+    h("p", {}, "Choose a user of the log, or type a history: ids or titles of items."),
     h("button", { class: "wide-button", onclick: openFinder }, "Search users and items …")));
 }
 
@@ -65,7 +71,9 @@ async function costs(subject) {
     for (const size of source.beamSizes.filter((each) => each >= state.m)) {
       const search = await source.search({ ...shown.asked, k: size, item: null }).catch(() => null);
       if (mine !== turn) return;
-      if (search) points.push({ size, cost: search.scored, recall: search.items.filter((path) => path.rank !== null && path.rank <= state.m).length / subject.truth.length });
+      if (search) points.push({ size, cost: search.scored,
+        recall: search.items.filter((path) => path.rank !== null &&
+        path.rank <= state.m).length / subject.truth.length });
     }
   }
   const chart = costChart(points, source.stop(state.k), (k) => set({ k }), label);
@@ -73,7 +81,9 @@ async function costs(subject) {
 }
 
 function showTabs() {
-  fill($("tabs"), TABS.map(([key, word], n) => h("button", { role: "tab", id: `tab-${key}`, "aria-selected": String(state.tab === key), tabindex: state.tab === key ? 0 : -1, title: `${word} (${n + 1})`, onclick: () => set({ tab: key }) }, word)));
+  fill($("tabs"), TABS.map(([key, word], n) => h("button",
+    { role: "tab", id: `tab-${key}`, "aria-selected": String(state.tab === key), tabindex: state.tab === key ? 0
+    : -1, title: `${word} (${n + 1})`, onclick: () => set({ tab: key }) }, word)));
 }
 
 // The tree and what moves it
@@ -84,21 +94,34 @@ function showTree(search) {
     const canvas = h("canvas", { class: "tree", id: "tree", tabindex: 0, role: "img" });
     const button = (id, sign, label, onclick) => h("button", { id, title: label, "aria-label": label, onclick }, sign);
     fill($("view"), h("div", { class: "head tools-row" }, h("h2", {}, "The search, level by level"),
-      h("div", { class: "group", role: "group", "aria-label": "Replay" }, button("back", icon("back"), "One level back (↑)", () => stepLevel(-1)), button("play", icon("play"), "Replay (space)", replay), button("next", icon("next"), "One level on (↓)", () => stepLevel(1))),
-      h("div", { class: "group", role: "group", "aria-label": "Zoom" }, button("in", "+", "Zoom in (+)", () => view.zoom(0.6)), button("out", "−", "Zoom out (−)", () => view.zoom(1 / 0.6)), button("all", icon("all"), "Show all (0)", () => set({ from: 0, to: 1 }))),
-      h("button", { id: "layout", title: "What the search looked at, or the whole catalogue to scale (l)", onclick: flip }, ""), legend()),
-      h("div", { class: "scene" }, canvas), h("details", { class: "levels" }, h("summary", {}, "The levels as a table"), h("div", { id: "levels" })));
+      h("div", { class: "group", role: "group", "aria-label": "Replay" },
+        button("back", icon("back"), "One level back (↑)", () => stepLevel(-1)),
+        button("play", icon("play"), "Replay (space)", replay),
+        button("next", icon("next"), "One level on (↓)", () => stepLevel(1))),
+      h("div", { class: "group", role: "group", "aria-label": "Zoom" },
+        button("in", "+", "Zoom in (+)", () => view.zoom(0.6)),
+        button("out", "−", "Zoom out (−)", () => view.zoom(1 / 0.6)),
+        button("all", icon("all"), "Show all (0)", () => set({ from: 0, to: 1 }))),
+      h("button", { id: "layout", title: "What the search looked at, or the whole catalogue to scale (l)",
+        onclick: flip }, ""), legend()),
+      h("div", { class: "scene" }, canvas),
+        h("details", { class: "levels" }, h("summary", {}, "The levels as a table"), h("div", { id: "levels" })));
     view = new TreeView(canvas, { onItem: choose, map: source.models[0].map });
     new ResizeObserver(() => view.draw()).observe(canvas);
   }
   $("layout").textContent = state.layout === "scale" ? "to scale" : "beam only";
   fill($("play"), icon(playing ? "pause" : "play"));
   view.map = source.models[0].map;
-  view.show(search, { all: search.items.filter((path) => path.steps.length), chosen: search.items.find((path) => path.item.id === state.item && path.steps.length) ?? onTheWay(search) });
+  view.show(search, { all: search.items.filter((path) => path.steps.length),
+    chosen: search.items.find((path) => path.item.id === state.item && path.steps.length) ?? onTheWay(search) });
   const goal = state.layout === "scale" ? 1 : 0;
   if (view.morph !== goal) view.morphTo(goal);
-  fill($("levels"), h("table", { class: "fates" }, h("thead", {}, h("tr", {}, ["level", "candidates", "kept", "best", "last kept", "worst"].map((word) => h("th", { scope: "col" }, word)))),
-    h("tbody", {}, search.levels.map((each) => h("tr", {}, [each.level, count(each.candidates), each.passed ? "all, unscored" : count(each.kept), num(each.best), num(each.kth), num(each.worst)].map((text) => h("td", {}, text)))))));
+  fill($("levels"), h("table", { class: "fates" },
+    h("thead", {}, h("tr", {}, ["level", "candidates", "kept", "best", "last kept",
+    "worst"].map((word) => h("th", { scope: "col" }, word)))),
+    h("tbody", {}, search.levels.map((each) => h("tr", {},
+      [each.level, count(each.candidates), each.passed ? "all, unscored" : count(each.kept), num(each.best),
+      num(each.kth), num(each.worst)].map((text) => h("td", {}, text)))))));
 }
 
 // A recommended item has a way too, though it was not asked for: up from its leaf.
@@ -110,14 +133,18 @@ function onTheWay(search) {
   let node = leaf.node;
   for (let n = search.levels.length - 1; n >= 0; n--) {
     const at = search.levels[n].nodes.find((each) => each.node === node);
-    steps.unshift({ level: search.levels[n].level, node, kept: true, score: at?.score ?? NaN, kth: search.levels[n].kth, margin: (at?.score ?? NaN) - search.levels[n].kth });
+    steps.unshift({ level: search.levels[n].level, node, kept: true, score: at?.score ?? NaN,
+      kth: search.levels[n].kth, margin: (at?.score ?? NaN) - search.levels[n].kth });
     node = parentOf(search.arity, node);
   }
   return { item: hit.item, may_be_found: true, rank: hit.rank, steps, lost: null };
 }
 
-const legend = () => h("div", { class: "legend", "aria-hidden": "true" }, h("span", { class: "key" }, h("i", { class: "swatch beam" }), "kept"), h("span", { class: "key" }, h("i", { class: "swatch pruned" }), "pruned"),
-  ["found", "below", "lost"].map((fate) => h("span", { class: "key" }, mark(fate), fate === "below" ? "ranked below m" : `chosen next, ${fate}`)));
+const legend = () => h("div", { class: "legend", "aria-hidden": "true" },
+  h("span", { class: "key" }, h("i", { class: "swatch beam" }), "kept"),
+  h("span", { class: "key" }, h("i", { class: "swatch pruned" }), "pruned"),
+  ["found", "below", "lost"].map((fate) => h("span", { class: "key" }, mark(fate), fate === "below"
+    ? "ranked below m" : `chosen next, ${fate}`)));
 const flip = () => set({ layout: state.layout === "scale" ? "beam" : "scale", from: 0, to: 1 });
 
 function stepLevel(by) {
@@ -133,7 +160,8 @@ function replay() {
   if (state.tab !== "search") set({ tab: "search" });
   const levels = shown.search?.levels.map((each) => each.level) ?? [];
   let n = 0;
-  const tick = () => { if (n >= levels.length) return stop(); set({ level: n === levels.length - 1 ? null : levels[n] }); n += 1; };
+  const tick = () => { if (n >= levels.length) return stop();
+    set({ level: n === levels.length - 1 ? null : levels[n] }); n += 1; };
   playing = setInterval(tick, 800);
   tick();
 }
@@ -142,100 +170,21 @@ function showLosses(subject, search) {
   const model = modelAt(source), inspected = source.models[model].losses;
   const pieces = [];
   if (inspected) {
-    pieces.push(h("div", { class: "head" }, h("h2", {}, "Where relevant items are lost"), h("span", { class: "muted" }, `${count(inspected.users)} users, k = ${inspected.beam_size}, as beamtree inspect counts`)),
-      h("div", { class: "pair" }, lossChart(inspected, `of these, brute force finds at ${inspected.cuts.at(-1).m}`), cutChart(inspected)), h("p", { class: "advice" }, inspected.advice));
+    pieces.push(h("div", { class: "head" }, h("h2", {}, "Where relevant items are lost"),
+      h("span", { class: "muted" },
+      `${count(inspected.users)} users, k = ${inspected.beam_size}, as beamtree inspect counts`)),
+      h("div", { class: "pair" }, lossChart(inspected, `of these, brute force finds at ${inspected.cuts.at(-1).m}`),
+        cutChart(inspected)), h("p", { class: "advice" }, inspected.advice));
   }
   const searches = source.live ? [search] : source.users.map((user) => source.at(user, model, state.k));
   const found = lossesAt(searches, state.m);
   const whose = source.live ? "this user" : `the ${source.users.length} recorded users`;
-  pieces.push(h("div", { class: "head" }, h("h2", {}, `${source.live ? "This user" : "The recorded users"} at k = ${source.stop(state.k)}`), h("span", { class: "muted" }, `${plural(found.items, "item")} that ${whose} chose next; the sliders change it`)),
-    found.items ? lossChart(found, `of these, its own leaf would be among the first ${state.m}`) : h("p", { class: "muted" }, "Nothing is hidden: hide some events first."));
+  pieces.push(h("div", { class: "head" },
+    h("h2", {}, `${source.live ? "This user" : "The recorded users"} at k = ${source.stop(state.k)}`),
+    h("span", { class: "muted" }, `${plural(found.items, "item")} that ${whose} chose next; the sliders change it`)),
+    found.items ? lossChart(found, `of these, its own leaf would be among the first ${state.m}`)
+      : h("p", { class: "muted" }, "Nothing is hidden: hide some events first."));
   fill($("view"), h("div", { class: "losses" }, pieces));
-}
-
-function askToken() { // kept until the browser is closed, and sent to this server alone
-  const field = h("input", { type: "password", id: "token", "aria-label": "Token", autocomplete: "off" });
-  const keep = (event) => { event.preventDefault(); sessionStorage.setItem("token", field.value); location.reload(); };
-  fill($("finder"), h("form", { onsubmit: keep }, h("p", {}, "This server asks for a token."), field));
-  $("finder").showModal();
-}
-
-// Search box, help, keys
-
-function openFinder() {
-  const box = $("finder");
-  const list = h("div", { class: "results" });
-  const field = h("input", { type: "search", id: "query", placeholder: source.live ? "A user, an item, or a title" : "A recorded user, or an item in their events", "aria-label": "Search", autocomplete: "off" });
-  let asked = 0;
-  const look = async () => {
-    const mine = ++asked, found = await source.lookUp(field.value).catch((error) => { trouble(error); return { users: [], items: [] }; });
-    if (mine !== asked) return;
-    fill(list, found.users.map((user) => h("button", { class: "item", onclick: () => { box.close(); set({ user: user.id, history: null, item: null, from: 0, to: 1 }); } }, h("span", { class: "rank" }, "user"), h("span", { class: "name" }, user.id))),
-      found.items.map((item) => h("button", { class: "item", onclick: () => { box.close(); addItem(item); } }, h("span", { class: "rank" }, "+"), h("span", { class: "text" }, h("span", { class: "name" }, name(item)), h("span", { class: "note" }, noteOf(item))))),
-      found.users.length + found.items.length ? null : h("p", { class: "muted" }, "Nothing has this in its name."));
-  };
-  field.addEventListener("input", look);
-  field.addEventListener("keydown", (event) => {
-    const first = () => list.querySelector("button");
-    if (event.key === "Enter") look().then(() => first()?.click());
-    else if (event.key === "ArrowDown") first()?.focus();
-    else return;
-    event.preventDefault(); // else the same stroke would press the button that the focus goes back to
-  });
-  fill(box, h("form", { method: "dialog", onsubmit: (event) => event.preventDefault() }, field), list);
-  box.showModal();
-  look();
-}
-function addItem(item) { // to the end of the history: what if the user chose this now
-  const past = shown.subject ? [...[...shown.subject.history].reverse(), ...shown.subject.truth].map((each) => each.id) : [];
-  set({ history: [...past, item.id].slice(-200), user: null, hide: 0, item: null });
-}
-
-const KEYS = [["↑ ↓", "one level up or down in the replay"], ["space", "replay level by level"], ["← →", "the previous or next item chosen next"], ["[ ]", "the previous or next user"], ["+ − 0", "zoom in, out, show all"], ["l", "beam only, or to scale"],
-  ["1 2 3 4", "search, compare, losses, catalogue"], ["/", "search"], ["c", "copy a link to this view"], ["d", "light or dark"], ["?", "this help"]];
-function openManual() {
-  fill($("manual"), h("div", { class: "head" }, h("h2", {}, "How to read it"), h("button", { class: "plain", "aria-label": "Close", onclick: () => $("manual").close() }, "×")),
-    h("p", {}, "Items are the leaves of a tree. A search walks down: on every level it scores the children of the nodes it kept and keeps the best k, the beam. What is striped was pruned, with all items below it. An item is found if all of its ancestors were kept."),
-    h("p", {}, "Hover over a node for its score, click it to zoom, click a leaf or an item in a list to follow its way. The address holds the whole view: copy it to share it."),
-    h("table", { class: "keys" }, h("tbody", {}, KEYS.map(([key, text]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, text))))));
-  $("manual").showModal();
-}
-
-function nextItem(by) {
-  const list = shown.subject?.truth ?? [];
-  if (!list.length) return;
-  const at = list.findIndex((item) => item.id === state.item);
-  set({ item: list[(at < 0 ? (by > 0 ? 0 : list.length - 1) : at + by + list.length) % list.length].id });
-}
-function theme(flipIt) {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = state.theme ?? (dark ? "dark" : "light");
-  if (flipIt) set({ theme: now === "dark" ? "light" : "dark" });
-  document.documentElement.dataset.theme = state.theme ?? (dark ? "dark" : "light");
-  readPalette();
-}
-async function share() {
-  keepAddress();
-  try { await navigator.clipboard.writeText(location.href); say("The link is copied."); } catch { say("Copy the address of this page: it holds the view."); }
-}
-function say(text) { $("status").textContent = text; $("share").dataset.said = text; setTimeout(() => delete $("share").dataset.said, 1600); }
-function save() {
-  const link = h("a", { href: URL.createObjectURL(new Blob([JSON.stringify({ state, ...shown }, null, 1)], { type: "application/json" })), download: "search.json" });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
-function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const typing = event.target.closest?.("input, select, textarea");
-  if (typing && !(event.key === "/" && event.target.type === "range")) return;
-  const act = {
-    ArrowUp: () => stepLevel(-1), ArrowDown: () => stepLevel(1), ArrowLeft: () => nextItem(-1), ArrowRight: () => nextItem(1), "[": () => $("who").turn?.(-1), "]": () => $("who").turn?.(1),
-    "+": () => view?.zoom(0.6), "=": () => view?.zoom(0.6), "-": () => view?.zoom(1 / 0.6), 0: () => set({ from: 0, to: 1, node: 0 }), l: flip, "/": openFinder, "?": openManual, c: share, d: () => theme(true),
-    Escape: () => set({ item: null, from: 0, to: 1, node: 0 }), 1: () => set({ tab: "search" }), 2: () => set({ tab: "compare" }), 3: () => set({ tab: "losses" }), 4: () => set({ tab: "map" }),
-    " ": () => { if (event.target.closest?.("button")) return false; return replay(); },
-  }[event.key];
-  if (act && act() !== false) event.preventDefault();
 }
 
 async function start() {
@@ -254,7 +203,8 @@ async function start() {
   addEventListener("resize", () => { if (state.tab !== "search" && shown.search) show(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { theme(); show(); });
   for (const button of document.querySelectorAll("[data-icon]")) button.prepend(icon(button.dataset.icon));
-  $("find").onclick = openFinder; $("help").onclick = openManual; $("share").onclick = share; $("save").onclick = save; $("theme").onclick = () => theme(true);
+  $("find").onclick = openFinder; $("help").onclick = openManual; $("share").onclick = share;
+  $("save").onclick = save; $("theme").onclick = () => theme(true);
   $("skip").onclick = (event) => { event.preventDefault(); $("stage").focus(); };
   await show();
   document.documentElement.dataset.ready = "true";

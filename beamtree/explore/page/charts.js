@@ -22,15 +22,18 @@ function costChart(points, k, onpick, label) {
   const logs = points.map((p) => Math.log(p.cost)), least = Math.min(...logs), wide = Math.max(...logs) - least || 1;
   const x = (p) => pad.l + ((Math.log(p.cost) - least) / wide) * (W - pad.l - pad.r);
   const y = (p) => H - pad.b - (p.recall / high) * (H - pad.t - pad.b);
-  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${label}: ` + points.map((p) => `k ${p.size}: recall ${percent(p.recall, 1)}, ${count(Math.round(p.cost))} nodes`).join("; ") },
+  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img",
+    "aria-label": `${label}: ` + points.map((p) => `k ${p.size}: recall ${percent(p.recall, 1)}, ${count(Math.round(p.cost))} nodes`).join("; ") },
     s("text", { x: 2, y: pad.t + 6, class: "axis" }, percent(high / 1.12)),
     s("line", { x1: pad.l, x2: W - pad.r, y1: H - pad.b, y2: H - pad.b, class: "base" }),
     s("polyline", { points: points.map((p) => `${x(p)},${y(p)}`).join(" "), class: "curve" }));
   for (const p of points) {
     const on = p.size === k;
-    chart.append(s("circle", { cx: x(p), cy: y(p), r: on ? 5 : 3, class: on ? "here" : "stop", onclick: () => onpick(p.size) },
+    chart.append(s("circle", { cx: x(p), cy: y(p), r: on ? 5 : 3, class: on ? "here" : "stop",
+      onclick: () => onpick(p.size) },
       s("title", {}, `k = ${p.size}: recall ${percent(p.recall, 1)}, ${count(Math.round(p.cost))} nodes scored`)));
-    if (on || p === points[0] || p === points[points.length - 1]) chart.append(s("text", { x: x(p), y: H - 3, class: "axis mid" }, p.size));
+    if (on || p === points[0] || p === points[points.length - 1]) chart.append(s("text",
+      { x: x(p), y: H - 3, class: "axis mid" }, p.size));
   }
   return chart;
 }
@@ -38,15 +41,19 @@ function costChart(points, k, onpick, label) {
 function marginChart(path) {
   const W = 300, H = 74, steps = path.steps, wide = W / steps.length;
   const most = Math.max(...steps.map((each) => Math.abs(each.margin)), 1e-9);
-  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, class: "margins", role: "img", "aria-label": "Score above or below the last node kept, by level: " + steps.map((each) => `level ${each.level} ${signed(each.margin)}`).join(", ") });
+  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, class: "margins", role: "img",
+    "aria-label": "Score above or below the last node kept, by level: " + steps.map((each) => `level ${each.level} ${signed(each.margin)}`).join(", ") });
   const middle = 34;
   steps.forEach((each, n) => {
     const tall = Math.max(1.5, (Math.abs(each.margin) / most) * 26), up = each.margin >= 0;
     const kind = each.kept ? "kept" : each.before === null ? "after" : "gone";
-    chart.append(s("rect", { x: n * wide + wide * 0.18, width: wide * 0.64, y: up ? middle - tall : middle, height: tall, class: `margin ${kind}`, rx: 1.5 },
-      s("title", {}, `level ${each.level}: ${signed(each.margin)} from the last kept${each.before === null ? ", was no candidate any more" : `, ${each.before} before it`}`)));
+    chart.append(s("rect", { x: n * wide + wide * 0.18, width: wide * 0.64, y: up ? middle - tall : middle,
+      height: tall, class: `margin ${kind}`, rx: 1.5 },
+      s("title", {},
+        `level ${each.level}: ${signed(each.margin)} from the last kept${each.before === null ? ", was no candidate any more" : `, ${each.before} before it`}`)));
     chart.append(s("text", { x: (n + 0.5) * wide, y: H - 2, class: "axis mid" }, each.level));
-    if (kind === "gone") chart.append(s("text", { x: (n + 0.5) * wide, y: up ? middle - tall - 2 : middle + tall + 9, class: "axis mid gone" }, "✕"));
+    if (kind === "gone") chart.append(s("text",
+      { x: (n + 0.5) * wide, y: up ? middle - tall - 2 : middle + tall + 9, class: "axis mid gone" }, "✕"));
   });
   chart.append(s("line", { x1: 0, x2: W, y1: middle, y2: middle, class: "base" }));
   return h("figure", {}, h("figcaption", {}, "Score above or below the last node kept, by level"), chart);
@@ -58,12 +65,17 @@ function partChart(lost) {
     const bar = h("i", { class: part.difference < 0 ? "against" : "for" });
     bar.style.width = `${(Math.abs(part.difference) / most) * 50}%`;
     bar.style[part.difference < 0 ? "right" : "left"] = "50%";
-    return h("tr", { class: part.name === lost.decided ? "decided" : "" }, h("th", { scope: "row" }, part.name), h("td", {}, num(part.item)), h("td", {}, num(part.kept)),
+    return h("tr", { class: part.name === lost.decided ? "decided" : "" }, h("th", { scope: "row" }, part.name),
+      h("td", {}, num(part.item)), h("td", {}, num(part.kept)),
       h("td", { class: "diverge" }, bar), h("td", {}, signed(part.difference)));
   });
-  const note = lost.together ? h("p", { class: "muted small" }, `${lost.together.name} are added before they are lifted: together ${num(lost.together.item)} and ${num(lost.together.kept)}.`) : null;
-  return h("figure", {}, h("figcaption", {}, "What each part of the score says of its subtree and of the last one kept"),
-    h("table", { class: "parts" }, h("thead", {}, h("tr", {}, ["part", "item’s", "kept", "", "difference"].map((word) => h("th", { scope: "col" }, word)))), h("tbody", {}, rows)), note);
+  const note = lost.together ? h("p", { class: "muted small" },
+    `${lost.together.name} are added before they are lifted: together ${num(lost.together.item)} and ${num(lost.together.kept)}.`) : null;
+  return h("figure", {}, h("figcaption", {},
+    "What each part of the score says of its subtree and of the last one kept"),
+    h("table", { class: "parts" }, h("thead", {},
+      h("tr", {}, ["part", "item’s", "kept", "", "difference"].map((word) => h("th", { scope: "col" }, word)))),
+      h("tbody", {}, rows)), note);
 }
 
 // Where the recorded users' next items went at this beam size: the same shape as `inspect`.
@@ -83,37 +95,59 @@ function lossesAt(searches, m) {
 
 function lossChart(losses, note) {
   const last = losses.cuts[losses.cuts.length - 1];
-  const bars = [...losses.levels.map((each) => ({ label: String(each.level), top: each.survival + each.lost, tall: each.lost, part: Math.min(each.avoidable, each.lost), kind: "lost" })),
-    { label: `rank > ${last.m}`, top: last.beam + last.below, tall: last.below, kind: "below" }, { label: "found", top: last.beam, tall: last.beam, kind: "found" }];
+  const bars = [...losses.levels.map((each) => ({ label: String(each.level), top: each.survival + each.lost,
+    tall: each.lost, part: Math.min(each.avoidable, each.lost), kind: "lost" })),
+    { label: `rank > ${last.m}`, top: last.beam + last.below, tall: last.below, kind: "below" },
+      { label: "found", top: last.beam, tall: last.beam, kind: "found" }];
   const W = 720, H = 300, pad = { l: 44, r: 8, t: 14, b: 36 }, wide = (W - pad.l - pad.r) / bars.length;
   const y = (share) => pad.t + (1 - share) * (H - pad.t - pad.b);
-  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", class: "loss", "aria-label": "Where relevant items go: " + bars.map((bar) => `${bar.label}: ${percent(bar.tall, 1)}`).join(", ") });
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) chart.append(s("line", { x1: pad.l, x2: W - pad.r, y1: y(share), y2: y(share), class: "grid" }), s("text", { x: pad.l - 6, y: y(share) + 3, class: "axis end" }, percent(share)));
+  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", class: "loss",
+    "aria-label": "Where relevant items go: " + bars.map((bar) => `${bar.label}: ${percent(bar.tall, 1)}`).join(", ") });
+  for (const share of [0, 0.25, 0.5, 0.75, 1]) chart.append(s("line",
+    { x1: pad.l, x2: W - pad.r, y1: y(share), y2: y(share), class: "grid" }),
+    s("text", { x: pad.l - 6, y: y(share) + 3, class: "axis end" }, percent(share)));
   bars.forEach((bar, n) => {
     const x = pad.l + n * wide + wide * 0.14, w = wide * 0.72;
-    chart.append(s("rect", { x, width: w, y: y(bar.top), height: Math.max(0.8, y(bar.top - bar.tall) - y(bar.top)), class: `bar ${bar.kind}` }, s("title", {}, `${bar.kind === "lost" ? `level ${bar.label}` : bar.label}: ${percent(bar.tall, 2)}`)));
-    if (bar.part) chart.append(s("rect", { x, width: w, y: y(bar.top), height: y(bar.top - bar.part) - y(bar.top), class: "bar avoidable" }, s("title", {}, `avoidable: ${percent(bar.part, 2)}`)));
-    if (n < bars.length - 2) chart.append(s("line", { x1: x + w, x2: x + wide + wide * 0.14 - w * 0.0, y1: y(bar.top - bar.tall), y2: y(bar.top - bar.tall), class: "step" }));
+    chart.append(s("rect", { x, width: w, y: y(bar.top), height: Math.max(0.8, y(bar.top - bar.tall) - y(bar.top)),
+      class: `bar ${bar.kind}` }, s("title", {},
+      `${bar.kind === "lost" ? `level ${bar.label}` : bar.label}: ${percent(bar.tall, 2)}`)));
+    if (bar.part) chart.append(s("rect", { x, width: w, y: y(bar.top), height: y(bar.top - bar.part) - y(bar.top),
+      class: "bar avoidable" }, s("title", {}, `avoidable: ${percent(bar.part, 2)}`)));
+    if (n < bars.length - 2) chart.append(s("line",
+      { x1: x + w, x2: x + wide + wide * 0.14 - w * 0.0, y1: y(bar.top - bar.tall), y2: y(bar.top - bar.tall),
+      class: "step" }));
     const under = bar.kind === "lost" ? y(bar.top - bar.tall) + 12 : y(bar.top) - 4;
-    if (bar.tall > 0.004) chart.append(s("text", { x: x + w / 2, y: under, class: "axis mid" }, (bar.tall * 100).toFixed(1)));
+    if (bar.tall > 0.004) chart.append(s("text", { x: x + w / 2, y: under, class: "axis mid" },
+      (bar.tall * 100).toFixed(1)));
     chart.append(s("text", { x: x + w / 2, y: H - 20, class: "axis mid" }, bar.label));
   });
-  chart.append(s("text", { x: pad.l + (wide * losses.levels.length) / 2, y: H - 5, class: "axis mid" }, "lost on level"));
+  chart.append(s("text", { x: pad.l + (wide * losses.levels.length) / 2, y: H - 5, class: "axis mid" },
+    "lost on level"));
   const key = (kind, text) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), text);
-  return h("figure", { class: "wide" }, chart, h("figcaption", {}, key("lost", "not in the beam"), key("avoidable", note), key("below", `in the last beam, ranked below ${last.m}`), key("found", `found at ${last.m}`)));
+  return h("figure", { class: "wide" }, chart,
+    h("figcaption", {}, key("lost", "not in the beam"), key("avoidable", note),
+    key("below", `in the last beam, ranked below ${last.m}`), key("found", `found at ${last.m}`)));
 }
 
 function cutChart(losses) {
   const W = 330, H = 230, pad = { l: 40, r: 10, t: 12, b: 30 }, cuts = losses.cuts;
   const high = Math.max(...cuts.flatMap((cut) => [cut.beam, cut.brute_force]), 0.01) * 1.1;
-  const x = (n) => pad.l + ((n + 0.5) / cuts.length) * (W - pad.l - pad.r), y = (share) => pad.t + (1 - share / high) * (H - pad.t - pad.b);
-  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "Recall of the beam and of brute force: " + cuts.map((cut) => `m ${cut.m}: ${percent(cut.beam, 1)} and ${percent(cut.brute_force, 1)}`).join("; ") });
-  for (const share of [0, 0.5, 1]) chart.append(s("line", { x1: pad.l, x2: W - pad.r, y1: y(share * high / 1.1), y2: y(share * high / 1.1), class: "grid" }), s("text", { x: pad.l - 5, y: y(share * high / 1.1) + 3, class: "axis end" }, percent(share * high / 1.1)));
+  const x = (n) => pad.l + ((n + 0.5) / cuts.length) * (W - pad.l - pad.r),
+    y = (share) => pad.t + (1 - share / high) * (H - pad.t - pad.b);
+  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img",
+    "aria-label": "Recall of the beam and of brute force: " + cuts.map((cut) => `m ${cut.m}: ${percent(cut.beam, 1)} and ${percent(cut.brute_force, 1)}`).join("; ") });
+  for (const share of [0, 0.5, 1]) chart.append(s("line",
+    { x1: pad.l, x2: W - pad.r, y1: y(share * high / 1.1), y2: y(share * high / 1.1), class: "grid" }),
+    s("text", { x: pad.l - 5, y: y(share * high / 1.1) + 3, class: "axis end" }, percent(share * high / 1.1)));
   for (const [key, kind] of [["brute_force", "brute"], ["beam", "curve"]]) {
     chart.append(s("polyline", { points: cuts.map((cut, n) => `${x(n)},${y(cut[key])}`).join(" "), class: kind }));
-    cuts.forEach((cut, n) => chart.append(key === "beam" ? s("circle", { cx: x(n), cy: y(cut.beam), r: 4, class: "stop" }) : s("rect", { x: x(n) - 4, y: y(cut.brute_force) - 4, width: 8, height: 8, class: "square" })));
+    cuts.forEach((cut, n) => chart.append(key === "beam"
+      ? s("circle", { cx: x(n), cy: y(cut.beam), r: 4, class: "stop" })
+      : s("rect", { x: x(n) - 4, y: y(cut.brute_force) - 4, width: 8, height: 8, class: "square" })));
   }
   cuts.forEach((cut, n) => chart.append(s("text", { x: x(n), y: H - 14, class: "axis mid" }, cut.m)));
   chart.append(s("text", { x: (W + pad.l) / 2, y: H - 2, class: "axis mid" }, "m"));
-  return h("figure", { class: "narrow" }, chart, h("figcaption", {}, h("span", { class: "key" }, h("i", { class: "swatch beam" }), "recall of the beam"), h("span", { class: "key" }, h("i", { class: "swatch brute" }), "of brute force over all leaves")));
+  return h("figure", { class: "narrow" }, chart,
+    h("figcaption", {}, h("span", { class: "key" }, h("i", { class: "swatch beam" }), "recall of the beam"),
+    h("span", { class: "key" }, h("i", { class: "swatch brute" }), "of brute force over all leaves")));
 }

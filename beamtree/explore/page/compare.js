@@ -6,18 +6,27 @@ async function showCompare(source, asked, subject, search) {
   const second = { model: other, k: state.k2 ?? state.k };
   const theirs = await source.search({ ...asked, ...second, m: Math.min(state.m, second.k) });
   return () => {
-    const model = (key, value, label) => h("select", { id: key, "aria-label": label, onchange: (event) => set({ [key]: Number(event.target.value) }) },
+    const model = (key, value, label) => h("select",
+      { id: key, "aria-label": label, onchange: (event) => set({ [key]: Number(event.target.value) }) },
       source.models.map((each, n) => h("option", { value: n, selected: n === value }, clean(each.name))));
-    const beam = (key, value, label) => h("select", { id: `beam-${key}`, "aria-label": label, onchange: (event) => set({ [key]: Number(event.target.value), ...(key === "k" ? { k2: state.k2 ?? state.k } : {}) }) },
-      [...new Set([...sizes, value])].sort((a, b) => a - b).map((size) => h("option", { value: size, selected: size === value }, `k = ${size}`)));
-    const sides = [{ search, pick: model("model", modelAt(source), "First model"), size: beam("k", source.stop(state.k), "First beam size"), sign: "A", colour: "beam" },
-      { search: theirs, pick: model("other", other, "Second model"), size: beam("k2", source.stop(second.k), "Second beam size"), sign: "B", colour: "beam2" }];
+    const beam = (key, value, label) => h("select",
+      { id: `beam-${key}`, "aria-label": label,
+      onchange: (event) => set({ [key]: Number(event.target.value),
+      ...(key === "k" ? { k2: state.k2 ?? state.k } : {}) }) },
+      [...new Set([...sizes, value])].sort((a, b) => a - b).map((size) => h("option",
+        { value: size, selected: size === value }, `k = ${size}`)));
+    const sides = [{ search, pick: model("model", modelAt(source), "First model"),
+      size: beam("k", source.stop(state.k), "First beam size"), sign: "A", colour: "beam" },
+      { search: theirs, pick: model("other", other, "Second model"),
+        size: beam("k2", source.stop(second.k), "Second beam size"), sign: "B", colour: "beam2" }];
     const view = h("div", { class: "compare" });
-    fill($("view"), h("div", { class: "head" }, h("h2", {}, "The same user, searched twice"), h("span", { class: "muted" }, likeness(sides))), view);
+    fill($("view"), h("div", { class: "head" }, h("h2", {}, "The same user, searched twice"),
+      h("span", { class: "muted" }, likeness(sides))), view);
     sides.forEach((side, n) => view.append(column(side, sides[1 - n], subject, source)));
     $("view").append(fateTable(sides, subject));
     showWhy([search, theirs]);
-    for (const side of sides) side.tree.show(side.search, { all: side.search.items, chosen: side.search.items.find((path) => path.item.id === state.item) });
+    for (const side of sides) side.tree.show(side.search,
+      { all: side.search.items, chosen: side.search.items.find((path) => path.item.id === state.item) });
   };
 }
 
@@ -31,23 +40,35 @@ function column(side, other, subject, source) {
   const { search, sign, colour } = side;
   const rank = new Map(other.search.found.slice(0, state.m).map((each) => [each.item.id, each.rank]));
   const true_ = new Set(subject.truth.map((item) => item.id));
-  const hits = search.items.filter((path) => true_.has(path.item.id) && path.rank !== null && path.rank <= state.m).length;
+  const hits = search.items.filter((path) => true_.has(path.item.id) && path.rank !== null &&
+    path.rank <= state.m).length;
   const canvas = h("canvas", { class: "small-tree", role: "img" });
   side.tree = new TreeView(canvas, { small: true, colour });
   const list = search.found.slice(0, state.m).map(({ rank: place, item, score }) => {
     const there = rank.get(item.id), by = there === undefined ? null : there - place;
-    const move = by === null ? h("span", { class: "only" }, `only ${sign}`) : h("span", { class: "same" }, by === 0 ? "=" : by > 0 ? `▲ ${by}` : `▼ ${-by}`);
-    return itemRow(item, { sign: h("span", { class: "rank" }, place), note: noteOf(item), right: [true_.has(item.id) ? mark("found") : null, move], chosen: state.item === item.id, onclick: () => choose(item), bar: null });
+    const move = by === null ? h("span", { class: "only" }, `only ${sign}`)
+      : h("span", { class: "same" }, by === 0 ? "=" : by > 0 ? `▲ ${by}` : `▼ ${-by}`);
+    return itemRow(item, { sign: h("span", { class: "rank" }, place), note: noteOf(item),
+      right: [true_.has(item.id) ? mark("found") : null, move], chosen: state.item === item.id,
+      onclick: () => choose(item), bar: null });
   });
-  return h("section", { class: `column ${colour}`, "aria-label": `Search ${sign}` }, h("div", { class: "row" }, h("b", { class: `badge ${colour}` }, sign), side.pick, side.size),
-    h("p", { class: "stats" }, `recall@${state.m} ${subject.truth.length ? percent(hits / subject.truth.length) : "–"} · ${count(search.scored)} nodes scored · ${time(search.ms)}`),
+  return h("section", { class: `column ${colour}`, "aria-label": `Search ${sign}` },
+    h("div", { class: "row" }, h("b", { class: `badge ${colour}` }, sign), side.pick, side.size),
+    h("p", { class: "stats" },
+      `recall@${state.m} ${subject.truth.length ? percent(hits / subject.truth.length) : "–"} · ${count(search.scored)} nodes scored · ${time(search.ms)}`),
     canvas, h("ol", { class: "list" }, list));
 }
 
 function fateTable(sides, subject) {
   const [a, b] = sides.map(({ search }) => new Map(search.items.map((path) => [path.item.id, path])));
-  const cell = (path) => (path ? h("td", { class: fateOf(path, state.m) }, mark(fateOf(path, state.m)), ` ${fateText(path, state.m, true)}`, path.lost?.decided ? h("span", { class: "muted" }, ` by ${path.lost.decided}`) : null) : h("td", {}, "–"));
-  if (!subject.truth.length) return h("p", { class: "muted" }, "Nothing is hidden: hide some events to see which search finds them.");
-  return h("table", { class: "fates" }, h("thead", {}, h("tr", {}, ["chosen next", "A", "B"].map((word) => h("th", { scope: "col" }, word)))),
-    h("tbody", {}, subject.truth.map((item) => h("tr", { class: state.item === item.id ? "chosen" : "" }, h("th", { scope: "row" }, h("button", { class: "plain", onclick: () => choose(item) }, name(item))), cell(a.get(item.id)), cell(b.get(item.id))))));
+  const cell = (path) => (path ? h("td", { class: fateOf(path, state.m) }, mark(fateOf(path, state.m)),
+    ` ${fateText(path, state.m, true)}`, path.lost?.decided
+    ? h("span", { class: "muted" }, ` by ${path.lost.decided}`) : null) : h("td", {}, "–"));
+  if (!subject.truth.length) return h("p", { class: "muted" },
+    "Nothing is hidden: hide some events to see which search finds them.");
+  return h("table", { class: "fates" }, h("thead", {},
+    h("tr", {}, ["chosen next", "A", "B"].map((word) => h("th", { scope: "col" }, word)))),
+    h("tbody", {}, subject.truth.map((item) => h("tr", { class: state.item === item.id ? "chosen" : "" },
+      h("th", { scope: "row" }, h("button", { class: "plain", onclick: () => choose(item) }, name(item))),
+      cell(a.get(item.id)), cell(b.get(item.id))))));
 }

@@ -3,7 +3,8 @@
 TreeView.prototype.listen = function () {
   const { canvas } = this, fingers = new Map();
   let moved = 0, pinch = null;
-  const local = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  const local = (event) => { const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top]; };
   const place = (px) => state.from + ((px - this.gutter) / (this.width - this.gutter - this.edge)) * (state.to - state.from);
 
   canvas.addEventListener("wheel", (event) => {
@@ -52,7 +53,8 @@ TreeView.prototype.tell = function ({ node, row }) {
   const lines = [h("b", {}, nodeName(node, this.map))];
   if (node.popular?.category && node.items === 1) lines.push(h("span", {}, node.popular.category));
   const fate = row.passed ? "kept: the whole level is" : node.kept ? "kept" : "pruned";
-  lines.push(h("span", {}, `level ${row.level} · ${plural(node.items ?? 0, "item")} · ${node.implied ? "kept, not listed" : fate}`));
+  lines.push(h("span", {},
+    `level ${row.level} · ${plural(node.items ?? 0, "item")} · ${node.implied ? "kept, not listed" : fate}`));
   if (!node.implied) {
     lines.push(h("span", {}, `rank ${count(node.rank)} of ${count(row.candidates)} · score ${num(node.score)}`));
     lines.push(h("span", {}, `${signed(node.score - row.kth)} from the last kept (${num(row.kth)})`));

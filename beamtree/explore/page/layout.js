@@ -11,13 +11,15 @@ function treeRows(search) {
   }));
   for (const path of search.items) {
     path.steps.forEach((each, n) => { // ancestors that were never candidates: where a lost item would have gone on
-      if (!rows[n].at.has(each.node)) rows[n].at.set(each.node, { node: each.node, score: each.score, ghost: true, kept: false, children: [] });
+      if (!rows[n].at.has(each.node)) rows[n].at.set(each.node,
+        { node: each.node, score: each.score, ghost: true, kept: false, children: [] });
     });
   }
   for (let n = rows.length - 1; n > 0; n--) {
     for (const node of [...rows[n].at.values()]) {
       const above = parentOf(arity, node.node);
-      if (!rows[n - 1].at.has(above)) rows[n - 1].at.set(above, { node: above, kept: true, implied: true, children: [] });
+      if (!rows[n - 1].at.has(above)) rows[n - 1].at.set(above,
+        { node: above, kept: true, implied: true, children: [] });
       rows[n - 1].at.get(above).children.push(node);
       node.parent = rows[n - 1].at.get(above);
     }

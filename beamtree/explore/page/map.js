@@ -12,19 +12,31 @@ function showMap(source, search) {
   const node = state.node < map.items.length ? state.node : 0;
   const way = [];
   for (let at = node; at >= 0; at = at ? parentOf(arity, at) : -1) way.unshift(at);
-  const canvas = h("canvas", { class: "map", tabindex: 0, role: "img", "aria-label": `Map of ${count(map.items[node])} items below ${clean(map.names[node])}` });
+  const canvas = h("canvas", { class: "map", tabindex: 0, role: "img",
+    "aria-label": `Map of ${count(map.items[node])} items below ${clean(map.names[node])}` });
   fill(view, h("div", { class: "head" }, h("h2", {}, "Catalogue"),
-    h("nav", { class: "crumbs", "aria-label": "Way to this subtree" }, way.map((at, n) => [n ? " › " : "", h("button", { class: "plain", "aria-current": at === node ? "location" : null, onclick: () => set({ node: at }) }, at ? cut(clean(map.names[at]), 26) : "all items")])),
-    h("label", { class: "line" }, "colour: ", h("select", { id: "paint", onchange: (event) => set({ paint: event.target.value }) }, PAINTS.map(([key, word]) => h("option", { value: key, selected: key === state.paint }, word))))), canvas);
+    h("nav", { class: "crumbs", "aria-label": "Way to this subtree" },
+      way.map((at, n) => [n ? " › " : "",
+      h("button", { class: "plain", "aria-current": at === node ? "location" : null,
+      onclick: () => set({ node: at }) }, at ? cut(clean(map.names[at]), 26) : "all items")])),
+    h("label", { class: "line" }, "colour: ",
+      h("select", { id: "paint", onchange: (event) => set({ paint: event.target.value }) },
+      PAINTS.map(([key, word]) => h("option", { value: key, selected: key === state.paint }, word))))), canvas);
   const boxes = drawMap(canvas, map, node, arity, search);
-  const hit = (event) => { const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top; return boxes.findLast((each) => x >= each.x && x < each.x + each.w && y >= each.y && y < each.y + each.h); };
+  const hit = (event) => { const box = canvas.getBoundingClientRect(), x = event.clientX - box.left,
+    y = event.clientY - box.top; return boxes.findLast((each) => x >= each.x && x < each.x + each.w &&
+    y >= each.y && y < each.y + each.h); };
   canvas.addEventListener("pointermove", (event) => {
     const at = hit(event);
     if (!at) return hideTip();
-    showTip(event.clientX, event.clientY, [h("b", {}, map.names[at.node]), h("span", {}, `level ${at.level} · ${plural(map.items[at.node], "item")} · ${plural(map.events[at.node], "event")}`), at.heat ? h("span", {}, `about ${count(Math.round(at.heat))} leaves of the last beam`) : null].filter(Boolean));
+    showTip(event.clientX, event.clientY,
+      [h("b", {}, map.names[at.node]), h("span", {},
+      `level ${at.level} · ${plural(map.items[at.node], "item")} · ${plural(map.events[at.node], "event")}`),
+      at.heat ? h("span", {}, `about ${count(Math.round(at.heat))} leaves of the last beam`) : null].filter(Boolean));
   });
   canvas.addEventListener("pointerleave", hideTip);
-  canvas.addEventListener("click", (event) => { const at = hit(event); if (at) { hideTip(); set({ node: enterChild(at.node, node, arity) }); } });
+  canvas.addEventListener("click", (event) => { const at = hit(event);
+    if (at) { hideTip(); set({ node: enterChild(at.node, node, arity) }); } });
 }
 
 function enterChild(at, from, arity) { // two levels at a time, towards what was clicked
@@ -39,7 +51,8 @@ function heatOf(search, arity) {
   return (node, level) => {
     const size = arity ** level, a = ((node - level0(arity, level)) / size) * bins, b = a + bins / size;
     let sum = 0;
-    for (let bin = Math.floor(a); bin < Math.min(bins, Math.ceil(b)); bin++) sum += spread.kept[bin] * (Math.min(b, bin + 1) - Math.max(a, bin));
+    for (let bin = Math.floor(a); bin < Math.min(bins, Math.ceil(b));
+      bin++) sum += spread.kept[bin] * (Math.min(b, bin + 1) - Math.max(a, bin));
     return sum;
   };
 }
@@ -68,15 +81,18 @@ function drawMap(canvas, map, root, arity, search) {
     let at = 0;
     for (const n of children) {
       const share = map.items[n] / sum;
-      if (w >= high) visit(n, level + 1, x + at * w, y, share * w - gap * (n !== children[children.length - 1]), high, depth + 1, heading);
-      else visit(n, level + 1, x, y + at * high, w, share * high - gap * (n !== children[children.length - 1]), depth + 1, heading);
+      if (w >= high) visit(n, level + 1, x + at * w, y, share * w - gap * (n !== children[children.length - 1]),
+        high, depth + 1, heading);
+      else visit(n, level + 1, x, y + at * high, w, share * high - gap * (n !== children[children.length - 1]),
+        depth + 1, heading);
       at += share;
     }
   };
   visit(root, levelOf(root), 0, 0, box.width, box.height, 0, map.names[root]);
   headings(pen, boxes, map);
   const leaves = boxes.filter((each) => each.leaf);
-  const value = (each) => (state.paint === "beam" ? each.heat / map.items[each.node] : state.paint === "events" ? Math.log1p(map.events[each.node] / map.items[each.node]) : 0.25);
+  const value = (each) => (state.paint === "beam" ? each.heat / map.items[each.node] : state.paint === "events"
+    ? Math.log1p(map.events[each.node] / map.items[each.node]) : 0.25);
   const most = Math.max(...leaves.map(value), 1e-9);
   for (const each of leaves) {
     pen.fillStyle = palette.faint;
@@ -91,7 +107,9 @@ function drawMap(canvas, map, root, arity, search) {
     pen.font = "11.5px system-ui, sans-serif";
     pen.fillStyle = strength > 0.55 ? palette.paper : palette.ink;
     lines.forEach((line, n) => pen.fillText(line, each.x + 6, each.y + 16 + n * 14));
-    if (each.h > 30 + lines.length * 14) { pen.globalAlpha = 0.75; pen.font = "10px system-ui, sans-serif"; pen.fillText(plural(map.items[each.node], "item"), each.x + 6, each.y + 17 + lines.length * 14); pen.globalAlpha = 1; }
+    if (each.h > 30 + lines.length * 14) { pen.globalAlpha = 0.75; pen.font = "10px system-ui, sans-serif";
+      pen.fillText(plural(map.items[each.node], "item"), each.x + 6, each.y + 17 + lines.length * 14);
+      pen.globalAlpha = 1; }
   }
   return boxes;
 }
@@ -107,7 +125,8 @@ function below(text, heading) {
 function headings(pen, boxes, map) {
   pen.font = "600 11px system-ui, sans-serif";
   pen.fillStyle = palette.muted;
-  for (const each of boxes) if (each.heading) pen.fillText(fit(pen, map.names[each.node], each.w - 12), each.x + 2, each.y + 12);
+  for (const each of boxes) if (each.heading) pen.fillText(fit(pen, map.names[each.node], each.w - 12), each.x + 2,
+    each.y + 12);
 }
 
 function wrap(pen, text, width, most) {

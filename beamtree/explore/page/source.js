@@ -57,7 +57,8 @@ function unpack(pack, model, size, items) {
   const levels = pack.levels.map((each) => unpackLevel(each, items));
   const paths = pack.paths.map(([item, may, rank, would, score, steps, lost]) => ({
     item: items[item], may_be_found: !!may, rank, would_rank: would, score,
-    steps: steps.map(([node, value, before, kept], n) => step(levels[n].level, node, value, levels[n].kth, before, !!kept)),
+    steps: steps.map(([node, value, before, kept], n) => step(levels[n].level, node, value, levels[n].kth, before,
+      !!kept)),
     lost: lost ? unpackLoss(lost, steps, levels, items) : null,
   }));
   return {
@@ -77,7 +78,8 @@ function unpackLevel([level, candidates, kept, passed, ...others], items) {
     spread: { kept: counts(a), candidates: counts(b) },
   };
 }
-const step = (level, node, score, kth, before, kept) => ({ level, node, score, kth, before, kept, margin: score - kth });
+const step = (level, node, score, kth, before,
+  kept) => ({ level, node, score, kth, before, kept, margin: score - kth });
 function unpackLoss([level, node, item, below, decided, parts, together], steps, levels, items) {
   const place = levels.findIndex((each) => each.level === level);
   const part = ([label, ours, theirs]) => ({ name: label, item: ours, kept: theirs, difference: ours - theirs });
@@ -130,7 +132,6 @@ class Live {
     const key = JSON.stringify(["who", user, history]);
     if (!this.kept.has(key)) this.keep(key, await this.past(user, history));
     const past = this.kept.get(key); // oldest first
-    if (past === null) return { id: user, history: [], truth: [], whole: true };
     const hidden = clamp(hide, 0, Math.max(0, past.length - 1));
     const last = past.slice(past.length - hidden);
     const truth = [...new Map(last.map((item) => [item.id, item])).values()];
@@ -139,11 +140,8 @@ class Live {
   async past(user, history) {
     if (history?.length) return this.named(history);
     if (!user) return [];
-    const told = await this.ask(`/v1/users/${encodeURIComponent(user)}`).catch((error) => {
-      if (error.status === 404) return null; // the server does not tell histories: it is asked for the user as a whole
-      throw error;
-    });
-    return told && told.history.map((each) => this.item(each));
+    const told = await this.ask(`/v1/users/${encodeURIComponent(user)}`);
+    return told.history.map((each) => this.item(each));
   }
   async named(ids) { // titles of what was typed
     const ask = (id) => this.ask(`/v1/items/${encodeURIComponent(id)}`).catch(() => id);
@@ -156,8 +154,8 @@ class Live {
     const subject = await this.subject(asked);
     const items = [...new Set([...subject.truth.map((each) => each.id), ...(item ? [item] : [])])];
     const part = this.models[model].without;
-    const who = subject.whole ? { user: subject.id } : { history: subject.history.map((each) => each.id).reverse() };
-    const body = { ...who, beam_size: Math.max(k, m), m, items, ...(part ? { without: part } : {}) };
+    const history = subject.history.map((each) => each.id).reverse();
+    const body = { history, beam_size: Math.max(k, m), m, items, ...(part ? { without: part } : {}) };
     const key = JSON.stringify(body);
     if (!this.kept.has(key)) this.keep(key, this.normal(await this.ask("/v1/explain", body)));
     return this.kept.get(key);

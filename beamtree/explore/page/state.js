@@ -2,7 +2,8 @@
 
 const TABS = [["search", "Search"], ["compare", "Compare"], ["losses", "Losses"], ["map", "Catalogue"]];
 const DEFAULTS = {
-  tab: "search", user: null, history: null, hide: 5, k: 100, m: 10, item: null, model: 0, other: 1, k2: null, level: null,
+  tab: "search", user: null, history: null, hide: 5, k: 100, m: 10, item: null, model: 0, other: 1, k2: null,
+    level: null,
   layout: "beam", from: 0, to: 1, node: 0, paint: "beam", theme: null,
 };
 const NUMBERS = ["k", "m", "model", "other", "k2", "level", "from", "to", "node", "hide"];
@@ -37,7 +38,8 @@ function address() {
   const parts = new URLSearchParams();
   for (const [key, value] of Object.entries(state)) {
     if (value === null || value === DEFAULTS[key]) continue;
-    const text = key === "history" ? value.join("\t") : typeof value === "number" ? String(+value.toPrecision(8)) : value;
+    const text = key === "history" ? value.join("\t") : typeof value === "number" ? String(+value.toPrecision(8))
+      : value;
     parts.set(key, text);
   }
   return `#${parts}`;
@@ -47,12 +49,16 @@ let pending = 0, written = -1e9;
 function keepAddress() {
   clearTimeout(pending);
   written = performance.now();
+  document.documentElement.dataset.address = "kept";
   if (location.hash !== address()) history.replaceState(null, "", address());
 }
 function set(changes) {
   state = sound({ ...state, ...changes });
   clearTimeout(pending);
   if (performance.now() - written > 250) keepAddress(); // browsers refuse addresses that change all the time
-  else pending = setTimeout(keepAddress, 120);
+  else {
+    document.documentElement.dataset.address = "late";
+    pending = setTimeout(keepAddress, 120);
+  }
   listener(changes);
 }

@@ -42,7 +42,7 @@ class TreeView {
     const top = this.small ? 10 : 30;
     const passed = this.rows.filter((each) => each.passed).length, rest = this.rows.length - passed;
     const room = this.height - top - this.foot, low = Math.min(22, room / (this.rows.length + 1));
-    const high = rest ? clamp((room - low * passed) / rest, 8, 74) : low;
+    const high = rest ? clamp((room - low * passed) / rest, 8, 92) : low;
     let y = top;
     for (let n = 0; n < row; n++) y += this.rows[n].passed ? low : high;
     return { top: y, box: clamp((this.rows[row].passed ? low : high) * 0.42, 4, this.small ? 9 : 17) };
@@ -65,7 +65,7 @@ class TreeView {
     pen.clip();
     this.root();
     for (let n = 0; n < shown; n++) this.links(n);
-    if (this.morph > 0.5) for (let n = 0; n < shown; n++) this.density(n);
+    if (this.morph > 0.5) for (let n = 0; n < shown; n++) if (!this.rows[n].passed) this.density(n);
     for (let n = 0; n < shown; n++) this.boxes(n, n === shown - 1 && !last);
     for (const path of this.paths.all) if (path !== this.paths.chosen) this.path(path, shown, false);
     if (this.paths.chosen) this.path(this.paths.chosen, shown, true);
@@ -84,7 +84,8 @@ class TreeView {
     pen.fillStyle = palette.muted;
     pen.font = "11px system-ui, sans-serif";
     const items = count(this.map?.items?.[0] ?? 0);
-    pen.fillText(above ? `root · ${items} items · levels 1 to ${above} are not searched` : `root · ${items} items`, this.gutter, 16);
+    pen.fillText(above ? `root · ${items} items · levels 1 to ${above} are not searched` : `root · ${items} items`,
+      this.gutter, 16);
   }
   gutters(shown) {
     const { pen } = this;
@@ -161,7 +162,8 @@ class TreeView {
     const bins = row.spread.candidates.length;
     pen.fillStyle = palette.hatch;
     const y = top + box + 2, most = Math.max(...row.spread.candidates, 1);
-    for (const [counts, colour, alpha] of [[row.spread.candidates, "hatch", 0.35], [row.spread.kept, this.colour, 0.6]]) {
+    for (const [counts, colour, alpha] of [[row.spread.candidates, "hatch", 0.35],
+      [row.spread.kept, this.colour, 0.6]]) {
       pen.fillStyle = palette[colour];
       counts.forEach((each, bin) => {
         if (!each) return;
@@ -246,7 +248,8 @@ class TreeView {
     const { pen } = this, n = this.rows.length - 1, { top, box } = this.y(n);
     const chosen = this.paths.chosen?.steps[n]?.node;
     const free = [];
-    const order = [...this.rows[n].list].sort((a, b) => (b.node === chosen) - (a.node === chosen) || (a.rank ?? 1e9) - (b.rank ?? 1e9));
+    const order = [...this.rows[n].list].sort((a, b) => (b.node === chosen) - (a.node === chosen) ||
+      (a.rank ?? 1e9) - (b.rank ?? 1e9));
     for (const node of order) {
       if (!node.popular || node.implied) continue;
       const [a, b] = this.span(node), x = (a + b) / 2;
@@ -257,7 +260,8 @@ class TreeView {
       pen.translate(x + 4, top + box + 10);
       pen.rotate(0.96);
       pen.font = `${found ? 600 : 400} 11px system-ui, sans-serif`;
-      pen.fillStyle = node.node === chosen ? palette[fateOf(this.paths.chosen, state.m)] : found ? palette.ink : palette.muted;
+      pen.fillStyle = node.node === chosen ? palette[fateOf(this.paths.chosen, state.m)] : found ? palette.ink
+        : palette.muted;
       pen.fillText(fit(pen, `${found ? `${node.rank}  ` : ""}${name(node.popular)}`, this.foot * 1.12), 0, 4);
       pen.restore();
     }
@@ -279,40 +283,4 @@ class TreeView {
     }
     return null;
   }
-}
-
-function fit(pen, text, width) {
-  text = clean(text);
-  if (pen.measureText(text).width <= width) return text;
-  let low = 0, high = text.length;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (pen.measureText(`${text.slice(0, middle)}…`).width <= width) low = middle;
-    else high = middle - 1;
-  }
-  return low > 2 ? `${text.slice(0, low)}…` : "";
-}
-
-function fitEnd(pen, text, width) { // of a category's path, the last steps that there is room for
-  const steps = text.split(" / ");
-  for (let n = 0; n < steps.length - 1; n++) {
-    const short = clean(steps.slice(n).join(" / "));
-    if (pen.measureText(short).width <= width) return short;
-  }
-  return fit(pen, steps[steps.length - 1], width);
-}
-
-let hatching = {};
-function hatch(pen) { // stripes, so that what was pruned can be told without colours
-  if (hatching.colour !== palette.hatch) {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 6;
-    const brush = tile.getContext("2d");
-    brush.strokeStyle = palette.hatch;
-    brush.lineWidth = 1.2;
-    for (const shift of [-6, 0, 6]) { brush.moveTo(shift, 6); brush.lineTo(shift + 6, 0); }
-    brush.stroke();
-    hatching = { colour: palette.hatch, tile };
-  }
-  return pen.createPattern(hatching.tile, "repeat");
 }

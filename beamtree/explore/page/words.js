@@ -4,7 +4,8 @@ const $ = (id) => document.getElementById(id);
 
 // An element with attributes and children. Text is always put in as text, so a title can hold anything.
 function h(tag, attributes, ...children) {
-  const svg = ["svg", "g", "path", "rect", "circle", "line", "text", "polyline", "title"].includes(tag) && attributes?.ns;
+  const svg = ["svg", "g", "path", "rect", "circle", "line", "text", "polyline", "title"].includes(tag) &&
+    attributes?.ns;
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes ?? {})) {
     if (key === "ns" || value === undefined || value === null || value === false) continue;
@@ -75,9 +76,12 @@ const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 // Signs that every browser draws alike.
 const ICONS = {
-  play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", back: "M3 3h2v10H3zM13 3v10L6 8z", next: "M11 3h2v10h-2zM3 3l7 5-7 5z",
+  play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", back: "M3 3h2v10H3zM13 3v10L6 8z",
+    next: "M11 3h2v10h-2zM3 3l7 5-7 5z",
   all: "M2 2h5v2H4v3H2zM14 14H9v-2h3V9h2z", link: "M2 5h7v2H4v5h5v-2h2v4H2zM6 2h8v8h-4V8h2V4H8v2H6z",
-  save: "M7 2h2v6h3l-4 4-4-4h3zM2 13h12v1.500H2z", find: "M7 2a5 5 0 1 0 3 9l3.500 3.500 1-1L11 10a5 5 0 0 0-4-8zm0 1.500a3.500 3.500 0 1 1 0 7 3.500 3.500 0 0 1 0-7z",
+  save: "M7 2h2v6h3l-4 4-4-4h3zM2 13h12v1.500H2z",
+    find: "M7 2a5 5 0 1 0 3 9l3.500 3.500 1-1L11 10a5 5 0 0 0-4-8zm0 1.500a3.500 3.500 0 1 1 0 7 3.500 3.500 0 0 1 0-7z",
   theme: "M8 1a7 7 0 1 0 0 14A7 7 0 0 0 8 1zm0 1.500v11a5.500 5.500 0 0 1 0-11z",
 };
-const icon = (key) => s("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, s("path", { d: ICONS[key] }));
+const icon = (key) => s("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" },
+  s("path", { d: ICONS[key] }));

@@ -1,0 +1,64 @@
+"""The routes of the page: what it asks a service beside recommendations."""
+
+import pytest
+from serving import serving
+from watched import a_catalogue, a_model
+
+from beamtree.answers import History
+from beamtree.data.catalogue import Catalogue
+from beamtree.explain import parts_of, without_part
+from beamtree.explore import catalogue_map, page
+from beamtree.serve.service import Service
+from beamtree.serve.source import Fixed, Loaded
+
+MODEL = a_model()
+KNOWN = a_catalogue(MODEL)
+CATALOGUE = Catalogue(MODEL.ids, [f"<b>{n}" for n in range(180)], KNOWN.categories)
+
+
+class Shop(Fixed):
+    def history(self, user):
+        return History([5, 8]) if user == "ann / 1" else None
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    shop = Service(tmp_path_factory.mktemp("run"), lambda _: Loaded(Shop(MODEL, CATALOGUE), "shop", "abc"), timeout=20)
+    with serving(shop) as client:
+        yield client
+
+
+def test_the_page_is_at_the_root(client):
+    told = client.get("/")
+    assert told.headers["content-type"].startswith("text/html")
+    assert told.text == page(live=True)
+
+
+def test_the_map_is_that_of_the_model(client):
+    assert client.get("/v1/map").json() == catalogue_map(MODEL, CATALOGUE)
+    assert client.get("/v1/map").json() == client.get("/v1/map").json()
+
+
+def test_a_users_events_are_told_oldest_first(client):
+    told = client.get("/v1/users/ann%20%2F%201").json()
+    assert told["user"] == "ann / 1"
+    assert [(each["item"], each["title"]) for each in told["history"]] == [("i5", "<b>5"), ("i8", "<b>8")]
+    answer = client.get("/v1/users/nobody")
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "there is no such user", "hint": "look for one with /v1/users?query=…"}
+
+
+def test_a_part_of_the_score_can_be_left_out_of_an_explanation(client):
+    assert client.get("/v1/model").json()["parts"] == parts_of(MODEL) == ["memory", "repeats", "deep"]
+    asked = {"history": ["i3", "i9"], "m": 5, "beam_size": 10}
+    whole = client.post("/v1/explain", json=asked).json()["explanation"]["found"]
+    part = client.post("/v1/explain", json={**asked, "without": "memory"}).json()["explanation"]["found"]
+    assert [each["item"] for each in part] != [each["item"] for each in whole]
+    refused = client.post("/v1/explain", json={**asked, "without": "magic"})
+    assert refused.status_code == 422
+    assert "is the sum of memory, repeats, deep" in refused.json()["error"]
+
+
+def test_what_has_no_parts_cannot_be_had_without_one():
+    with pytest.raises(ValueError, match="no parts"):
+        without_part(type(MODEL)(MODEL.tree, MODEL.scorer.part("repeats")), "repeats")
