@@ -4,16 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from beamtree.answers import (
-    Answer,
-    History,
-    answer,
-    as_columns,
-    history_of_user,
-    item_filter,
-    listed,
-    read_histories,
-)
+from beamtree.answers import Answer, History, answer, as_columns, history_of_user, item_filter, listed, read_histories
 from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id

@@ -70,9 +70,11 @@ class MoreIds(Ids):
     """Ids with some more after them: those of before are shared and not copied."""
 
     def __init__(self, first: Ids, more: Sequence[str]) -> None:
-        self._first = first._first if isinstance(first, MoreIds) else first
-        known = first._more if isinstance(first, MoreIds) else []
-        self._more, self._known = [*known, *more], len(self._first)
+        self._first: Ids = first
+        self._more: list[str] = list(more)
+        if isinstance(first, MoreIds):
+            self._first, self._more = first._first, [*first._more, *more]
+        self._known = len(self._first)
         self._places = {name: self._known + place for place, name in enumerate(self._more)}
 
     @cached_property

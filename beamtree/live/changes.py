@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from beamtree.data.ids import MoreIds
+from beamtree.data.ids import Ids, MoreIds
 from beamtree.live.likeness import Likeness
 from beamtree.live.memory import MEMORY, Entries, joined, speak_for, speaks, with_entries
 from beamtree.live.slots import Slots
@@ -97,7 +97,7 @@ def _entries(scorer: SumScorer, numbers: list[int], new: Mapping[str, Likeness])
     return joined(found)
 
 
-def _model(model: TreeModel, tree: Tree, scorer: Scorer, ids: object) -> TreeModel:
+def _model(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) -> TreeModel:
     """A model of the same kind with another tree."""
     found = TreeModel(tree, scorer, chained=model.chained, first_level=model.first_level).with_items_of(model)
     found.ids = ids

@@ -21,7 +21,11 @@ class Changing:
 
     _live: Live | None = None
     _how: dict[str, Any]
-    model: TreeModel
+
+    @property
+    def model(self) -> TreeModel:
+        """The tree and the scorer."""
+        raise NotImplementedError
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
         """Add items that can be recommended at once; how many were new.

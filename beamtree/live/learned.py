@@ -108,4 +108,5 @@ def _regressed(read: Tensor, count: int, events: int) -> Tensor:
     system = (centred * weight.unsqueeze(1)).T @ centred
     ridge = torch.full((read.shape[1],), RIDGE[1])
     ridge[:events] = RIDGE[0]
-    return torch.linalg.solve(system + torch.diag(ridge), centred[:count].mean(0))
+    found: Tensor = torch.linalg.solve(system + torch.diag(ridge), centred[:count].mean(0))
+    return found

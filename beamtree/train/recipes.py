@@ -134,6 +134,13 @@ class Settings:
         return Schedule(self.lr, self.recipe.shape, warm_up)
 
 
+def check_length(**given: int | None) -> None:
+    """Raise a ValueError for a training that nobody could wait for."""
+    for name, count in given.items():
+        if count is not None and count > LONGEST:
+            raise ValueError(f"{name}={count}: nobody could wait for it; give at most {LONGEST:,}")
+
+
 def settle(
     data: Prepared,
     *,
@@ -160,9 +167,7 @@ def settle(
         raise ValueError(f"lr={lr}: give a number above 0 and not above {LARGEST_RATE:g}; 0.001 is usual")
     if epochs is not None and steps is not None:
         raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
-    for name, given in (("epochs", epochs), ("steps", steps)):
-        if given is not None and given > LONGEST:
-            raise ValueError(f"{name}={given}: nobody could wait for it; give at most {LONGEST:,}")
+    check_length(epochs=epochs, steps=steps)
     usual = usual_sizes(device)
     beam_size = usual.beam_size if beam_size is None else beam_size
     batch_size = usual.batch_size if batch_size is None else batch_size
