@@ -25,6 +25,8 @@ Port = Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_
 Name = Annotated[str | None, option("name", "What the model is called; as its folder unless given.")]
 Items = Annotated[Path | None, option("items", "A table of item and title, category or both.")]
 Data = Annotated[Path | None, option("data", "Prepared data; those it was trained on unless given.")]
+KEPT = "A folder for changes of items and events, which outlive restarts; without it nothing can change."
+Changes = Annotated[Path | None, option("changes", KEPT)]
 Device = Annotated[str, option("device", "cpu or cuda.")]
 Threads = Annotated[int | None, option("threads", "CPU threads of a search; torch's own unless given.", min=1)]
 BeamSize = Annotated[int, option("beam-size", "k where a request does not say.", min=1)]
@@ -51,6 +53,7 @@ def serve_run(
     name: Name = None,
     items: Items = None,
     data: Data = None,
+    changes: Changes = None,
     device: Device = "cpu",
     threads: Threads = None,
     beam_size: BeamSize = 400,
@@ -87,16 +90,24 @@ def serve_run(
     most = (max_m, max_beam, max_history, max_histories, max_list, max_body)
     times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
     sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
-    opened = (name or run.absolute().name, device, items, data)
-    start(run, host, port, opened, {**times, **sizes}, most, drain)
+    opened = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
+    start(run, host, port, opened, changes, {**times, **sizes}, most, drain)
 
 
 def start(
-    run: Path, host: str, port: int, opened: tuple[Any, ...], how: dict[str, Any], most: tuple[int, ...], drain: float
+    run: Path,
+    host: str,
+    port: int,
+    opened: dict[str, Any],
+    changes: Path | None,
+    how: dict[str, Any],
+    most: tuple[int, ...],
+    drain: float,
 ) -> None:
     """Listen, load, say where, and serve."""
     with needs("serve", "`beamtree serve`"):
         from beamtree.serve.limits import Access, Limits, is_local
+        from beamtree.serve.living import journal_of, last_chosen, open_live
         from beamtree.serve.server import listen, make_server
         from beamtree.serve.service import Service
         from beamtree.serve.source import open_fixed
@@ -105,7 +116,10 @@ def start(
     read, change = (os.environ.get(f"BEAMTREE_{which}_TOKEN") or None for which in ("READ", "CHANGE"))
     access = Access(read, change, is_local(host))
     listening = listen(host, port)
-    service = Service(run, open_fixed(*opened), limits=Limits(*most), access=access, **how)
-    address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
-    err.print(f"{service.loaded.name} is served at {address}", highlight=False, soft_wrap=True, markup=False)
-    make_server(service, drain).run(sockets=[listening])
+    with journal_of(changes) as journal:
+        open_run = open_fixed(**opened) if journal is None else open_live(journal=journal, **opened)
+        first = run if journal is None else last_chosen(run, journal)
+        service = Service(run, open_run, first=first, limits=Limits(*most), access=access, **how)
+        address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
+        err.print(f"{service.loaded.name} is served at {address}", highlight=False, soft_wrap=True, markup=False)
+        make_server(service, drain).run(sockets=[listening])

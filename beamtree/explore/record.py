@@ -81,11 +81,7 @@ def record(
     sizes = [size for size in sorted(set(beam_sizes)) if size < num_items] or [num_items]
     items = Items()
     truths = [[item for item in dict.fromkeys(row) if item != PAD][:TRUTH] for row in y.tolist()]
-    pasts = [[item for item in row if item != PAD] for row in x.tolist()]
-    shown = [
-        {"id": users[row], "history": list(map(items.place, past)), "truth": list(map(items.place, truth))}
-        for row, past, truth in zip(rows.tolist(), pasts, truths, strict=True)
-    ]
+    shown = [_shown(users[row], past, truth, items) for row, past, truth in zip(rows, x.tolist(), truths, strict=True)]
 
     def searches(model: TreeModel) -> Iterator[list[Pack]]:
         for user, truth in zip(x.split(1), truths, strict=True):
@@ -98,6 +94,12 @@ def record(
     packs[0]["map"] = catalogue_map(models[first], catalogue)
     head = {"format": 1, "live": False, "name": first, "beam_sizes": sizes}
     return {**head, "items": items.listed(catalogue), "users": shown, "models": packs}
+
+
+def _shown(user: str, past: list[int], truth: list[int], items: Items) -> Pack:
+    """A user, with what was done before and what was chosen next."""
+    history = [items.place(item) for item in past if item != PAD]
+    return {"id": user, "history": history, "truth": list(map(items.place, truth))}
 
 
 def _of_model(name: str, model: TreeModel, searches: list[Any], inspections: Mapping[str, Inspection]) -> Pack:

@@ -2,6 +2,6 @@
 
 from beamtree.live.journal import Journal
 from beamtree.live.likeness import NewItem
-from beamtree.live.live import Live
+from beamtree.live.live import Live, Now
 
-__all__ = ["Journal", "Live", "NewItem"]
+__all__ = ["Journal", "Live", "NewItem", "Now"]

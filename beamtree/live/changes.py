@@ -13,11 +13,12 @@ from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, Tabl
 from beamtree.tree import PAD, Tree
 
 
-def with_items(model: TreeModel, new: Mapping[str, Likeness]) -> TreeModel:
+def with_items(model: TreeModel, new: Mapping[str, Likeness], resting: Sequence[int] = ()) -> TreeModel:
     """The model with new items, each on a free slot beside what it is like; a level is added where there is none.
 
     Its rows are those of the items that it is like, by their shares, and so is what is remembered. Rows of free slots
-    are written in place: no search enters them before the tree does. The model that was given goes on as it was.
+    are written in place: no search enters them before the tree does. The model that was given goes on as it was. Where
+    searches in an older one may still run, `resting` are slots that had an item there.
     """
     if model.ids is None:
         raise ValueError("the items of this model have numbers and no ids: items are added by id")
@@ -26,8 +27,10 @@ def with_items(model: TreeModel, new: Mapping[str, Likeness]) -> TreeModel:
     unknown = [name for name, number in zip(names, known, strict=True) if number is None]
     ids = MoreIds(model.ids, unknown) if unknown else model.ids
     numbers = [number for number in ids.find(names) if number is not None]
-    tree, scorer = _with_room(model.tree, model.scorer, len(names))
-    slots, first = Slots(tree), tree.level(tree.height).start
+    tree, scorer = _with_room(model.tree, model.scorer, len(names) + len(resting))
+    if tree is not model.tree:  # rows of its own, in which nobody searches yet
+        resting = ()
+    slots, first = Slots(tree, resting), tree.level(tree.height).start
     for number, like in zip(numbers, new.values(), strict=True):
         near = tree.leaf_of_item(like.items.to(tree.device)).cpu()
         there = near != PAD

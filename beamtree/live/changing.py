@@ -6,8 +6,8 @@ from typing import Any
 
 from beamtree.answers import listed
 from beamtree.data import Prepared
+from beamtree.extras import needs
 from beamtree.files.small import read_json, write_json
-from beamtree.ingest.logs import open_log
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live
 from beamtree.live.update import update
@@ -57,10 +57,10 @@ class Changing:
         Items that are new are placed by the histories of those who chose them; what users are recommended follows
         their new events at once; what goes together, what follows and the factors are made again from all events.
         """
-        columns = {name: value for name, value in (("user", user), ("item", item), ("time", time)) if value is not None}
-        whole = {"min_events": 1, "val_users": 0, "test_users": 0}
-        new, _ = open_log(log, self._how["seed"], {**columns, **whole})
-        update(self._changing(), new, self._learned_from(), self._how["seed"])
+        with needs("", "reading a log"):
+            from beamtree.ingest.recent import read_events
+
+        update(self._changing(), read_events(log, user, item, time), self._learned_from(), self._how["seed"])
         return self
 
     def _learned_from(self) -> Prepared | None:

@@ -1,8 +1,9 @@
 """A model that changes while it is searched: items come and go, and users go on choosing."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +21,18 @@ from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 
+class Now(NamedTuple):
+    """What a search reads: all of one moment."""
+
+    version: int  # how many changes were applied
+    model: TreeModel
+    catalogue: Catalogue
+
+
 class Live:
     """A model, what is known of its items and users, and how these change.
 
-    `model` is what to search: it is never changed under whoever holds it, but replaced. With a journal every change is
+    `now` is what to search: it is never changed under whoever holds it, but replaced. With a journal every change is
     on the disk before it is told of, and what the journal holds is applied when it is opened. Changes come from one
     thread at a time.
 
@@ -32,7 +41,8 @@ class Live:
         catalogue: titles and categories; ids alone unless given.
         data: the log, where it is there: what its users did is known.
         vectors: of the items [M, dim], where the tree was made from them.
-        journal: where changes are written.
+        journal: where changes are written; whoever opened it closes it.
+        rest: seconds for which the slot of a removed item is not used again, where searches run beside changes.
     """
 
     def __init__(
@@ -43,16 +53,17 @@ class Live:
         data: Prepared | None = None,
         vectors: Tensor | None = None,
         journal: Journal | None = None,
+        rest: float = 0.0,
     ) -> None:
         if model.ids is None:
             raise ValueError("the items of this model have numbers and no ids: only ids can come and go")
-        self.model, self.version = model, 0
-        self.catalogue = catalogue or Catalogue.plain(model.ids)
+        self.now = Now(0, model, catalogue or Catalogue.plain(model.ids))
         self.events: dict[str, list[str]] = {}  # that users chose since, oldest first
         self.run: str | None = None  # the run that was last chosen to be served
         self._data, self._vectors, self._journal = data, vectors, journal
         self._facts: dict[str, NewItem] = {}  # of items that were added or changed
         self._anybody: Anybody | None = None
+        self._rest, self._freed = rest, list[tuple[float, int]]()  # when, and which slot
         if journal is not None:
             self._replay(journal.entries)
 
@@ -75,10 +86,8 @@ class Live:
         name = as_id(item)
         if not self.holds(name):
             return False
-        changed = without_items(self.model, self._numbers([name]))
         self._write({"kind": "remove", "item": name})
-        self._publish(changed, self.catalogue, {})
-        self._facts.pop(name, None)
+        self._removed(name)
         return True
 
     def record(self, user: str, items: Sequence[str]) -> int:
@@ -87,7 +96,7 @@ class Live:
         if names:
             self._write({"kind": "events", "user": as_id(user), "items": names})
             self.events.setdefault(as_id(user), []).extend(names)
-            self.version += 1
+            self.now = self.now._replace(version=self.version + 1)
         return sum(number is not None for number in self.ids.find(names))
 
     def choose(self, run: str) -> None:
@@ -97,9 +106,24 @@ class Live:
 
     def take(self, model: TreeModel) -> None:
         """Go on with another model over the same items, such as one whose parts were made again."""
-        self.model, self.version, self._anybody = model, self.version + 1, None
+        self.now, self._anybody = self.now._replace(version=self.version + 1, model=model), None
 
     # What is known
+
+    @property
+    def model(self) -> TreeModel:
+        """What is searched."""
+        return self.now.model
+
+    @property
+    def version(self) -> int:
+        """How many changes were applied."""
+        return self.now.version
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Titles and categories."""
+        return self.now.catalogue
 
     @property
     def ids(self) -> Any:
@@ -124,9 +148,7 @@ class Live:
         return History([*(before.items if before else []), *found.items], found.unknown)
 
     def close(self) -> None:
-        """Let others write to the journal."""
-        if self._journal is not None:
-            self._journal.close()
+        """Nothing is held that others would want."""
 
     # Inside
 
@@ -139,7 +161,24 @@ class Live:
 
     def _publish(self, model: TreeModel, catalogue: Catalogue, facts: Mapping[str, NewItem]) -> None:
         self._facts |= facts
-        self.catalogue, self.model, self.version = catalogue, model, self.version + 1
+        self.now = Now(self.version + 1, model, catalogue)
+
+    def _removed(self, name: str) -> None:
+        """Remove an item that is there."""
+        self._publish(self._without([name]), self.catalogue, {})
+        self._facts.pop(name, None)
+
+    def _without(self, names: Sequence[str]) -> TreeModel:
+        """The model without items that are there; their slots rest."""
+        numbers, tree = self._numbers(names), self.model.tree
+        slots = (self._leaves(numbers) - tree.level(tree.height).start).tolist()
+        self._freed += [(time.monotonic(), slot) for slot in slots]
+        return without_items(self.model, numbers) if numbers else self.model
+
+    def _resting(self) -> list[int]:
+        """Slots in which a search may still look for an item that was removed."""
+        self._freed = [(when, slot) for when, slot in self._freed if time.monotonic() < when + self._rest]
+        return [slot for _, slot in self._freed]
 
     def _added(self, new: Mapping[str, NewItem]) -> tuple[TreeModel, Catalogue]:
         """The model and the catalogue with new items, and with new facts of those that are there.
@@ -147,10 +186,13 @@ class Live:
         Where an item that was learned from the log stands is not changed.
         """
         moved = [name for name in new if self.holds(name) and name in self._facts]
-        model = without_items(self.model, self._numbers(moved)) if moved else self.model
         fresh = {name: facts for name, facts in new.items() if name in moved or not self.holds(name)}
+        model, height = self._without(moved), self.model.tree.height
         if fresh:
-            model = with_items(model, {name: self._likeness(facts) for name, facts in fresh.items()})
+            likes = {name: self._likeness(facts) for name, facts in fresh.items()}
+            model = with_items(model, likes, self._resting())
+        if model.tree.height > height:  # rows of its own
+            self._freed.clear()
         return model, _with_facts(self.catalogue, model.ids, new)
 
     def _likeness(self, new: NewItem) -> Likeness:
@@ -204,8 +246,7 @@ class Live:
             elif entry["kind"] == "remove":
                 apply()
                 if self.holds(entry["item"]):
-                    self._publish(without_items(self.model, self._numbers([entry["item"]])), self.catalogue, {})
-                self._facts.pop(entry["item"], None)
+                    self._removed(entry["item"])
             elif entry["kind"] == "events":
                 self.events.setdefault(entry["user"], []).extend(entry["items"])
             elif entry["kind"] == "run":
@@ -213,7 +254,7 @@ class Live:
             else:
                 raise ValueError(f"a change {str(entry['kind'])[:40]!r} is not known: read it with a newer beamtree")
         apply()
-        self.version = len(entries)
+        self.now = self.now._replace(version=len(entries))
 
 
 def _as_entry(new: NewItem) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Where a new item goes: a free slot of the subtree that holds most of what it is like."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,11 +12,14 @@ from beamtree.tree import PAD, Tree
 class Slots:
     """The leaf slots of a tree while items come and go; the tree itself stays as it is."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, resting: Sequence[int] = ()) -> None:
+        """`resting` slots are empty and not to be used yet."""
         self.arity = tree.arity
         self.items = tree.items().cpu().numpy().copy()
+        free = self.items == PAD
+        free[list(resting)] = False
         self._free_before = np.zeros(len(self.items) + 1, np.int64)
-        np.cumsum(self.items == PAD, out=self._free_before[1:])
+        np.cumsum(free, out=self._free_before[1:])
 
     @property
     def free(self) -> int:
@@ -44,11 +49,6 @@ class Slots:
         """Put an item on a free slot."""
         self.items[slot] = item
         self._free_before[slot + 1 :] -= 1
-
-    def leave(self, slot: int) -> None:
-        """Free the slot of an item."""
-        self.items[slot] = PAD
-        self._free_before[slot + 1 :] += 1
 
     def tensor(self) -> Tensor:
         """The slots, as a `Tree` is made from."""

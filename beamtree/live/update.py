@@ -1,7 +1,7 @@
 """What is learned from new events without a gradient: the parts in closed form, made again with every choice kept."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,27 +18,24 @@ from beamtree.train.start import Start
 EXAMPLES = 10  # histories that a new item is placed by
 
 
-def update(live: Live, log: Prepared, data: Prepared | None, seed: int) -> None:
-    """Take in a log of new events: new items are placed, users have gone on, and the closed form is made again.
+def update(live: Live, rows: Mapping[str, Sequence[str]], data: Prepared | None, seed: int) -> None:
+    """Take in new events: new items are placed, users have gone on, and the closed form is made again.
 
     Args:
         live: what changes.
-        log: of new events alone, with every user in training.
+        rows: what each user chose, oldest first.
         data: what the model was learned from; without it nothing is made again.
         seed: of all that is drawn.
     """
-    names, events = log.users.names, log.train.events
-    starts, items = events.offsets.tolist(), [log.items[number] for number in events.item_numbers().tolist()]
-    rows = [items[start - starts[0] : stop - starts[0]] for start, stop in pairwise(starts)]
-    for item, histories in _new_items(live, dict(zip(names, rows, strict=True))).items():
+    for item, histories in _new_items(live, rows).items():
         live.add(item, NewItem(histories=histories))
-    for user, row in zip(names, rows, strict=True):
+    for user, row in rows.items():
         live.record(user, row)
     if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
         live.take(_refitted(live, data, seed))
 
 
-def _new_items(live: Live, rows: dict[str, list[str]]) -> dict[str, tuple[tuple[str, ...], ...]]:
+def _new_items(live: Live, rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """The items that the model does not hold, each with what some users had before they chose it."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for user, row in rows.items():

@@ -158,8 +158,8 @@ class Engine:
 
     def _answer(self, batch: list[Ask]) -> None:
         loaded = self._loaded
-        version = loaded.version  # before the model: a change that comes between is told of too late, never too early
-        view = View(loaded, version, loaded.source.model, loaded.source.catalogue, self._masks)
+        now = loaded.source.now  # all of one moment: a change that comes meanwhile is for the next batch
+        view = View(loaded, loaded.named(now.version), now.model, now.catalogue, self._masks)
         groups: dict[tuple[Beam, bool, Filter | None], list[Ask]] = {}
         for ask in batch:
             if ask.dropped or time.monotonic() > ask.deadline:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ class Service:
     Args:
         run: its folder; other runs beside it may take its place.
         open_run: how a run is opened.
+        first: the run to begin with, where that is another one beside it.
         beam_size: k where a request does not say.
         window: seconds in which requests are gathered.
         most: histories that are searched together.
@@ -43,6 +45,7 @@ class Service:
         run: Path,
         open_run: OpenRun,
         *,
+        first: Path | None = None,
         beam_size: int = 400,
         window: float = 0.002,
         most: int = 64,
@@ -56,13 +59,13 @@ class Service:
         self.run, self.timeout = run, timeout
         self.limits, self.access, self.metrics = limits or Limits(), access or Access(), Metrics()
         self.stopping = False
-        first = open_run(run)
-        probe(first, beam_size)
+        loaded = open_run(first or run)
+        probe(loaded, beam_size)
         on_batch = self.metrics.searched_batch
         sizes = {"most": most, "queue": queue}
-        self.engine = Engine(first, beam_size=beam_size, window=window, slow=slow, on_batch=on_batch, **sizes)
+        self.engine = Engine(loaded, beam_size=beam_size, window=window, slow=slow, on_batch=on_batch, **sizes)
         self.keeper = Keeper(self.engine, open_run, self.metrics.reloaded)
-        self.metrics.loaded.set(first.since)
+        self.metrics.loaded.set(loaded.since)
         self._watch = Watch(run, self.engine, self.keeper, watch) if watch else None
 
     @property
@@ -163,8 +166,11 @@ class Service:
         return found
 
     async def load(self, run: Path) -> Loaded:
-        """Serve another run."""
-        return await self._wait(self.keeper.load(run), None)
+        """Serve another run, also after a restart."""
+        loaded = await self._wait(self.keeper.load(run), None)
+        name = os.path.relpath(run.absolute(), self.run.absolute().parent)
+        await self._wait(self.keeper.change(lambda source: source.choose(name)), None)
+        return loaded
 
     async def _wait(self, future: "Future[T]", seconds: float | None) -> T:
         try:
@@ -173,7 +179,7 @@ class Service:
         except TimeoutError as error:  # a change that waits for a run to load; what was not begun is not done
             raise self.rejected("deadline", 503, "other changes take their time") from error
         except FixedError as error:
-            raise RefusedError(409, str(error), "this service only answers") from error
+            raise RefusedError(409, str(error), "start it with --changes FOLDER, where they are kept") from error
         except ValueError as error:
             raise RefusedError(422, str(error), SCHEMA) from error
 

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from beamtree.answers import History, history_of_user
 from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
+from beamtree.live import NewItem, Now
 from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, tuned_beam
@@ -20,22 +21,16 @@ log = logging.getLogger("beamtree")
 Beam = int | tuple[int, ...]  # k, or one width for each level that is searched
 
 
-class NewItem(NamedTuple):
-    """What is known of an item that is added: all of it is optional."""
-
-    title: str | None = None
-    category: str | None = None
-    like: tuple[str, ...] = ()  # items that it resembles
-    histories: tuple[tuple[str, ...], ...] = ()  # of users who chose it next
-    vector: tuple[float, ...] | None = None
-
-
 class Source(Protocol):
     """A model that may change while it is searched."""
 
     @property
+    def now(self) -> Now:
+        """What is searched, all of one moment: never changed under whoever holds it, but replaced."""
+
+    @property
     def model(self) -> TreeModel:
-        """What is searched: never changed under whoever holds it, but replaced."""
+        """What is searched."""
 
     @property
     def version(self) -> int:
@@ -57,6 +52,9 @@ class Source(Protocol):
     def history(self, user: str) -> History | None:
         """What a user did, as far as that is known."""
 
+    def choose(self, run: str) -> None:
+        """Take note of the run that is served from now on."""
+
     def close(self) -> None:
         """Let go of files."""
 
@@ -74,6 +72,13 @@ class Fixed:
         if model.ids is None:
             raise ValueError("the items of this model have numbers and no ids")
         self.model, self.catalogue, self._data = model, catalogue or Catalogue.plain(model.ids), data
+
+    @property
+    def now(self) -> Now:
+        return Now(self.version, self.model, self.catalogue)
+
+    def choose(self, run: str) -> None:
+        pass
 
     def add(self, item: str, new: NewItem) -> bool:
         raise FixedError("the items of this service cannot change")
@@ -110,7 +115,10 @@ class Loaded:
     @property
     def version(self) -> str:
         """The model, and after a point how many changes were applied to it."""
-        changes = self.source.version
+        return self.named(self.source.version)
+
+    def named(self, changes: int) -> str:
+        """The same after so many changes."""
         return f"{self.digest}.{changes}" if changes else self.digest
 
     @property

@@ -8,11 +8,12 @@ from starlette.responses import Response
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue, matches
 from beamtree.data.ids import as_id
+from beamtree.live import NewItem
 from beamtree.serve.errors import RefusedError, as_json
 from beamtree.serve.schemas import LONGEST, Changed, Happened, Item, Items, Known, User, Users
 from beamtree.serve.search import View
 from beamtree.serve.service import Service
-from beamtree.serve.source import Loaded, NewItem
+from beamtree.serve.source import Loaded
 
 Text = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
 MOST = 1000  # events of a user that are shown, the newest

@@ -1,0 +1,74 @@
+"""How a run is opened whose items come and go: with a log of changes that outlives runs and crashes."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from beamtree.data import Ids
+from beamtree.files.small import one_line
+from beamtree.live import Journal, Live
+from beamtree.serve.source import Loaded, OpenRun, log_of, read_titles, tuned_for
+from beamtree.storage.settings import fingerprint
+from beamtree.train.runs import ids_of, open_model, read_run
+
+log = logging.getLogger("beamtree")
+REST = 60.0  # seconds for which the slot of a removed item is not used again: longer than any search
+
+
+@contextmanager
+def journal_of(changes: Path | None) -> Iterator[Journal | None]:
+    """The log of changes in a folder; none where nothing can change."""
+    journal = None if changes is None else Journal(changes)
+    try:
+        yield journal
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def open_live(name: str, device: str, journal: Journal, items: Path | None = None, data: Path | None = None) -> OpenRun:
+    """How a run is opened to which the changes of a journal are applied, and which can change.
+
+    Args:
+        name: what it is called.
+        device: where it is searched.
+        journal: the changes so far; those to come are written to it.
+        items: a table of titles and categories.
+        data: the prepared log, where it is not where it was.
+    """
+
+    def opened(run: Path) -> Loaded:
+        digest = fingerprint(run)
+        model = open_model(run, device).eval()
+        ids, events = ids_of(run, model), log_of(run, model, data)
+        ids.find(["ready"])  # so that nobody waits for the index of ids
+        titles = read_titles(items, ids)
+        vectors = vectors_of(run, ids)
+        source = Live(model, catalogue=titles, data=events, vectors=vectors, journal=journal, rest=REST)
+        return Loaded(source, name, digest, run, read_run(run), events, tuned_for(run, model))
+
+    return opened
+
+
+def vectors_of(run: Path, ids: Ids) -> Tensor | None:
+    """The vectors that the tree of a run was made from, where they are still there."""
+    place = read_run(run).get("vectors")
+    if not isinstance(place, str) or not Path(place).is_file():
+        return None
+    from beamtree.ingest.items import read_vectors  # polars takes a moment
+
+    try:
+        return read_vectors(Path(place), ids)
+    except ValueError as error:
+        log.warning("vectors are not used: %s", one_line(error))
+        return None
+
+
+def last_chosen(run: Path, journal: Journal) -> Path:
+    """The run that was served last, beside the one that is named, where it is still there."""
+    chosen = [entry["run"] for entry in journal.entries if entry.get("kind") == "run"]
+    place = run.absolute().parent / chosen[-1] if chosen else run
+    return place if place.is_dir() else run
