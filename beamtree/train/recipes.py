@@ -134,9 +134,11 @@ class Settings:
         return Schedule(self.lr, self.recipe.shape, warm_up)
 
 
-def check_length(**given: int | None) -> None:
-    """Raise a ValueError for a training that nobody could wait for."""
-    for name, count in given.items():
+def check_length(epochs: int | None, steps: int | None) -> None:
+    """Raise a ValueError where it is not clear how long to train, or nobody could wait for it."""
+    if epochs is not None and steps is not None:
+        raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
+    for name, count in (("epochs", epochs), ("steps", steps)):
         if count is not None and count > LONGEST:
             raise ValueError(f"{name}={count}: nobody could wait for it; give at most {LONGEST:,}")
 
@@ -165,9 +167,7 @@ def settle(
     found = found if scorer is None else replace(found, scorer=_of_class(scorer), start=None)
     if lr is not None and not 0 < lr <= LARGEST_RATE:
         raise ValueError(f"lr={lr}: give a number above 0 and not above {LARGEST_RATE:g}; 0.001 is usual")
-    if epochs is not None and steps is not None:
-        raise ValueError("`epochs` and `steps` both say how long to train: give one of them")
-    check_length(epochs=epochs, steps=steps)
+    check_length(epochs, steps)
     usual = usual_sizes(device)
     beam_size = usual.beam_size if beam_size is None else beam_size
     batch_size = usual.batch_size if batch_size is None else batch_size
