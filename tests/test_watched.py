@@ -1,7 +1,5 @@
 """A command that is ended from outside leaves a line and nothing else."""
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -9,8 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-from beamtree.files.drafts import NEW
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
 
@@ -85,21 +81,3 @@ def test_no_worker_outlives_its_watcher(tmp_path):
     while is_alive(worker):
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_prepare_without_memory_is_one_last_line(tmp_path):
-    """Polars aborts its process where an allocation fails."""
-    rows = "".join(f"u{user},i{item}\n" for user in range(2000) for item in range(20))
-    (tmp_path / "log.csv").write_text("user,item\n" + rows)
-    allowed = 1200 << 20
-
-    def few() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
-
-    words = [sys.executable, "-m", "beamtree", "prepare", "log.csv", "--out", "p"]
-    environment = {**os.environ, "POLARS_MAX_THREADS": "64"}  # which take addresses each
-    done = subprocess.run(words, cwd=tmp_path, preexec_fn=few, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("beamtree: ")
-    assert "memory" in done.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / f"p{NEW}").exists()

@@ -133,6 +133,7 @@ def answer(
     m: int = 10,
     exclude_seen: bool = False,
     allowed: NodeMask | None = None,
+    kept: int | None = None,
 ) -> list[Answer]:
     """The m best items for each history, all in one batch.
 
@@ -144,6 +145,7 @@ def answer(
         m: how many items.
         exclude_seen: whether items of a history are not to be found for it, however old.
         allowed: the items that may be found; all unless given.
+        kept: how many of the m are told; all unless given.
 
     A history of which nothing is known gets what is popular.
     """
@@ -162,7 +164,8 @@ def answer(
         items[nothing], scores[nothing] = popular_items(model, m, allowed)
     found = (items != PAD).sum(1).tolist()
     names = ids.names
-    rows = zip(items.tolist(), scores.tolist(), found, histories, nothing, strict=True)  # PAD comes last
+    told = [part[:, :kept].tolist() for part in (items, scores)]
+    rows = zip(*told, found, histories, nothing, strict=True)  # PAD comes last
     return [
         Answer([names[item] for item in row[:count]], score[:count], len(history.items), history.unknown, popular)
         for row, score, count, history, popular in rows

@@ -83,6 +83,7 @@ def search(view: View, beam: Beam, asks: Sequence[Ask]) -> list[Reply]:
         m=_even_m(m, beam) if on_gpu else m,
         exclude_seen=exclude_seen,
         allowed=mask,
+        kept=m,
     )
     replies, start = [], 0
     for ask, (histories, unknown) in zip(asks, read, strict=True):
