@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 from concurrent.futures import BrokenExecutor
 from functools import cache
 from typing import Annotated
@@ -64,6 +65,7 @@ app.add_typer(paper, name="paper")
 
 def main() -> None:
     """The console command: an error that a user can cause is one line and exit code 2."""
+    threading.excepthook = beside
     try:
         code = app(standalone_mode=False)
     except typer.TyperException as error:
@@ -86,6 +88,15 @@ def main() -> None:
     if code == 130:
         print("stopped", file=sys.stderr)
     sys.exit(code)
+
+
+def beside(error: threading.ExceptHookArgs) -> None:
+    """What becomes of an error in a thread of a library, such as TensorBoard's on a full disk: a note."""
+    if isinstance(error.exc_value, OSError):
+        name = error.thread.name if error.thread is not None else "a thread"
+        print(f"note: {name} could not write: {error.exc_value.strerror or error.exc_value}", file=sys.stderr)
+    else:
+        threading.__excepthook__(error)
 
 
 def too_little(error: str) -> str:
