@@ -71,7 +71,7 @@ def check(client: httpx.Client, told: Told) -> list[str]:
         if told.open == ("item", item):
             continue
         found = client.post("/v1/recommend", json={"history": [], "m": 1, "allowed": [item]}).json()
-        is_there = bool(found["answers"][0]["items"])
+        is_there = bool(found["results"][0]["items"])
         if is_there != there:
             faults.append(f"{item}: {'lost' if there else 'came back'}")
     for user, count in told.events.items():
