@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -67,20 +66,23 @@ def change(client: httpx.Client, told: Told, known: list[str], runs: list[str], 
 def check(client: httpx.Client, told: Told) -> list[str]:
     """What of the acknowledged state is not there."""
     faults = []
+    if told.open is not None and told.open[0] == "item":
+        told.items.setdefault(told.open[1], False)
     for item, there in told.items.items():
-        if told.open == ("item", item):
-            continue
         found = client.post("/v1/recommend", json={"history": [], "m": 1, "allowed": [item]}).json()
         is_there = bool(found["results"][0]["items"])
-        if is_there != there:
+        if told.open == ("item", item):  # nobody was told: from now on it is as it is
+            told.items[item] = is_there
+        elif is_there != there:
             faults.append(f"{item}: {'lost' if there else 'came back'}")
     for user, count in told.events.items():
-        if told.open != ("events", user):
-            have = client.get(f"/v1/users/{user}").json().get("history", [])
-            if len(have) < count:
-                faults.append(f"{user} has {len(have)} events of {count}")
+        have = client.get(f"/v1/users/{user}").json().get("history", [])
+        if len(have) < count:
+            faults.append(f"{user} has {len(have)} events of {count}")
     served = client.get("/v1/model").json().get("run")
-    if told.run is not None and (told.open is None or told.open[0] != "run") and served != told.run:
+    if told.open is not None and told.open[0] == "run":
+        told.run = served
+    elif told.run is not None and served != told.run:
         faults.append(f"{served} is served, and {told.run} was chosen")
     return faults
 
@@ -112,7 +114,6 @@ def main() -> int:
                 pass
             client.close()
             process.wait()
-            time.sleep(0)
     print(f"{args.kills} kills, {failures} failures, {len(told.items)} items, {sum(told.events.values())} events")
     return 1 if failures else 0
 
