@@ -164,7 +164,7 @@ def retrieve(
     """
     sizes = widths(model, beam_size, m)
     _check_users(model, x)
-    mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
+    mask = model.tree.mask_of(allowed)
     if mask.is_empty or not len(x):
         nothing = torch.full((len(x), m), PAD, device=x.device)
         return nothing, nothing.float().fill_(-torch.inf)
@@ -225,7 +225,7 @@ def brute_force(
         leaves_at_once: leaves that are scored together.
     """
     _check_users(model, x)
-    mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
+    mask = model.tree.mask_of(allowed)
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)

@@ -261,7 +261,7 @@ def _level_losses(model: TreeModel, survivals: Tensor, reached: float) -> tuple[
         _, survival_above, reachable_above = above
         candidates, survival, reachable = here
         lost, avoidable = _less(survival_above, survival), _less(reachable_above, reachable)
-        losses.append(LevelLoss(level, len(model.tree.mask.nodes(level)), candidates, survival, lost, avoidable))
+        losses.append(LevelLoss(level, model.tree.mask.count(level), candidates, survival, lost, avoidable))
     return tuple(losses)
 
 

@@ -80,6 +80,11 @@ class NodeMask:
         span, nodes = level_span(self.arity, level), self.listed(level)
         return torch.arange(span.start, span.stop, device=self.entered.device) if nodes is None else nodes
 
+    def count(self, level: int) -> int:
+        """How many nodes of a level may be entered."""
+        nodes = self.listed(level)
+        return len(level_span(self.arity, level)) if nodes is None else len(nodes)
+
     # Leaves that single users are not to be shown
 
     @cached_property

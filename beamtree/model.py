@@ -77,6 +77,11 @@ class TreeModel(nn.Module):
         scorer = self._table_scorer().on_tree(self.tree, tree)
         return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).with_items_of(self)
 
+    def with_scorer(self, scorer: Scorer, tree: Tree | None = None) -> "TreeModel":
+        """A model of the same kind, over the same items, with another scorer, and on another tree if that is given."""
+        found = TreeModel(tree or self.tree, scorer, chained=self.chained, first_level=self.first_level)
+        return found.with_items_of(self)
+
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with what another one over the same items knows of them."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
@@ -122,9 +127,7 @@ def quantized(model: TreeModel) -> TreeModel:
     if not isinstance(model.scorer, DeepScorer):
         name = type(model.scorer).__name__
         raise ValueError(f"{name} would not be faster with int8 weights: search with it as it is")
-    scorer = model.scorer.quantized()
-    found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
-    return found.with_items_of(model).eval()
+    return model.with_scorer(model.scorer.quantized()).eval()
 
 
 class Query:

@@ -209,6 +209,10 @@ class Tree:
         slots[leaves[leaves != PAD] - self.level(self.height).start] = True
         return NodeMask(slots, self.arity)
 
+    def mask_of(self, allowed: NodeMask | Tensor | None) -> NodeMask:
+        """The mask of what may be found: as it is given, of items, or of all."""
+        return self.allow(allowed) if isinstance(allowed, Tensor) else allowed or self.mask
+
     # Draws
 
     def sample(self, level: int, rows: int, count: int, generator: torch.Generator) -> Tensor:

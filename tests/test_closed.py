@@ -13,7 +13,7 @@ from beamtree.closed import ridge
 from beamtree.closed.ials import Factors, fold_in, ials, turned
 from beamtree.closed.lists import as_lists
 from beamtree.closed.pairs import followed, newest_of_each, sum_pairs, together
-from beamtree.closed.partners import Entries, strongest
+from beamtree.closed.partners import Collected, strongest
 from beamtree.closed.ridge import follow_partners, ridge_partners
 from beamtree.closed.rules import next_partners
 from beamtree.data import Events
@@ -285,7 +285,7 @@ def test_entries_are_cut_alike_in_one_round_and_in_several(monkeypatch):
     weight = torch.randn(900, generator=generator)
     whole = strongest(pairs // 40, pairs % 40, weight, 40, 7)
     monkeypatch.setattr("beamtree.closed.partners.SORTED", 64)
-    entries = Entries(1000, torch.device("cpu"))
+    entries = Collected(1000, torch.device("cpu"))
     for some in torch.arange(900).split(130):
         entries.add(pairs[some] // 40, pairs[some] % 40, weight[some])
     found = entries.strongest(40, 7)

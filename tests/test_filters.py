@@ -62,6 +62,18 @@ def p_of(case, model, row):
     return p
 
 
+def check_search(case, model, found, sizes, m, allowed, excluded):
+    """What a search finds, items and scores, is what the walk by definition finds where other leaves are empty."""
+    items, scores = found
+    first = case.tree.level(case.height).start
+    for row in range(ROWS):
+        slots, p = oracle.only(case.slots, left_for(case, allowed, excluded, row)), p_of(case, model, row)
+        *_, (_, beam) = oracle.beam_search(slots, case.b, case.height, sizes, p, first_level=model.first_level)
+        best = sorted(beam, key=p, reverse=True)[:m]
+        assert items[row].tolist() == [slots[n - first] for n in best] + [PAD] * (m - len(best))
+        assert scores[row].exp().tolist() == pytest.approx([p(n) for n in best] + [0] * (m - len(best)), rel=1e-6)
+
+
 @given(cases(ties=False), st.data())
 def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
     model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
@@ -69,13 +81,7 @@ def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
     m = data.draw(st.integers(1, k))
     items, scores = bt.retrieve(model, FixedScorer.every(ROWS), beam_size=k, m=m, **as_tensors(allowed, excluded))
     assert items.shape == scores.shape == (ROWS, m)
-    first = case.tree.level(case.height).start
-    for row in range(ROWS):
-        slots, p = oracle.only(case.slots, left_for(case, allowed, excluded, row)), p_of(case, model, row)
-        *_, (_, beam) = oracle.beam_search(slots, case.b, case.height, k, p, first_level=model.first_level)
-        best = sorted(beam, key=p, reverse=True)[:m]
-        assert items[row].tolist() == [slots[n - first] for n in best] + [PAD] * (m - len(best))
-        assert scores[row].exp().tolist() == pytest.approx([p(n) for n in best] + [0] * (m - len(best)), rel=1e-6)
+    check_search(case, model, (items, scores), k, m, allowed, excluded)
 
 
 @given(cases(), st.data())

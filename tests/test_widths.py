@@ -8,7 +8,7 @@ import torch
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_filters import ROWS, a_model, as_tensors, filters, left_for, p_of
+from test_filters import ROWS, a_model, as_tensors, check_search, filters, left_for, p_of
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -57,16 +57,10 @@ def test_a_search_is_the_walk_with_no_level_narrower_than_m(case, data):
     model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
     sizes = data.draw(some_widths(model))
     m = data.draw(st.integers(1, sizes[-1]))
-    items, scores = retrieve(model, EVERY, beam_size=sizes, m=m, **as_tensors(allowed, excluded))
+    found = retrieve(model, EVERY, beam_size=sizes, m=m, **as_tensors(allowed, excluded))
     used = [max(width, m) for width in sizes]
     assert list(widths(model, sizes, m)) == used
-    first = case.tree.level(case.height).start
-    for row in range(ROWS):
-        slots, p = oracle.only(case.slots, left_for(case, allowed, excluded, row)), p_of(case, model, row)
-        *_, (_, beam) = oracle.beam_search(slots, case.b, case.height, used, p, first_level=model.first_level)
-        best = sorted(beam, key=p, reverse=True)[:m]
-        assert items[row].tolist() == [slots[n - first] for n in best] + [PAD] * (m - len(best))
-        assert scores[row].exp().tolist() == pytest.approx([p(n) for n in best] + [0] * (m - len(best)), rel=1e-6)
+    check_search(case, model, found, used, m, allowed, excluded)
 
 
 @given(cases(), st.data())

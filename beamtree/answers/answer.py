@@ -114,14 +114,10 @@ def item_filter(
         return None
     kept = torch.full((len(ids),), allowed is None)
     if allowed is not None:
-        kept[_known(ids, allowed)] = True
+        kept[ids.known(listed(allowed))] = True
     if exclude is not None:
-        kept[_known(ids, exclude)] = False
+        kept[ids.known(listed(exclude))] = False
     return model.tree.allow(kept.nonzero().squeeze(1))
-
-
-def _known(ids: Ids, names: Iterable[object]) -> Tensor:
-    return torch.tensor([number for number in ids.find(listed(names)) if number is not None], dtype=torch.int64)
 
 
 def answer(

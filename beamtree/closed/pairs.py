@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.closed.lists import Lists, as_lists
-from beamtree.closed.partners import summed
+from beamtree.closed.partners import entries_in, summed
 from beamtree.data.events import Events
 from beamtree.data.factors import pairs
 from beamtree.data.views import HISTORY, stretches
@@ -29,10 +29,7 @@ class Pairs:
 
     def rows(self, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The entries of some rows: place in `which`, column and value."""
-        count = self.offsets[which + 1] - self.offsets[which]
-        place = torch.repeat_interleave(count)
-        first = count.cumsum(0) - count
-        at = torch.arange(len(place), device=place.device) - first[place] + self.offsets[which][place]
+        place, at = entries_in(self.offsets, which)
         return place, self.columns[at], self.values[at]
 
     def diagonal(self) -> Tensor:

@@ -43,7 +43,7 @@ def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, mo
     return Partners(pad(counts.cumsum(0), (1, 0)), target[kept].int(), weight[kept].float())
 
 
-class Entries:
+class Collected:
     """Entries that are found one after the other, at most so many: which source says how much of which target."""
 
     def __init__(self, most: int, device: torch.device) -> None:
@@ -72,6 +72,14 @@ class Entries:
             torch.cat([part.items for part in parts]),
             torch.cat([part.weights for part in parts]),
         )
+
+
+def entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows of what is kept by rows: the place of each one's row in `rows`, and its own place."""
+    count = offsets[rows + 1] - offsets[rows]
+    place = torch.repeat_interleave(count)
+    first = count.cumsum(0) - count
+    return place, torch.arange(len(place), device=place.device) - first[place] + offsets[rows][place]
 
 
 def summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from beamtree.closed.pairs import Pairs
-from beamtree.closed.partners import PARTNERS, Entries, Partners
+from beamtree.closed.partners import PARTNERS, Collected, Partners
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ def _by_blocks(
 ) -> Partners:
     """Solve block by block and keep what is strongest."""
     diagonal, square = gram.diagonal(), Square(gram)
-    entries = Entries(SPARE * most * len(order), order.device)
+    entries = Collected(SPARE * most * len(order), order.device)
     for block in _blocks(order):
         chosen, right = _explain(by_target, diagonal, block, penalty, features)
         system = square.of(chosen)

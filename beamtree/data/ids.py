@@ -65,6 +65,10 @@ class Ids:
             return found
         return [find(as_id(name)) if known is None else known for name, known in zip(names, found, strict=True)]
 
+    def known(self, names: Iterable[object]) -> list[int]:
+        """The numbers of those ids that are known."""
+        return [number for number in self.find(names) if number is not None]
+
 
 class MoreIds(Ids):
     """Ids with some more after them: those of before are shared and not copied."""

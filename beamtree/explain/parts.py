@@ -34,9 +34,7 @@ def without_part(model: TreeModel, name: str) -> TreeModel:
     if name not in known or len(known) < 2 or not isinstance(model.scorer, SumScorer):
         parts = ", ".join(known) or "no parts"
         raise ValueError(f"there is no part {name[:80]!r} to leave out: the score of this model is the sum of {parts}")
-    scorer = model.scorer.lean().without(name)
-    found = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
-    return found.with_items_of(model).eval()
+    return model.with_scorer(model.scorer.lean().without(name)).eval()
 
 
 def parts_of(model: TreeModel) -> list[str]:

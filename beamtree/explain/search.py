@@ -51,7 +51,7 @@ def explain(
     model.scorer.check(x)
     if model.scorer.reads_items:
         model.tree.check_items(x)
-    mask = model.tree.allow(allowed) if isinstance(allowed, Tensor) else allowed or model.tree.mask
+    mask = model.tree.mask_of(allowed)
     query = model.query(x)
     hidden = x.new_empty(1, 0) if exclude is None else exclude
     levels = () if mask.is_empty else tuple(_levels(query, sizes, mask, hidden))

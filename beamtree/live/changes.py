@@ -23,10 +23,9 @@ def with_items(model: TreeModel, new: Mapping[str, Likeness], resting: Sequence[
     if model.ids is None:
         raise ValueError("the items of this model have numbers and no ids: items are added by id")
     names = list(new)
-    known = model.ids.find(names)
-    unknown = [name for name, number in zip(names, known, strict=True) if number is None]
+    unknown = [name for name, number in zip(names, model.ids.find(names), strict=True) if number is None]
     ids = MoreIds(model.ids, unknown) if unknown else model.ids
-    numbers = [number for number in ids.find(names) if number is not None]
+    numbers = ids.known(names)
     tree, scorer = _with_room(model.tree, model.scorer, len(names) + len(resting))
     if tree is not model.tree:  # rows of its own, in which nobody searches yet
         resting = ()
@@ -71,15 +70,14 @@ def _tables(scorer: Scorer) -> list[TableScorer]:
 def _put_rows(table: TableScorer, old: Tree, new: Tree, numbers: list[int], likes: list[Likeness]) -> None:
     """Let the leaves of new items be known by what they are like."""
     leaves = new.leaf_of_item(torch.tensor(numbers, device=new.device))
-    rows = []
+    known, rows = table.table.read(old, share=table.share), []
     for like in likes:
         if like.factors is not None and isinstance(table, FactorScorer):
             rows.append(like.factors.to(new.device))
             continue
         near = old.leaf_of_item(like.items.to(old.device))
         shares = like.shares.to(old.device) * (near != PAD)
-        vectors = table.table.read(old, share=table.share).at(near).float()
-        rows.append((vectors * shares.unsqueeze(1)).sum(0) / shares.sum().clamp(min=1e-9))
+        rows.append((known.at(near).float() * shares.unsqueeze(1)).sum(0) / shares.sum().clamp(min=1e-9))
     table.put_vectors(new, leaves, torch.stack(rows))
 
 
@@ -102,7 +100,7 @@ def _entries(scorer: SumScorer, numbers: list[int], new: Mapping[str, Likeness])
 
 def _model(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) -> TreeModel:
     """A model of the same kind with another tree."""
-    found = TreeModel(tree, scorer, chained=model.chained, first_level=model.first_level).with_items_of(model)
+    found = model.with_scorer(scorer, tree)
     found.ids = ids
     if model.popularity is not None and len(model.popularity) < tree.num_items:
         more = tree.num_items - len(model.popularity)

@@ -8,7 +8,7 @@ from beamtree.answers import listed
 from beamtree.data import Prepared
 from beamtree.extras import needs
 from beamtree.files.small import read_json, write_json
-from beamtree.live.likeness import NewItem
+from beamtree.live.likeness import NewItem, new_item
 from beamtree.live.live import Live
 from beamtree.live.update import update
 from beamtree.model import TreeModel
@@ -94,11 +94,4 @@ def _as_new(item: str, facts: NewItem | Mapping[str, Any]) -> NewItem:
         return facts
     if not isinstance(facts, Mapping) or not facts.keys() <= set(NewItem._fields):
         raise ValueError(f"item {item!r}: give a dict with some of {', '.join(NewItem._fields)}")
-    like, histories, vector = facts.get("like", ()), facts.get("histories", ()), facts.get("vector")
-    return NewItem(
-        facts.get("title"),
-        facts.get("category"),
-        tuple(map(str, listed(like))),
-        tuple(tuple(map(str, listed(each))) for each in listed(histories)),
-        None if vector is None else tuple(map(float, vector)),
-    )
+    return new_item(facts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.files.drafts import held
-from beamtree.files.small import flush, write_whole
+from beamtree.files.small import flush
 
 CHANGES = "changes.log"
 
@@ -21,7 +21,7 @@ class Journal:
     """The changes in a folder, oldest first. One process writes to it; another is told so."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / CHANGES
+        self.path = folder / CHANGES
         self._held = ExitStack()
         self._held.enter_context(held(folder))
         try:
@@ -41,13 +41,6 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.entries.append(entry)
-
-    def replace(self, entries: list[dict[str, Any]]) -> None:
-        """Let other entries take the place of all that were, in one move."""
-        self._file.close()
-        write_whole(self.path, lambda draft: draft.write_bytes(b"".join(map(as_line, entries))))
-        self._file = self.path.open("ab")
-        self.entries = list(entries)
 
     def close(self) -> None:
         """Let others write."""

@@ -1,11 +1,12 @@
 """What a new item is like: found from what it comes with, by what the model knows already."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from beamtree.answers import listed
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
@@ -30,6 +31,18 @@ class NewItem(NamedTuple):
     like: tuple[str, ...] = ()  # items that it resembles
     histories: tuple[tuple[str, ...], ...] = ()  # of users who chose it next
     vector: tuple[float, ...] | None = None  # in the space of the vectors that the tree was made from
+
+
+def new_item(facts: Mapping[str, Any]) -> NewItem:
+    """What is known of an item, from words, such as those of JSON."""
+    vector = facts.get("vector")
+    return NewItem(
+        facts.get("title"),
+        facts.get("category"),
+        tuple(map(str, listed(facts.get("like", ())))),
+        tuple(tuple(map(str, listed(each))) for each in listed(facts.get("histories", ()))),
+        None if vector is None else tuple(map(float, vector)),
+    )
 
 
 def of_items(items: Tensor) -> Likeness:

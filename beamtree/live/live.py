@@ -15,7 +15,7 @@ from beamtree.data.ids import as_id
 from beamtree.live.changes import with_items, without_items
 from beamtree.live.journal import Journal
 from beamtree.live.learned import Anybody, learned
-from beamtree.live.likeness import Likeness, NewItem, mixed, of_histories, of_items, of_popular, of_vectors
+from beamtree.live.likeness import Likeness, NewItem, mixed, new_item, of_histories, of_items, of_popular, of_vectors
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
@@ -152,9 +152,6 @@ class Live:
 
     # Inside
 
-    def _numbers(self, names: Sequence[str]) -> list[int]:
-        return [number for number in self.ids.find(names) if number is not None]
-
     def _write(self, entry: dict[str, Any]) -> None:
         if self._journal is not None:
             self._journal.append(entry)
@@ -170,7 +167,7 @@ class Live:
 
     def _without(self, names: Sequence[str]) -> TreeModel:
         """The model without items that are there; their slots rest."""
-        numbers, tree = self._numbers(names), self.model.tree
+        numbers, tree = self.ids.known(names), self.model.tree
         slots = (self._leaves(numbers) - tree.level(tree.height).start).tolist()
         self._freed += [(time.monotonic(), slot) for slot in slots]
         return without_items(self.model, numbers) if numbers else self.model
@@ -198,9 +195,9 @@ class Live:
     def _likeness(self, new: NewItem) -> Likeness:
         """What a new item is like: the mean of all that it comes with, and its category where that is all."""
         found = []
-        if like := self._placed(self._numbers([as_id(each) for each in new.like])):
+        if like := self._placed(self.ids.known([as_id(each) for each in new.like])):
             found.append(of_items(torch.tensor(like)))
-        histories = [self._placed(self._numbers([as_id(item) for item in each])) for each in new.histories]
+        histories = [self._placed(self.ids.known([as_id(item) for item in each])) for each in new.histories]
         if any(histories):
             found.append(self._learned([each for each in histories if each]))
         if new.vector is not None:
@@ -239,7 +236,7 @@ class Live:
 
         for entry in entries:
             if entry["kind"] == "add":
-                new = _from_entry(entry)
+                new = new_item({key: entry[key] for key in NewItem._fields if key in entry})
                 if waiting.keys() & {entry["item"], *new.like, *(item for each in new.histories for item in each)}:
                     apply()
                 waiting[entry["item"]] = new
@@ -260,17 +257,6 @@ class Live:
 def _as_entry(new: NewItem) -> dict[str, Any]:
     """What is known of an item, as JSON, without what is not."""
     return {key: value for key, value in new._asdict().items() if value not in (None, ())}
-
-
-def _from_entry(entry: Mapping[str, Any]) -> NewItem:
-    vector = entry.get("vector")
-    return NewItem(
-        entry.get("title"),
-        entry.get("category"),
-        tuple(entry.get("like", ())),
-        tuple(map(tuple, entry.get("histories", ()))),
-        None if vector is None else tuple(vector),
-    )
 
 
 def _with_facts(catalogue: Catalogue, ids: Any, new: Mapping[str, NewItem]) -> Catalogue:

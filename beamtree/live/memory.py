@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed.partners import PARTNERS, Partners, summed
+from beamtree.closed.partners import PARTNERS, Partners, entries_in, summed
 from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import fading
 
@@ -62,20 +62,12 @@ def speaks(memory: MemoryScorer, like: Tensor, shares: Tensor, item: int) -> Ent
     """What a new item says of others: what those say that it is like [n] by so much [n]."""
     like, shares = (part.to(memory.offsets.device) for part in (like, shares))
     rows = torch.arange(memory.lists, device=like.device).unsqueeze(1) * memory.num_items + like  # [lists, n]
-    place, entry = _entries_in(memory.offsets, rows.flatten())
+    place, entry = entries_in(memory.offsets, rows.flatten())
     counts = memory.recency.amax(1).repeat_interleave(len(like)) * shares.repeat(memory.lists)
     says = Entries(
         torch.full_like(entry, item), memory.partners[entry].long(), memory.weights[entry].float() * counts[place]
     )
     return _strongest(says, PARTNERS)
-
-
-def _entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of some rows: the place of the row, and the place of the entry."""
-    count = offsets[rows + 1] - offsets[rows]
-    place = torch.repeat_interleave(count)
-    first = count.cumsum(0) - count
-    return place, torch.arange(len(place), device=rows.device) - first[place] + offsets[rows][place]
 
 
 def _strongest(entries: Entries, most: int) -> Entries:

@@ -21,11 +21,6 @@ class Slots:
         self._free_before = np.zeros(len(self.items) + 1, np.int64)
         np.cumsum(free, out=self._free_before[1:])
 
-    @property
-    def free(self) -> int:
-        """How many slots are."""
-        return int(self._free_before[-1])
-
     def best(self, near: Tensor, weights: Tensor) -> int:
         """A free slot beside the slots `near` [n], which count so much each [n].
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.data import Events, Prepared
+from beamtree.data import HISTORY, Events, Prepared
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live
 from beamtree.live.memory import ADDED, as_memory, entries_of
@@ -47,7 +47,7 @@ def _new_items(live: Live, rows: Mapping[str, Sequence[str]]) -> dict[str, tuple
         for place in fresh:
             examples = found.setdefault(row[place], [])
             if len(examples) < EXAMPLES:
-                examples.append(tuple([*past, *row[:place]][-69:]))
+                examples.append(tuple([*past, *row[:place]][-HISTORY:]))
     return {item: tuple(each for each in examples if each) for item, examples in found.items()}
 
 
@@ -71,7 +71,7 @@ def _refitted(live: Live, data: Prepared, seed: int) -> TreeModel:
         kept = old.of(unseen[old.source] | unseen[old.target])
         changed[ADDED] = as_memory(kept, count).to(device)
     whole = scorer.with_parts(changed)
-    found = TreeModel(model.tree, whole, chained=model.chained, first_level=model.first_level).with_items_of(model)
+    found = model.with_scorer(whole)
     found.popularity = popularity
     return found.eval()
 
@@ -83,7 +83,7 @@ def with_events(data: Prepared, live: Live) -> Events:
     others = {name: len(known) + place for place, name in enumerate(each for each in live.events if each not in known)}
     rows, items = [], []
     for user, chosen in live.events.items():
-        numbers = [number for number in live.ids.find(chosen) if number is not None]
+        numbers = live.ids.known(chosen)
         rows += [known.get(user, others.get(user, 0))] * len(numbers)
         items += numbers
     return _appended(events, torch.tensor(rows, dtype=torch.int64), torch.tensor(items, dtype=torch.int64), len(others))

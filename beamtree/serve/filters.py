@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
@@ -50,17 +49,13 @@ def allowed_items(asked: Filter, catalogue: Catalogue) -> Tensor:
     """The numbers of the items that a filter leaves; unknown ids do not matter."""
     kept = torch.full((len(catalogue.ids),), asked.allowed is None)
     if asked.allowed is not None:
-        kept[_known(catalogue.ids, asked.allowed)] = True
+        kept[catalogue.ids.known(asked.allowed)] = True
     if asked.category is not None:
         inside = torch.zeros_like(kept)
-        inside[torch.tensor(catalogue.of_category(asked.category), dtype=torch.int64)] = True
+        inside[catalogue.of_category(asked.category)] = True
         kept &= inside
-    kept[_known(catalogue.ids, asked.exclude)] = False
+    kept[catalogue.ids.known(asked.exclude)] = False
     return kept.nonzero().squeeze(1)
-
-
-def _known(ids: Ids, names: Iterable[str]) -> Tensor:
-    return torch.tensor([number for number in ids.find(names) if number is not None], dtype=torch.int64)
 
 
 def may_be_found(mask: NodeMask, model: TreeModel, seen: Iterable[int] = ()) -> int:

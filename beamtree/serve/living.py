@@ -7,12 +7,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from beamtree.data import Ids
+from beamtree.data import Ids, Prepared
+from beamtree.data.catalogue import Catalogue
 from beamtree.files.small import one_line
 from beamtree.live import Journal, Live
-from beamtree.serve.source import Loaded, OpenRun, log_of, read_titles, tuned_for
-from beamtree.storage.settings import fingerprint
-from beamtree.train.runs import ids_of, open_model, read_run
+from beamtree.model import TreeModel
+from beamtree.serve.source import OpenRun, opening
+from beamtree.train.runs import read_run
 
 log = logging.getLogger("beamtree")
 REST = 60.0  # seconds for which the slot of a removed item is not used again: longer than any search
@@ -40,17 +41,11 @@ def open_live(name: str, device: str, journal: Journal, items: Path | None = Non
         data: the prepared log, where it is not where it was.
     """
 
-    def opened(run: Path) -> Loaded:
-        digest = fingerprint(run)
-        model = open_model(run, device).eval()
-        ids, events = ids_of(run, model), log_of(run, model, data)
-        ids.find(["ready"])  # so that nobody waits for the index of ids
-        titles = read_titles(items, ids)
-        vectors = vectors_of(run, ids)
-        source = Live(model, catalogue=titles, data=events, vectors=vectors, journal=journal, rest=REST)
-        return Loaded(source, name, digest, run, read_run(run), events, tuned_for(run, model))
+    def live(run: Path, model: TreeModel, titles: Catalogue, log: Prepared | None) -> Live:
+        vectors = vectors_of(run, titles.ids)
+        return Live(model, catalogue=titles, data=log, vectors=vectors, journal=journal, rest=REST)
 
-    return opened
+    return opening(name, device, items, data, live)
 
 
 def vectors_of(run: Path, ids: Ids) -> Tensor | None:

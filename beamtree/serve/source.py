@@ -135,17 +135,31 @@ class Loaded:
 
 
 OpenRun = Callable[[Path], Loaded]
+MakeSource = Callable[[Path, TreeModel, Catalogue, Prepared | None], Source]
 
 
 def open_fixed(name: str, device: str, items: Path | None = None, data: Path | None = None) -> OpenRun:
     """How a run is opened that will not change, with a table of titles and with its log where these are there."""
+    return opening(name, device, items, data, lambda run, model, titles, log: Fixed(model, titles, log))
+
+
+def opening(name: str, device: str, items: Path | None, data: Path | None, make_source: MakeSource) -> OpenRun:
+    """How a run is opened, whether it can change or not.
+
+    Args:
+        name: what it is called.
+        device: where it is searched.
+        items: a table of titles and categories.
+        data: the prepared log, where it is not where it was.
+        make_source: what is made of its folder, model, titles and log.
+    """
 
     def opened(run: Path) -> Loaded:
         digest = fingerprint(run)
         model = open_model(run, device).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
-        source = Fixed(model, read_titles(items, ids), log)
+        source = make_source(run, model, read_titles(items, ids), log)
         return Loaded(source, name, digest, run, read_run(run), log, tuned_for(run, model))
 
     return opened

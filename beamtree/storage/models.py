@@ -55,8 +55,7 @@ def save_model(model: TreeModel, folder: str | Path) -> None:
     left out.
     """
     if isinstance(model.scorer, SumScorer) and (lean := model.scorer.lean()) is not model.scorer:
-        whole = model
-        model = TreeModel(whole.tree, lean, chained=whole.chained, first_level=whole.first_level).with_items_of(whole)
+        model = model.with_scorer(lean)
     write_finished(Path(folder), model, model.ids)
 
 

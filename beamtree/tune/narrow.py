@@ -9,7 +9,7 @@ from beamtree.beam import retrieve, walk
 from beamtree.data.instances import Instances
 from beamtree.metrics import hits
 from beamtree.model import TreeModel
-from beamtree.tree import PAD, Tree
+from beamtree.tree import PAD
 
 RUNGS = 12  # widths from m up to the widest beam
 BATCH = 32
@@ -74,16 +74,10 @@ def as_held(model: TreeModel, sizes: Sequence[int]) -> tuple[int, ...]:
 def nodes_of(model: TreeModel, sizes: Sequence[int]) -> int:
     """How many nodes a search with these widths scores at most: levels that it keeps whole are passed over."""
     tree, total = model.tree, 0
-    held = _open_nodes(tree, model.first_level - 1)
+    held = tree.mask.count(model.first_level - 1)
     for level, width in zip(range(model.first_level, tree.height + 1), sizes, strict=True):
         candidates = held * tree.arity
         held = min(width, candidates)
         if model.chained or held < candidates or level == tree.height:
-            total += min(candidates, _open_nodes(tree, level))
+            total += min(candidates, tree.mask.count(level))
     return total
-
-
-def _open_nodes(tree: Tree, level: int) -> int:
-    """How many nodes of a level may be entered."""
-    listed = tree.mask.listed(level)
-    return len(tree.level(level)) if listed is None else len(listed)
