@@ -16,7 +16,7 @@ from torch import Tensor
 from beamtree import kernels
 from beamtree.tree import PAD, Tree
 
-ROOMY = 8  # a level of no more nodes than so many times the entries is kept whole
+ROOMY = 16  # a level of no more nodes than so many times the entries is kept whole
 
 
 class Lifted:
@@ -61,13 +61,16 @@ class Levels:
     def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
         self.tree, self.rows = tree, rows
         none = rows * len(tree.level(tree.height))
-        self._found: list[Any] = [_added(keys.numpy(), scores.numpy(), none)]  # from the leaves up
-        self._room = ROOMY * len(self._found[0][0])
+        self._room = ROOMY * len(keys)
+        self._users = np.arange(rows).reshape(-1, 1)
+        whole = none <= self._room
+        self._found: list[Any] = [_spread(keys, scores, none) if whole else _added(keys, scores, none)]  # leaves first
 
     def at(self, level: int, nodes: Tensor) -> Tensor:
         while len(self._found) <= self.tree.height - level:
             self._found.append(self._above())
-        found, place = self._found[self.tree.height - level], places(self.tree, self.rows, level, nodes).numpy()
+        found, span = self._found[self.tree.height - level], self.tree.level(level)
+        place = nodes.numpy() + (self._users * len(span) - span.start)  # PAD: anywhere, or nowhere
         if not isinstance(found, tuple):
             return torch.from_numpy(found.take(place, mode="clip"))
         keys, maxima = found
@@ -80,7 +83,8 @@ class Levels:
         """The maxima of the level above the last: of the nodes that have any, or of all where there is room."""
         last, size = self._found[-1], self.rows * len(self.tree.level(self.tree.height - len(self._found)))
         if not isinstance(last, tuple):
-            return last.reshape(size, -1).max(1) if self.tree.arity > 2 else np.maximum(last[::2], last[1::2])
+            best = last.reshape(size, -1).max(1) if self.tree.arity > 2 else np.maximum(last[::2], last[1::2])
+            return np.maximum(best, np.float32(0), out=best) if len(self._found) == 1 else best
         keys = last[0] // self.tree.arity
         starts = _starts(keys)
         keys, maxima = keys[starts], np.maximum(np.maximum.reduceat(last[1], starts), np.float32(0))
@@ -91,8 +95,17 @@ class Levels:
         return whole
 
 
-def _added(keys: Any, scores: Any, none: int) -> tuple[Any, Any]:
-    """Each key once, in rising order, with the sum of its scores; at least one."""
+def _spread(keys: Tensor, scores: Tensor, none: int) -> Any:
+    """The sum of the scores of every key below `none`."""
+    return scores.new_zeros(none + 1).scatter_add_(0, keys, scores)[:none].numpy()
+
+
+def _added(all_keys: Tensor, all_scores: Tensor, none: int) -> tuple[Any, Any]:
+    """Each key below `none` once, in rising order, with the sum of its scores; at least one."""
+    said = ((all_scores != 0) & (all_keys != none)).numpy().nonzero()[0]  # the others fill up short lists
+    if not len(said):
+        return np.zeros(1, np.int64), np.zeros(1, np.float32)
+    keys, scores = all_keys.numpy().take(said), all_scores.numpy().take(said)
     if none < 2**32:  # two passes over 16 bits each are several times faster than one sort
         low = keys.astype(np.uint16).argsort(kind="stable")
         order = low[(keys[low] >> 16).astype(np.uint16).argsort(kind="stable")] if none >= 2**16 else low
@@ -100,10 +113,7 @@ def _added(keys: Any, scores: Any, none: int) -> tuple[Any, Any]:
         order = keys.argsort(kind="stable")
     keys = keys[order]
     starts = _starts(keys)
-    found, sums = keys[starts], np.add.reduceat(scores[order], starts)
-    if len(found) > 1 and found[-1] == none:
-        found, sums = found[:-1], sums[:-1]
-    return found, sums
+    return keys[starts], np.add.reduceat(scores[order], starts)
 
 
 def _starts(keys: Any) -> Any:
