@@ -2,11 +2,14 @@
 
 A line is a checksum and a JSON object. The last line may be cut short by a crash: then nobody was told of it, and it is
 dropped. A damaged line before others was told of, so it is an error.
+
+Changes that later ones have made void are left out now and then, so that a log grows with what is there, not with time.
 """
 
 import json
 import os
 import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from beamtree.files.drafts import held
 from beamtree.files.small import flush
 
 CHANGES = "changes.log"
+LONG = 10_000  # entries from which on a log is looked through, again when it is twice as long
 
 
 class Journal:
@@ -31,6 +35,9 @@ class Journal:
             flush(self.path)
             flush(folder)
             self._file = self.path.open("ab")
+            self._long = LONG
+            if len(self.entries) >= LONG:
+                self._shorten()
         except BaseException:
             self._held.close()
             raise
@@ -41,11 +48,68 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.entries.append(entry)
+        if len(self.entries) >= self._long:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Leave out what is void, in one move: whoever is killed leaves the old log or the new one."""
+        left, new = in_short(self.entries), self.path.with_name(CHANGES + ".new")
+        self._long = max(LONG, 2 * len(left))
+        try:
+            new.write_bytes(b"".join(map(as_line, left)))
+            flush(new)
+            os.replace(new, self.path)
+        except OSError:  # on a full disk: the long one is as good
+            new.unlink(missing_ok=True)
+            self._long = 2 * len(self.entries)
+            return
+        flush(self.path.parent)
+        self._file.close()
+        self._file, self.entries = self.path.open("ab"), left
 
     def close(self) -> None:
         """Let others write."""
         self._file.close()
         self._held.close()
+
+
+def count(entries: Sequence[Mapping[str, Any]]) -> int:
+    """How many changes entries stand for."""
+    return sum(entry["changes"] if entry["kind"] == "before" else 1 for entry in entries)
+
+
+def in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Fewer entries that lead to the same: the first says how many changes all of them stand for.
+
+    Of an item the last word counts, and that it was removed before it came back; an earlier word only where an item
+    that came later is said to be like it. Of users all events are kept, in one entry each, and of runs the last.
+    """
+    left: list[dict[str, Any]] = []
+    said: dict[str, str] = {}  # of each item, what the next entry that is kept says
+    named: set[str] = set()  # by items that came later
+    users: dict[str, list[str]] = {}
+    run: list[dict[str, Any]] = []
+    for entry in reversed(entries):
+        kind, item = entry["kind"], entry.get("item", "")
+        if kind == "events":
+            users.setdefault(entry["user"], []).extend(reversed(entry["items"]))
+        elif kind == "run":
+            run = run or [dict(entry)]
+        elif kind in ("add", "remove"):
+            if (item not in said or item in named) if kind == "add" else said.get(item) != "remove":
+                left.append(dict(entry))
+                said[item] = kind
+                named.update(entry.get("like", ()), *entry.get("histories", ()))
+        elif kind != "before":
+            raise ValueError(unknown_kind(kind))
+    chosen = [{"kind": "events", "user": user, "items": items[::-1]} for user, items in reversed(users.items())]
+    found = [*reversed(left), *chosen, *run]
+    return [{"kind": "before", "changes": count(entries) - len(found)}, *found]
+
+
+def unknown_kind(kind: object) -> str:
+    """What is said of a change that this version does not know."""
+    return f"a change {str(kind)[:40]!r} is not known: read it with a newer beamtree"
 
 
 def as_line(entry: dict[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 What the regression reads are the events of a history, recent ones counting more, and the user's factors. It tells the
 item's users from others; how loudly it may speak is set so that anybody would be shown the item about as often as an
-item on average, since nobody knows yet how popular it will be.
+item that is as popular as this one will be, by what `Renown` makes of the histories.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from beamtree.beam import walk
 from beamtree.data import HISTORY, Prepared
 from beamtree.live.likeness import NEAREST, Likeness
 from beamtree.live.memory import FADING, SOURCES
+from beamtree.live.renown import Renown
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, SumScorer
 from beamtree.tree import PAD
 
 ANYBODY = 2000  # histories of anybody
 SHOWN = 100  # items that somebody is shown, where it is counted how often
-OFTEN = 1.5  # times as often as an item on average
+OFTEN = 1.3  # times as often as an item on average that is as popular
 RIDGE = 0.1, 1.0  # λ of events and of factors, both scaled to a spread of 1 and shared by their number
 BEAM, TOGETHER, QUIET = 200, 200, 0.05
 
@@ -42,6 +43,7 @@ class Anybody:
             self.lowest = torch.cat([_lowest(model, part, self.shown) for part in parts]).cpu()
             self.users = torch.cat([_factors(model, part) for part in parts])
         self.x = self.x.cpu()
+        self.renown = Renown(events, model.tree.num_items, generator)
 
 
 def _lowest(model: TreeModel, x: Tensor, shown: int) -> Tensor:
@@ -80,7 +82,8 @@ def learned(model: TreeModel, histories: Sequence[Sequence[int]], anybody: Anybo
     weights = _regressed(read, len(x), len(items))
     said = read[len(x) :] @ weights
     loud = (anybody.lowest / said.clamp(min=1e-6)).sort().values
-    place = int(OFTEN * anybody.shown / model.tree.num_placed * len(loud))
+    often = OFTEN * anybody.renown.times(x)
+    place = int(often * anybody.shown / model.tree.num_placed * len(loud))
     weights = weights / scale * loud[min(place, len(loud) - 1)].clamp(min=0)
     of_events, of_factors = weights[: len(items)], weights[len(items) :]
     near, strong = (of_events.topk(min(most, len(items))).indices for most in (NEAREST, SOURCES))

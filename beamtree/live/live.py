@@ -1,5 +1,6 @@
 """A model that changes while it is searched: items come and go, and users go on choosing."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +14,14 @@ from beamtree.data import Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
 from beamtree.live.changes import with_items, without_items
-from beamtree.live.journal import Journal
+from beamtree.live.journal import Journal, count, unknown_kind
 from beamtree.live.learned import Anybody, learned
 from beamtree.live.likeness import Likeness, NewItem, mixed, new_item, of_histories, of_items, of_popular, of_vectors
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
+
+ASKING = threading.Lock()  # held while anybody's searches are made
 
 
 class Now(NamedTuple):
@@ -212,9 +215,17 @@ class Live:
         """What an item is like that was chosen after these histories: by regression where the log is there."""
         if self._data is None or not len(self._data.train) or not isinstance(self.model.scorer, SumScorer):
             return of_histories(self.model, histories)
-        if self._anybody is None:
-            self._anybody = Anybody(self.model, self._data)
-        return learned(self.model, histories, self._anybody)
+        return learned(self.model, histories, self._ask_anybody(self._data))
+
+    def make_ready(self) -> None:
+        """Do now what the first item with histories would wait for; in any thread, while others search and change."""
+        if self._data is not None and len(self._data.train) and isinstance(self.model.scorer, SumScorer):
+            self._ask_anybody(self._data)
+
+    def _ask_anybody(self, data: Prepared) -> Anybody:
+        with ASKING:
+            self._anybody = found = self._anybody or Anybody(self.model, data)
+            return found
 
     def _placed(self, numbers: list[int]) -> list[int]:
         return [number for number, leaf in zip(numbers, self._leaves(numbers).tolist(), strict=True) if leaf != PAD]
@@ -248,10 +259,10 @@ class Live:
                 self.events.setdefault(entry["user"], []).extend(entry["items"])
             elif entry["kind"] == "run":
                 self.run = entry["run"]
-            else:
-                raise ValueError(f"a change {str(entry['kind'])[:40]!r} is not known: read it with a newer beamtree")
+            elif entry["kind"] != "before":
+                raise ValueError(unknown_kind(entry["kind"]))
         apply()
-        self.now = self.now._replace(version=len(entries))
+        self.now = self.now._replace(version=count(entries))
 
 
 def _as_entry(new: NewItem) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """How a run is opened whose items come and go: with a log of changes that outlives runs and crashes."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +19,19 @@ from beamtree.train.runs import read_run
 
 log = logging.getLogger("beamtree")
 REST = 60.0  # seconds for which the slot of a removed item is not used again: longer than any search
+
+
+class Served(Live):
+    """A live model that makes itself ready for items with histories while it is served already."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._thread = threading.Thread(target=self.make_ready, name="beamtree-ready", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing reads the model any more."""
+        self._thread.join()
 
 
 @contextmanager
@@ -43,7 +58,7 @@ def open_live(name: str, device: str, journal: Journal, items: Path | None = Non
 
     def live(run: Path, model: TreeModel, titles: Catalogue, log: Prepared | None) -> Live:
         vectors = vectors_of(run, titles.ids)
-        return Live(model, catalogue=titles, data=log, vectors=vectors, journal=journal, rest=REST)
+        return Served(model, catalogue=titles, data=log, vectors=vectors, journal=journal, rest=REST)
 
     return opening(name, device, items, data, live)
 

@@ -1,0 +1,98 @@
+"""A log of changes is made shorter, and leads to the same."""
+
+import copy
+import random
+
+import pytest
+from test_start import a_walk
+
+import beamtree as bt
+from beamtree.live import Journal, Live, NewItem, journal
+from beamtree.live.journal import CHANGES, count, in_short
+
+
+@pytest.fixture(scope="module")
+def model():
+    return bt.Recommender(steps=0, beam_size=60).fit(a_walk(), test_users=10).model
+
+
+def change(live, draw):
+    kind = draw.random()
+    if kind < 0.1:
+        live.choose(f"run {draw.randrange(3)}")
+    elif kind < 0.3:
+        live.record(f"user {draw.randrange(3)}", [f"i{draw.randrange(30):02}"])
+    else:
+        item = draw.choice([f"new {draw.randrange(5)}", f"i{draw.randrange(5):02}"])
+        like = (draw.choice([f"new {draw.randrange(5)}", f"i{draw.randrange(8):02}"]),)
+        if draw.random() < 0.5:
+            live.remove(item)
+        else:
+            live.add(item, NewItem(like=like, title=f"title {draw.randrange(100)}"))
+
+
+def state(live):
+    """All that is known of items, users and runs."""
+    names = [f"new {number}" for number in range(5)] + [f"i{number:02}" for number in range(30)]
+    there = {name: live.catalogue.title(live.ids.find([name])[0]) for name in names if live.holds(name)}
+    return there, live.events, live.run, live.version, live._facts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_fewer_entries_lead_to_the_same(model, tmp_path, seed):
+    draw, log = random.Random(seed), Journal(tmp_path)
+    live = Live(copy.deepcopy(model), journal=log)
+    for _ in range(60):
+        change(live, draw)
+    long, short = list(log.entries), in_short(log.entries)
+    assert len(short) < len(long)
+    assert count(short) == count(long)
+    assert in_short(short) == short
+    answers = []
+    for entries in (long, short):
+        log.entries = entries
+        answers.append(Live(copy.deepcopy(model), journal=log))
+    log.close()
+    assert state(answers[0]) == state(answers[1])
+    assert state(answers[0])[:3] == state(live)[:3]
+
+
+def test_who_is_like_an_item_that_was_removed_since_is_still_like_it(model):
+    entries = [
+        {"kind": "add", "item": "a", "like": ["i01"]},
+        {"kind": "add", "item": "b", "like": ["a"]},
+        {"kind": "remove", "item": "a"},
+        {"kind": "remove", "item": "c"},
+        {"kind": "add", "item": "c", "like": ["i01"]},
+        {"kind": "add", "item": "c", "like": ["i02"]},
+    ]
+    assert in_short(entries) == [{"kind": "before", "changes": 1}, *entries[:4], entries[5]]
+
+
+def test_a_long_log_is_written_anew_and_a_full_disk_leaves_it_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LONG", 50)
+    log = Journal(tmp_path)
+    for number in range(120):
+        log.append({"kind": "events", "user": f"user {number % 3}", "items": [str(number)]})
+    assert len(log.entries) < 60
+    assert count(log.entries) == 120
+    log.close()
+    monkeypatch.setattr(journal, "LONG", 5)
+    whole = (tmp_path / CHANGES).read_bytes()
+    monkeypatch.setattr(journal.os, "replace", full)
+    again = Journal(tmp_path)
+    again.append({"kind": "events", "user": "user 0", "items": ["last"]})
+    again.close()
+    assert (tmp_path / CHANGES).read_bytes().startswith(whole)
+    monkeypatch.undo()
+    read = Journal(tmp_path)
+    read.close()
+    items = {entry["user"]: entry["items"] for entry in in_short(read.entries)[1:]}
+    told = {f"user {user}": [str(number) for number in range(user, 120, 3)] for user in range(3)}
+    told["user 0"].append("last")
+    assert items == told
+    assert not list(tmp_path.glob("*.new"))
+
+
+def full(*_):
+    raise OSError(28, "No space left on device")
