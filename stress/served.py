@@ -57,8 +57,9 @@ def change(client: httpx.Client, told: Told, known: list[str], runs: list[str], 
         item = draw.choice([f"new {draw.randrange(40)}", draw.choice(known[:40])])
         add = draw.random() < 0.6
         told.open = "item", item
-        like = {"like": draw.sample(known[40:], 2), "title": item.title()}
-        (client.put(f"/v1/items/{item}", json=like) if add else client.delete(f"/v1/items/{item}")).raise_for_status()
+        others = draw.sample(known[40:], 3)
+        facts = {"like": others, "title": item.title()} if draw.random() < 0.5 else {"histories": [others, others[:2]]}
+        (client.put(f"/v1/items/{item}", json=facts) if add else client.delete(f"/v1/items/{item}")).raise_for_status()
         told.items[item] = add
     told.open = None
 
