@@ -18,7 +18,7 @@ from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.explain import explain, without_part
-from beamtree.explore import page, record
+from beamtree.explore import inspected, losses, page, record
 from beamtree.serve.limits import Access
 from beamtree.serve.service import Service
 from beamtree.serve.source import Fixed, Loaded
@@ -404,7 +404,7 @@ class Shop(Fixed):
 
 
 def open_shop(run):
-    log = SimpleNamespace(users=Ids(list(HISTORIES)))
+    log = SimpleNamespace(users=Ids(list(HISTORIES)), test=some_people(), val=[])
     return Loaded(Shop(SHOP, CATALOGUE), "shop", "abc", data=log)
 
 
@@ -458,6 +458,16 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     tab.locator("#list .item").nth(3).click()
     until(lambda: "at rank 4" in tab.inner_text("#why"))
     assert tab.locator("#why .margin").count() == SHOP.tree.height - 1
+
+
+def test_live_losses_are_counted_over_users_of_the_log(server, watch):
+    tab = watch.open(f"{server}#user=ann&hide=2&k=10&m=5&tab=losses")
+    told = losses(inspected(SHOP, some_people(), 200))
+    until(lambda: told["advice"] in tab.inner_text("#view"))
+    assert f"{told['users']} users, k = 100" in tab.inner_text("#view")
+    assert tab.locator("#view svg.loss").count() == 2
+    assert "Counting" not in tab.inner_text("#view")
+    assert watch.trouble == []
 
 
 def test_live_a_history_is_typed_and_taken_apart(server, watch):

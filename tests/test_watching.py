@@ -1,13 +1,17 @@
 """The routes of the page: what it asks a service beside recommendations."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 from serving import serving
-from watched import a_catalogue, a_model
+from watched import a_catalogue, a_model, some_people
 
 from beamtree.answers import History
 from beamtree.data.catalogue import Catalogue
 from beamtree.explain import parts_of, without_part
-from beamtree.explore import catalogue_map, page
+from beamtree.explore import catalogue_map, losses, page
+from beamtree.inspect import inspect
 from beamtree.serve.service import Service
 from beamtree.serve.source import Fixed, Loaded
 
@@ -37,6 +41,19 @@ def test_the_page_is_at_the_root(client):
 def test_the_map_is_that_of_the_model(client):
     assert client.get("/v1/map").json() == catalogue_map(MODEL, CATALOGUE)
     assert client.get("/v1/map").json() == client.get("/v1/map").json()
+
+
+def test_losses_are_those_of_inspect_over_test_users_and_need_a_log(client, tmp_path):
+    refused = client.get("/v1/losses")
+    assert (refused.status_code, refused.json()["hint"]) == (404, "say where it is with --data")
+    log = SimpleNamespace(test=some_people(), val=[], users=[])
+    shop = Service(tmp_path, lambda _: Loaded(Shop(MODEL, CATALOGUE), "shop", "abc", data=log), timeout=20)
+    with serving(shop) as with_log:
+        told = with_log.get("/v1/losses").json()
+        assert told == with_log.get("/v1/losses").json()
+    found = inspect(MODEL, some_people(), beam_size=100, m=(5, 10, 20, 50))
+    assert told == json.loads(json.dumps(losses(found)))
+    assert told["users"] == len(some_people())
 
 
 def test_a_users_events_are_told_oldest_first(client):

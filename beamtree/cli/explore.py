@@ -9,15 +9,14 @@ from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
 from beamtree.cli.screen import out, progress
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.explore import BEAM_SIZES, page, record, variants
+from beamtree.explore import BEAM_SIZES, inspected, page, record, variants
 from beamtree.files.small import check_writable, write_whole
 from beamtree.ingest.catalogue import read_catalogue
-from beamtree.inspect import inspect, num_users
+from beamtree.inspect import num_users
 from beamtree.model import TreeModel
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 
 INSPECTED = 200  # users whose losses are counted
-BEAM_SIZE, CUTS = 100, (5, 10, 20, 50)  # with which they are
 
 Out = Annotated[Path, typer.Option("--out", help="The page: one file, which opens from disk in any browser.")]
 ItemTable = Annotated[
@@ -80,10 +79,8 @@ def write_page(path: Path, models: dict[str, TreeModel], data: Prepared, catalog
     people = split_of(data, "test")
     names = data.users.names[len(data.train) + len(data.val) :]
     first, model = next(iter(models.items()))
-    beam_size = min(BEAM_SIZE, model.tree.num_items)
-    cuts = tuple(m for m in CUTS if m <= beam_size) or (1,)
     with progress(num_users(people, INSPECTED), "users inspected") as (advance, _):
-        lost = inspect(model, people, beam_size=beam_size, m=cuts, users=INSPECTED, on_users=advance)
+        lost = inspected(model, people, INSPECTED, advance)
     sizes = [size for size in BEAM_SIZES if size < model.tree.num_items]
     with progress(len(models) * min(users, len(people)) * max(1, len(sizes)), "searches recorded") as (advance, _):
         found = record(models, people, names, catalogue, count=users, inspections={first: lost}, on_search=advance)

@@ -3,6 +3,6 @@
 from beamtree.explore.document import page
 from beamtree.explore.facts import facts
 from beamtree.explore.map import catalogue_map
-from beamtree.explore.record import BEAM_SIZES, record, variants
+from beamtree.explore.record import BEAM_SIZES, inspected, losses, record, variants
 
-__all__ = ["BEAM_SIZES", "catalogue_map", "facts", "page", "record", "variants"]
+__all__ = ["BEAM_SIZES", "catalogue_map", "facts", "inspected", "losses", "page", "record", "variants"]

@@ -10,14 +10,16 @@ from torch import Tensor
 from beamtree.beam import retrieve
 from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
+from beamtree.evaluate import OnUsers
 from beamtree.explain import explain, parts_of, without_part
 from beamtree.explore.facts import facts
 from beamtree.explore.map import catalogue_map
-from beamtree.inspect import Inspection
+from beamtree.inspect import Inspection, inspect
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
 BEAM_SIZES = (10, 20, 50, 100, 200, 400)
+BEAM_SIZE, CUTS = 100, (5, 10, 20, 50)  # of what `inspect` is asked
 FOUND = 50  # items of a search that are kept, at most
 TRUTH = 12  # items that a user chose next, which are followed down the tree
 NODES = 28  # of a level that are kept; the others are counted
@@ -106,6 +108,13 @@ def _of_model(name: str, model: TreeModel, searches: list[Any], inspections: Map
     """A model with its searches, and with what `inspect` found."""
     found = {"losses": losses(inspections[name])} if name in inspections else {}
     return {**facts(name, model), "searches": searches, **found}
+
+
+def inspected(model: TreeModel, people: BeforeAfter, users: int, on_users: OnUsers | None = None) -> Inspection:
+    """What `inspect` says of a model with the beam and the cuts that the page shows."""
+    beam_size = min(BEAM_SIZE, model.tree.num_items)
+    cuts = tuple(m for m in CUTS if m <= beam_size) or (1,)
+    return inspect(model, people, beam_size=beam_size, m=cuts, users=users, on_users=on_users)
 
 
 def losses(found: Inspection) -> Pack:

@@ -3,20 +3,21 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
-from beamtree.explore import catalogue_map, facts, page
+from beamtree.explore import catalogue_map, facts, inspected, losses, page
 from beamtree.model import TreeModel
 from beamtree.serve import asking, inference, things
 from beamtree.serve.errors import RefusedError, add_handlers, as_json
 from beamtree.serve.examples import with_examples
 from beamtree.serve.metrics import KIND
 from beamtree.serve.middleware import Guard
-from beamtree.serve.schemas import Map, Model, Problem, Swap
+from beamtree.serve.schemas import Losses, Map, Model, Problem, Swap
 from beamtree.serve.service import Service
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -36,6 +37,9 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         504: "Not in time.",
     }.items()
 }
+
+LEAVES = 20_000_000  # that are scored to see what the beam loses, over as many users as that allows
+FEWEST_USERS, MOST_USERS = 20, 200
 
 
 def make_app(service: Service) -> FastAPI:
@@ -130,6 +134,27 @@ def model_routes(service: Service) -> APIRouter:
         if not drawn or drawn[-1][0] is not source.model:
             drawn[:] = [(source.model, bytes(as_json(catalogue_map(source.model, source.catalogue)).body))]
         return Response(drawn[-1][1], media_type="application/json")
+
+    counted: list[tuple[str, bytes]] = []  # the losses of the model that was asked for last
+    counting = Lock()
+
+    @router.get("/v1/losses", responses={200: {"model": Losses}})
+    def show_losses() -> Response:
+        """Where relevant items of the log's test users are lost, as `beamtree inspect` counts; once for each run."""
+        loaded = service.loaded
+        people = (
+            None
+            if loaded.data is None
+            else next((each for each in (loaded.data.test, loaded.data.val) if len(each)), None)
+        )
+        if people is None:
+            raise RefusedError(404, "the log of this run is not here", "say where it is with --data")
+        with counting:
+            if not counted or counted[-1][0] != loaded.digest:
+                model = loaded.source.model
+                users = min(MOST_USERS, max(FEWEST_USERS, LEAVES // model.tree.num_items))
+                counted[:] = [(loaded.digest, bytes(as_json(losses(inspected(model, people, users))).body))]
+            return Response(counted[-1][1], media_type="application/json")
 
     return router
 

@@ -159,6 +159,16 @@ class Map(BaseModel):
     names: list[str]
 
 
+class Losses(BaseModel):
+    """Where relevant items are lost: by level, and by how many items are asked for."""
+
+    users: int
+    beam_size: int
+    levels: list[dict[str, float]]
+    cuts: list[dict[str, float]]
+    advice: str
+
+
 class Explained(BaseModel):
     """The search for one history, level by level."""
 

@@ -168,7 +168,8 @@ function replay() {
 
 function showLosses(subject, search) {
   const model = modelAt(source), inspected = source.models[model].losses;
-  const pieces = [];
+  if (source.live && model === 0 && inspected === undefined && !source.counting) askLosses();
+  const pieces = source.live && source.counting ? [h("p", { class: "muted" }, "Counting over users of the log …")] : [];
   if (inspected) {
     pieces.push(h("div", { class: "head" }, h("h2", {}, "Where relevant items are lost"),
       h("span", { class: "muted" },
@@ -185,6 +186,14 @@ function showLosses(subject, search) {
     found.items ? lossChart(found, `of these, its own leaf would be among the first ${state.m}`)
       : h("p", { class: "muted" }, "Nothing is hidden: hide some events first."));
   fill($("view"), h("div", { class: "losses" }, pieces));
+}
+
+async function askLosses() {
+  source.counting = true;
+  const model = source.models[0];
+  model.losses = await source.ask("/v1/losses").catch(() => null);
+  source.counting = false;
+  if (state.tab === "losses" && modelAt(source) === 0) show();
 }
 
 async function start() {
