@@ -136,10 +136,19 @@ class NodeTable(nn.Module):
         return self.weight._version, self.weight.data_ptr(), self.weight.device
 
     def _sum_paths(self, tree: Tree) -> Tensor:
-        levels = [self.span(tree.level(0))]
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            levels = [self.span(tree.level(0))]
+            for level in range(1, tree.height + 1):
+                levels.append(self.span(tree.level(level)) + levels[-1].repeat_interleave(tree.arity, dim=0))
+            return torch.cat(levels)
+        sums = torch.empty_like(self.weight, requires_grad=False)  # written once: a large table has no room for more
+        sums[0] = self.weight[0]
         for level in range(1, tree.height + 1):
-            levels.append(self.span(tree.level(level)) + levels[-1].repeat_interleave(tree.arity, dim=0))
-        return torch.cat(levels)
+            span, above = tree.level(level), tree.level(level - 1)
+            families = (len(above), tree.arity, -1)
+            parents = sums[above.start : above.stop].unsqueeze(1)
+            torch.add(self.span(span).view(families), parents, out=sums[span.start : span.stop].view(families))
+        return sums
 
 
 class Vectors:
