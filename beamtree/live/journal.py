@@ -82,11 +82,13 @@ def in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Fewer entries that lead to the same: the first says how many changes all of them stand for.
 
     Of an item the last word counts, and that it was removed before it came back; an earlier word only where an item
-    that came later is said to be like it. Of users all events are kept, in one entry each, and of runs the last.
+    that came later is said to be like it. One that was removed is still known where a user chose it. Of users all
+    events are kept, in one entry each, and of runs the last.
     """
     left: list[dict[str, Any]] = []
     said: dict[str, str] = {}  # of each item, what the next entry that is kept says
     named: set[str] = set()  # by items that came later
+    chosen = {item for entry in entries if entry["kind"] == "events" for item in entry["items"]}
     users: dict[str, list[str]] = {}
     run: list[dict[str, Any]] = []
     for entry in reversed(entries):
@@ -96,14 +98,16 @@ def in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "run":
             run = run or [dict(entry)]
         elif kind in ("add", "remove"):
-            if (item not in said or item in named) if kind == "add" else said.get(item) != "remove":
+            wanted = item not in said or item in named or item in chosen
+            if wanted if kind == "add" else said.get(item) != "remove":
                 left.append(dict(entry))
                 said[item] = kind
                 named.update(entry.get("like", ()), *entry.get("histories", ()))
+                chosen -= {item} if kind == "add" else set()  # once is enough
         elif kind != "before":
             raise ValueError(unknown_kind(kind))
-    chosen = [{"kind": "events", "user": user, "items": items[::-1]} for user, items in reversed(users.items())]
-    found = [*reversed(left), *chosen, *run]
+    events = [{"kind": "events", "user": user, "items": items[::-1]} for user, items in reversed(users.items())]
+    found = [*reversed(left), *events, *run]
     return [{"kind": "before", "changes": count(entries) - len(found)}, *found]
 
 
