@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Data
+from beamtree.distributed import join
 from beamtree.files.drafts import held
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.seeds import epoch_order, mix
+from beamtree.shards import Shard
 from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
 from beamtree.train.blend import weigh_parts
 from beamtree.train.checkpoint import Checkpoints, Keeper
@@ -148,13 +150,16 @@ class Run:
 
     def begin(self) -> "tuple[Stepper, Batches, Keeper, Watch]":
         """What takes the steps, what they read, what saves them, and what watches over them."""
+        ranks = join(self.model.tree.device.type)
+        if ranks.size > 1:
+            self.model.scorer.spread_over(Shard.of(self.model.tree, ranks))
         learner = _learner(self.model)
         device, moments = self.model.tree.device, self.optimizer(learner, self.schedule.lr)
         keeper = Keeper(self.checkpoints, self.model, moments, self.describe())
         grace = 0 if learner is self.model else self.schedule.warm_steps(self.total)
         watch = Watch(self.validation, keeper, self.check_every, self.total, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
-        return Stepper(learner, moments), batches, keeper, watch
+        return Stepper(learner, moments, ranks), batches, keeper, watch
 
 
 def _learner(model: TreeModel) -> TreeModel:
