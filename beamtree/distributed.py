@@ -22,7 +22,7 @@ SECONDS = 600.0  # unless it says otherwise
 
 
 class ElsewhereError(ValueError):
-    """Another rank met an error, and says which: this one ends with it, in silence."""
+    """Another rank met an error: all end with it, and one tells it."""
 
 
 class LostError(RuntimeError):
@@ -75,6 +75,10 @@ class Ranks:
         """What each rank gives, for all of them: small things."""
         return [thing]
 
+    def first_says(self, yes: bool) -> bool:
+        """What the first rank says."""
+        return bool(self.broadcast_(torch.tensor(int(yes))))
+
     def counts(self, sent: Sequence[int]) -> list[int]:
         """How many rows each rank will send here, given how many go to each."""
         return list(sent)
@@ -89,23 +93,26 @@ class Ranks:
     # What follows from these
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Work that may fail on one rank: an error there is the end of it on all, and one of them tells it."""
+    def agreed(self) -> Iterator[bool]:
+        """Work that may fail on one rank: an error there is an error on all, once each is through with its part.
+
+        It gives whether this rank is the first, which writes for all.
+        """
         error: Exception | None = None
         try:
-            yield
+            yield self.is_first
         except (ValueError, OSError, MemoryError) as found:
             error = found
         told = self.gather(None if error is None else str(error) or type(error).__name__)
         first = next((rank for rank, line in enumerate(told) if line is not None), None)
         if first is None:
             return
-        if error is not None and first == self.rank:
+        if error is not None:
             raise error
         raise ElsewhereError(f"rank {first}: {told[first]}")
 
     def same(self, **things: object) -> None:
-        """Raise a ValueError where something is not the same on every rank; the first rank tells it."""
+        """Raise a ValueError where something is not the same on every rank."""
         texts = {name: str(thing) for name, thing in things.items()}
         found = self.gather(texts)
         for name, text in found[0].items():
@@ -115,7 +122,7 @@ class Ranks:
                 line = (
                     f"{name} is {text[:200]} on rank 0 and {str(theirs)[:200]} on rank {other}: start all ranks alike"
                 )
-                raise ValueError(line) if self.is_first else ElsewhereError(line)
+                raise ElsewhereError(line)
 
     def shared_out(self, find: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A function of rows, each rank doing its share and all getting all: the results must be of whole numbers."""
@@ -182,6 +189,19 @@ def _answered() -> Iterator[None]:
 
 
 _now = Ranks()
+_TOLD = "beamtree/told"
+
+
+def tells() -> bool:
+    """Whether this rank is the one to tell an error: the first that asks."""
+    if _now.size == 1:
+        return os.environ.get("RANK", "0") == "0"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        key, own = f"{_TOLD}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", str(_now.rank)
+        return bool(store.compare_set(key, "", own).decode() == own)
+    except (RuntimeError, ValueError):  # whoever kept the store is gone
+        return True
 
 
 def ranks() -> Ranks:

@@ -11,7 +11,7 @@ from beamtree.distributed import join
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
 from beamtree.scorers.spread import SpreadTable
-from beamtree.train import Schedule
+from beamtree.train import Checkpoints, Schedule, Validation, constant
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.tree import PAD
 
@@ -40,15 +40,16 @@ def histories(users=23, seed=0):
     return Instances(x, torch.randint(ITEMS, (users, 4), generator=generator))
 
 
-def model_for(arity, share, dtype=torch.float64):
+def model_for(name, dtype=torch.float64):
+    _, _, arity, _, share = CASES[name]
     tree = bt.random_tree(ITEMS, arity, seed=1)
     scorer = DeepScorer(tree.num_nodes, 6, scale=0.3, share=share, seed=2).to(dtype)
     return bt.TreeModel(tree, scorer, first_level=2)
 
 
 def fitted(name, steps, dtype=torch.float64, **more):
-    method, optimizer, arity, batch_size, share = CASES[name]
-    model = model_for(arity, share, dtype)
+    method, optimizer, _, batch_size, _ = CASES[name]
+    model = model_for(name, dtype)
     bt.fit(
         model,
         histories(),
@@ -56,7 +57,7 @@ def fitted(name, steps, dtype=torch.float64, **more):
         steps=steps,
         batch_size=batch_size,
         optimizer=OPTIMIZERS[optimizer],
-        schedule=Schedule(0.01),
+        schedule=Schedule(0.01, constant),
         **more,
     )
     return model
@@ -110,3 +111,82 @@ def test_three_ranks_train_the_same_model_as_one():
 @pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10)])
 def test_any_number_of_ranks_trains_the_same_model_for_100_steps(size, top):
     check_same(size, list(CASES)[:6], 100, top)
+
+
+def go_on(name, folder, steps, top=6):
+    """Train on to so many steps from whatever is in the folder."""
+    shards.TOP = top
+    join()
+    return whole(fitted(name, steps, checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True)))
+
+
+@pytest.mark.parametrize("name", ["otm, lazy", "plt, dense"])
+def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, name, monkeypatch):
+    """Two, then one, then three: the weights of a run that was never broken."""
+    monkeypatch.setattr(shards, "TOP", 6)
+    run_ranks(2, go_on, name, tmp_path, 4)
+    assert len(list((tmp_path / "shards-4").glob("*.distcp"))) == 2
+    go_on(name, tmp_path, 8)
+    assert (tmp_path / "weights-8.safetensors").exists()
+    assert not list(tmp_path.glob("shards-*"))
+    for weights in run_ranks(3, go_on, name, tmp_path, 12):
+        assert farthest(whole(fitted(name, 12)), weights) < 1e-6
+
+
+def errors_of(work, *arguments):
+    join()
+    try:
+        work(*arguments)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_of_fewer_files_than_ranks_wrote_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "TOP", 6)
+    run_ranks(2, go_on, "otm, lazy", tmp_path, 2)
+    lost = next((tmp_path / "shards-2").glob("__1_*"))
+    lost.unlink()
+    told = f"{lost} is missing: copy the folder again, or train anew (3 files from 2 ranks belong to {tmp_path})"
+    with pytest.raises(ValueError, match="is missing") as error:
+        go_on("otm, lazy", tmp_path, 4)
+    assert str(error.value) == told
+    assert run_ranks(2, errors_of, go_on, "otm, lazy", tmp_path, 4) == [told, told]
+
+
+def test_ranks_that_do_not_mean_the_same_end_with_one_line(tmp_path):
+    told = run_ranks(2, errors_of, fitted_by_rank, "otm, lazy")
+    assert set(told) == {"batch_size is 7 on rank 0 and 8 on rank 1: start all ranks alike"}
+
+
+def fitted_by_rank(name):
+    method, _, _, batch_size, _ = CASES[name]
+    bt.fit(model_for(name), histories(), sized(method, 4, 6), steps=3, batch_size=batch_size + join().rank)
+
+
+def validated(folder, top):
+    """Recall along the way, the best weights, and how the model is opened again."""
+    shards.TOP = top
+    join()
+    found = []
+    val = Validation(
+        histories(9, seed=5), beam_size=8, m=6, every=2, on_check=lambda step, recall: found.append(recall)
+    )
+    model = fitted("otm, lazy", 8, val=val, checkpoints=Checkpoints(folder / "training"))
+    bt.save_model(model, folder / "model")
+    return found, whole(model)
+
+
+def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
+    recalls, weights = validated(tmp_path / "alone", 6)
+    for seen, theirs in run_ranks(3, validated, tmp_path / "three", 6):
+        assert seen == recalls
+        assert farthest(weights, theirs) < 1e-6
+    model = bt.load_model(tmp_path / "three" / "model")
+    assert not model.scorer.is_spread
+    assert farthest(weights, whole(model)) < 1e-6
+    x = histories(9, seed=5).x
+    assert torch.equal(
+        bt.retrieve(model, x, beam_size=8, m=6)[0],
+        bt.retrieve(bt.load_model(tmp_path / "alone" / "model"), x, beam_size=8, m=6)[0],
+    )
