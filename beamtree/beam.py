@@ -16,6 +16,7 @@ from beamtree.record import Recorder
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
+Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 WIDEST = 4096  # candidates that the GPU's twin of `_select` can hold
 REHEARSALS = 16  # searches of one shape before they are recorded: validation between steps is not worth it
@@ -117,19 +118,19 @@ def _select(
     return beam, best, tree.children(beam, level, mask).flatten(1) if below else beam
 
 
-def gumbel_expand(generator: torch.Generator) -> Expand:
+def gumbel_expand(generator: torch.Generator, drawn: Drawn | None = None) -> Expand:
     """Stochastic beam search (Kool et al. 2019): walk with it draws k leaves without replacement.
 
     A leaf is drawn by going down, each child as likely as its share of its siblings' p_g. The state is the
     perturbed log-probability that ranks, drawn so that its maximum over siblings is their parent's, and the
-    log-probability itself.
+    log-probability itself. `drawn` is a query's, where it holds a share of a batch.
     """
 
     def expand(logits: Tensor, parents: State) -> State:
         top, log_p = parents[0].unsqueeze(-1), parents[-1].unsqueeze(-1)  # both 0 at the root
         logits = logits.unflatten(1, (top.shape[1], -1))  # [B, n, b]
         log_p = log_p + log_softmax(logsigmoid(logits), dim=-1)
-        noise = torch.rand(logits.shape, generator=generator, device=logits.device)
+        noise = _uniform(logits, generator) if drawn is None else drawn(lambda rows: _uniform(logits, generator, rows))
         gumbel = log_p - torch.log(-torch.log(noise.clamp(min=1e-20)))
         gap = gumbel - gumbel.amax(-1, keepdim=True)  # ≤ 0; 0 for the highest sibling
         shift = top - gumbel + torch.log(-torch.expm1(gap))  # -inf for the highest sibling
@@ -137,6 +138,11 @@ def gumbel_expand(generator: torch.Generator) -> Expand:
         return perturbed.masked_fill(logits == -torch.inf, -torch.inf).flatten(1), log_p.flatten(1)
 
     return expand
+
+
+def _uniform(like: Tensor, generator: torch.Generator, rows: int | None = None) -> Tensor:
+    shape = (len(like) if rows is None else rows, *like.shape[1:])
+    return torch.rand(shape, generator=generator, device=like.device)
 
 
 @torch.no_grad()
@@ -165,7 +171,7 @@ def retrieve(
     sizes = widths(model, beam_size, m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
-    if mask.is_empty or not len(x):
+    if mask.is_empty or not len(x):  # of all ranks, where there are several: none comes with nothing
         nothing = torch.full((len(x), m), PAD, device=x.device)
         return nothing, nothing.float().fill_(-torch.inf)
 
@@ -178,7 +184,9 @@ def retrieve(
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     mask.searches += 1
-    if not kernels.fits(x) or (allowed is not None and mask.searches <= REHEARSALS):  # few searches: not recorded
+    if (
+        not kernels.fits(x) or model.scorer.is_spread or (allowed is not None and mask.searches <= REHEARSALS)
+    ):  # few searches: not recorded
         return search(*inputs)
     items, scores = _recorder_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores

@@ -30,12 +30,16 @@ def children_of_positives(query: Query, positives: list[Targets], generator: tor
 def uniform(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
     """The authors' TDM: some nodes of each level, drawn uniformly, whether positive or not."""
     for level in query.levels:
-        yield level, query.tree.sample(level, len(query.x), nodes, generator)
+        yield level, _sampled(query, level, nodes, generator)
 
 
 def uniform_leaves(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
     """So many nodes of the leaf level, and none above."""
-    yield query.tree.height, query.tree.sample(query.tree.height, len(query.x), nodes, generator)
+    yield query.tree.height, _sampled(query, query.tree.height, nodes, generator)
+
+
+def _sampled(query: Query, level: int, nodes: int, generator: torch.Generator) -> Tensor:
+    return query.drawn(lambda rows: query.tree.sample(level, rows, nodes, generator))
 
 
 def with_negatives(query: Query, positives: list[Targets], generator: torch.Generator, *, negatives: int) -> Levels:
@@ -52,7 +56,7 @@ def beam_candidates(query: Query, positives: list[Targets], generator: torch.Gen
 
 def stochastic_beam(query: Query, positives: list[Targets], generator: torch.Generator, *, beam_size: int) -> Levels:
     """B̃_h of a stochastic beam search: every node has a positive chance, as Proposition 3 asks."""
-    for step in walk(query, beam_size, gumbel_expand(generator)):
+    for step in walk(query, beam_size, gumbel_expand(generator, query.drawn)):
         yield step.level, step.candidates
 
 

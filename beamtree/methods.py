@@ -19,12 +19,14 @@ from beamtree.candidates import (
     uniform,
     with_negatives,
 )
+from beamtree.distributed import Ranks
 from beamtree.loss import bce
 from beamtree.model import Query, TreeModel
 from beamtree.targets import Targets, any_relevant, best_child, labels_at
 from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
+ALONE = Ranks()
 
 
 def every_positive(query: Query, positives: list[Targets]) -> list[Targets]:
@@ -54,16 +56,27 @@ class Method:
     single_target: bool = False  # |I_x| = 1: trained on one instance per target
     walks: bool = False  # S_h comes from a beam, which means nothing before the scorer does
 
-    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h."""
+    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h.
+
+        Args:
+            model: the model that is trained.
+            x: users.
+            y: the items relevant to them.
+            generator: what is random comes from it.
+            ranks: who shares the work; each has the part of its own instances.
+        """
         if self.single_target:
             x, y = one_per_target(x, y)
-        query = model.query(x)
+        share = ranks.share(len(x))
+        x, y = share.of(x), share.of(y)
+        query = model.query(x, share)
         # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
         positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
         targets = self.labels(query, positives)  # z or ẑ
         found = list(self.candidates(query, positives, generator))  # S_h
-        return bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
+        loss = bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
+        return loss * 0 if share.is_empty else loss
 
     def describe(self) -> dict[str, str | bool]:
         """What the method is, in words that a later run can compare: which functions, with which numbers."""

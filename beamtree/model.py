@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
+from beamtree.distributed import Share
 from beamtree.scorers import DeepScorer, Scorer, TableScorer
 from beamtree.tree import Tree
 
@@ -82,6 +83,13 @@ class TreeModel(nn.Module):
         found = TreeModel(tree or self.tree, scorer, chained=self.chained, first_level=self.first_level)
         return found.with_items_of(self)
 
+    def gathered(self) -> "TreeModel | None":
+        """The whole model, on the first rank alone, where its rows lie on several; all must call it."""
+        if not self.scorer.is_spread:
+            return self
+        scorer = self.scorer.gathered()
+        return None if scorer is None else self.with_scorer(scorer.to(self.tree.device))
+
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with what another one over the same items knows of them."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
@@ -96,9 +104,9 @@ class TreeModel(nn.Module):
             raise ValueError(f"{type(self.scorer).__name__} has no rows of nodes that could follow their items")
         return self.scorer
 
-    def query(self, x: Tensor) -> "Query":
-        """Put a batch of users to this model."""
-        return Query(self, x)
+    def query(self, x: Tensor, share: Share | None = None) -> "Query":
+        """Put a batch of users to this model, or a share of one."""
+        return Query(self, x, share)
 
     def expand(self, logits: Tensor, parents: State) -> State:
         """The ranking of children [B, nb] under their parents [B or 1, n].
@@ -137,12 +145,18 @@ class Query:
     that runs without them does not spoil the loss that follows.
     """
 
-    def __init__(self, model: TreeModel, x: Tensor) -> None:
+    def __init__(self, model: TreeModel, x: Tensor, share: Share | None = None) -> None:
         self.model = model
         self.tree = model.tree
         self.x = x
+        self.share = Share(0, len(x), len(x)) if share is None else share
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
         self.context = model.scorer.context(model.tree, x)
+
+    def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
+        """These users' rows of what is drawn for all users of the batch: the same, whoever else draws for a share."""
+        rows = draw(self.share.total)
+        return self.share.of(rows) if len(rows) == self.share.total else rows
 
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""

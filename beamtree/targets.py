@@ -120,16 +120,15 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     listed = [positives[level] for level in query.levels]
     if kernels.fits(listed[-1].labels) and all(t.nodes is not None and t.most <= MOST for t in listed):
         return [*above, *_pass_up(query, listed)]
+    parents, children = _families(query, positives[-1].nodes)
+    scored = dict(zip(children, query.logits_of(list(children.items())), strict=True))
     levels = [positives[-1]]
     for level in reversed(query.levels[:-1]):
-        below = levels[-1]
-        if below.nodes is None:  # nor is there a list here: the children are the level below, in order
-            nodes = None
+        below, nodes = levels[-1], parents.get(level)
+        if nodes is None:  # no list, on any level: the children are the level below, in order
             labels, logits = below.labels[:, 1:], query.whole_level(level + 1)
         else:
-            nodes = tree.parent(below.nodes)  # sorted, as those below are
-            children = tree.children(nodes).flatten(1)  # [B, Pb]
-            labels, logits = below.at(children), query.logits(level + 1, children)
+            labels, logits = below.at(children[level + 1]), scored[level + 1]
         (label, *rivals), (best, *others) = _siblings(tree, labels), _siblings(tree, logits)
         for i, (rival, logit) in enumerate(zip(rivals, others, strict=True)):
             best = best if i == 0 else torch.maximum(best, others[i - 1])  # of the siblings so far
@@ -137,6 +136,18 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
         label = pad(label, (1, 0)) if nodes is None else label
         levels.append(Targets(tree.level(level), nodes, label, below.most))
     return [*above, *levels[::-1]]
+
+
+def _families(query: Query, nodes: Tensor | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """The nodes above leaves [B, P] by level, sorted as these are, and their children; nothing without a list."""
+    parents: dict[int, Tensor] = {}
+    children: dict[int, Tensor] = {}
+    if nodes is None:
+        return parents, children
+    for level in reversed(query.levels[:-1]):
+        nodes = parents[level] = query.tree.parent(nodes)
+        children[level + 1] = query.tree.children(nodes).flatten(1)  # [B, Pb]
+    return parents, children
 
 
 def _pass_up(query: Query, positives: list[Targets]) -> list[Targets]:

@@ -30,9 +30,10 @@ ROWS = [
     {"scorers", "theory", "baselines"},
     {"closed"},
     {"data"},
-    {"loss", "metrics", "kernels", "record", "distributed"},
+    {"shards"},
+    {"loss", "metrics", "kernels", "record"},
     {"tree"},
-    {"mask", "seeds", "files", "frames", "extras", "loadtest"},
+    {"mask", "seeds", "files", "frames", "extras", "loadtest", "distributed"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.scorers.table import NodeTable
+from beamtree.shards import Shard
 from beamtree.tree import Tree
 
 
@@ -21,6 +22,18 @@ class Scorer(nn.Module, ABC):
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether its rows lie on several ranks, which must then ask it all at once, with batches of their own."""
+        return False
+
+    def spread_over(self, shard: Shard) -> None:
+        """Keep the rows of one shard alone; a scorer that does not say how is whole on every rank."""
+
+    def gathered(self) -> "Self | None":
+        """The whole scorer, on the first rank alone, where rows lie on several; all must call it."""
+        return self
 
     @abstractmethod
     def context(self, tree: Tree, x: Tensor) -> Any:

@@ -10,9 +10,11 @@ from beamtree import kernels
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.kernels.products import Products, keep_halves, products, score_level
 from beamtree.scorers.base import TableScorer, check_histories
+from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.seeds import mix
+from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
 HIDDEN = (128, 64, 24)
@@ -41,6 +43,7 @@ class DeepScorer(TableScorer):
             stands near the leaves beside it until it has reason not to.
         lift: whether the history is lifted to the node's level; if not it is read at its leaves, as TDM did before JTM.
         seed: draws the weights; None where they will be loaded.
+        shard: the rows that this rank has, where there are several.
     """
 
     reads_items = True
@@ -54,13 +57,15 @@ class DeepScorer(TableScorer):
         share: bool = True,
         lift: bool = True,
         seed: int | None = 0,
+        shard: Shard | None = None,
     ) -> None:
         super().__init__()
         self.scale, self.share, self.lift = scale, share, lift
         self.windows: Tensor
         self.int8 = False
         self._kept: tuple[object, Products] | None = None
-        self.table = NodeTable(num_nodes, dim, scale, seed)
+        table = NodeTable(num_nodes, dim, scale, seed) if shard is None else SpreadTable(shard, dim, scale, seed)
+        self.table: NodeTable = table
         self.register_buffer("windows", window_of_behaviour(), persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed or 0, 3))
@@ -68,6 +73,25 @@ class DeepScorer(TableScorer):
             self.of_node = nn.Linear(dim, HIDDEN[0], bias=False)
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
         self.slopes = nn.ParameterList(nn.Parameter(torch.full((size,), SLOPE)) for size in HIDDEN)
+
+    @property
+    def is_spread(self) -> bool:
+        return isinstance(self.table, SpreadTable)
+
+    def spread_over(self, shard: Shard) -> None:
+        if not self.is_spread:
+            self.table = SpreadTable.of(self.table, shard)
+
+    def gathered(self) -> "DeepScorer | None":
+        if not isinstance(self.table, SpreadTable):
+            return self
+        rows = self.table.whole()
+        if rows is None:
+            return None
+        scorer = DeepScorer(**self.settings(), seed=None).to(rows.dtype)
+        state = {name: value.cpu() for name, value in self.state_dict().items()}
+        scorer.load_state_dict({**state, "table.weight": rows}, assign=True)
+        return scorer
 
     def start_from(self, tree: Tree, vectors: Tensor) -> "DeepScorer":
         """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score."""
@@ -86,7 +110,7 @@ class DeepScorer(TableScorer):
         pooled = self._pool(tree, vectors, x)
         if kernels.fits(vectors.values):
             return DeepContext(vectors, self.of_user(pooled), None)
-        found = self._products(tree, vectors.values)
+        found = self._products(tree, vectors.kept)
         return DeepContext(vectors, found.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), found)
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
@@ -95,9 +119,11 @@ class DeepScorer(TableScorer):
         shares = self.windows[:, : x.shape[1]] * (leaves != PAD).unsqueeze(1)  # [B, windows, T]
         shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
         if not self.lift:
-            return torch.bmm(shares, vectors.at(leaves)).flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
-        lifted = tree.lift(leaves, range(tree.height + 1)).movedim(0, -1)  # [B, T, H + 1]
-        rows = vectors.at(lifted).flatten(2)  # [B, T, (H + 1) dim]
+            (places,) = vectors.place([(tree.height, leaves)])
+            return torch.bmm(shares, vectors.at(places)).flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
+        lifted = tree.lift(leaves, range(tree.height + 1))  # [H + 1, B, T]
+        places = vectors.place_levels(lifted).movedim(0, -1)  # [B, T, H + 1]
+        rows = vectors.at(places).flatten(2)  # [B, T, (H + 1) dim]
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
         return means.transpose(1, 2).flatten(2)
 
@@ -111,7 +137,7 @@ class DeepScorer(TableScorer):
         state = [(weight._version, weight.data_ptr()) for weight in weights]
         if self._kept is None or self._kept[0] != state:
             found = products(self.of_user, self.of_node, layers, list(self.slopes), int8=self.int8)
-            ends = [tree.level(level).stop for level in range(tree.height + 1)]
+            ends = [end for level in range(tree.height + 1) if (end := tree.level(level).stop) <= len(vectors)]
             self._kept = state, keep_halves(found, vectors, ends)
         return self._kept[1]
 
@@ -122,6 +148,8 @@ class DeepScorer(TableScorer):
         return self.levels(context, [(level, nodes)])[0]
 
     def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        places = context.vectors.place(found)
+        found = [(level, nodes) for (level, _), nodes in zip(found, places, strict=True)]
         if context.products is not None:
             user, layers = context.user, context.products
             return [score_level(context.vectors, layers, level, nodes, user.select(1, level)) for level, nodes in found]
@@ -150,8 +178,14 @@ class DeepScorer(TableScorer):
         self.table.keep_vectors(tree, parts["vectors"])
 
     def settings(self) -> dict[str, Any]:
-        rows, dim = self.table.weight.shape
-        return {"num_nodes": rows, "dim": dim, "scale": self.scale, "share": self.share, "lift": self.lift}
+        dim = self.table.weight.shape[1]
+        return {
+            "num_nodes": self.table.num_nodes,
+            "dim": dim,
+            "scale": self.scale,
+            "share": self.share,
+            "lift": self.lift,
+        }
 
     def check(self, x: Tensor) -> None:
         check_histories(x, self.windows.shape[1])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from beamtree.scorers.base import Scorer, TableScorer
 from beamtree.scorers.lifted import Lifted
 from beamtree.scorers.memory import LiftedScorer
+from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
 SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree
@@ -72,6 +73,20 @@ class SumScorer(TableScorer):
 
     def learner(self) -> Scorer:
         return self if self.learned is None else self.part(self.learned)
+
+    @property
+    def is_spread(self) -> bool:
+        return any(self.part(name).is_spread for name in self.names)
+
+    def spread_over(self, shard: Shard) -> None:
+        if self.learned is not None:
+            self.part(self.learned).spread_over(shard)
+
+    def gathered(self) -> "SumScorer | None":
+        if self.learned is None or not self.is_spread:
+            return self
+        part = self.part(self.learned).gathered()
+        return None if part is None else self.with_parts({self.learned: part.to(self.weights.device)})
 
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."

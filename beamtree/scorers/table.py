@@ -1,7 +1,7 @@
 """The one door to per-node parameters."""
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,11 @@ class NodeTable(nn.Module):
         self._kept: tuple[tuple[object, ...], Tree, Tensor] | None = None
         self._spare: tuple[Tensor, Tensor] | None = None  # a gradient that is 0 throughout, with its marks
         self.touched: Tensor | None = None  # uint8 [num_nodes]: 1 where the gradient of a step may not be 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows of the whole table."""
+        return len(self.weight)
 
     def rows(self, nodes: Tensor) -> Tensor:
         """The rows of nodes [..., dim]; some row where a node is PAD."""
@@ -151,6 +156,18 @@ class NodeTable(nn.Module):
         return sums
 
 
+class Gathers(Protocol):
+    """Where the gradients of the vectors of one step gather."""
+
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Where to add gradients, and where to mark their rows with 1."""
+        ...
+
+    def add(self, nodes: Tensor, grads: Tensor) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class Vectors:
     """The vectors of nodes as one step reads them, and the one place where their gradients gather.
 
@@ -158,13 +175,26 @@ class Vectors:
     adds to one such table, `weight.grad`, and marks the rows it touched, so that an optimiser may pass over the others.
     """
 
-    def __init__(self, values: Tensor, weight: Tensor, gathered: "_Gathered | None") -> None:
+    def __init__(self, values: Tensor, weight: Tensor, gathered: "Gathers | None") -> None:
         self.values = values  # [num_nodes, dim]
         self.gathered = gathered  # None where nothing is learned
         self.link = None if gathered is None else _Link.apply(weight, gathered)  # type: ignore[no-untyped-call]
 
+    @property
+    def kept(self) -> Tensor:
+        """The vectors of all nodes, or of the first levels, as they stay from step to step until a weight changes."""
+        return self.values
+
+    def place(self, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        """Where in `values` nodes of each of some levels are, PAD for PAD: at their own numbers, unless spread."""
+        return [nodes for _, nodes in found]
+
+    def place_levels(self, nodes: Tensor) -> Tensor:
+        """The same for nodes of all levels, one after another [H + 1, ...]."""
+        return nodes
+
     def at(self, nodes: Tensor) -> Tensor:
-        """The vectors of nodes [..., dim]; some vector where a node is PAD, whose gradient must then be 0."""
+        """The vectors at places [..., dim]; some vector where a node is PAD, whose gradient must then be 0."""
         if self.gathered is None:
             return _look_up(self.values, nodes)
         rows: Tensor = _At.apply(self.link, self.values, self.gathered, nodes)  # type: ignore[no-untyped-call]
@@ -214,7 +244,7 @@ class _Link(torch.autograd.Function):
     """Stands in the graph for the table: its turn comes when every lookup has added its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, gathered: _Gathered) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, gathered: Gathers) -> Tensor:
         ctx.gathered = gathered
         return weight.new_zeros(())
 
@@ -226,7 +256,7 @@ class _Link(torch.autograd.Function):
 
 class _At(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, link: Tensor, values: Tensor, gathered: _Gathered, nodes: Tensor) -> Tensor:
+    def forward(ctx: Any, link: Tensor, values: Tensor, gathered: Gathers, nodes: Tensor) -> Tensor:
         ctx.gathered = gathered
         ctx.save_for_backward(nodes)
         return _look_up(values, nodes)

@@ -1,0 +1,193 @@
+"""Rows of nodes that lie on several ranks, read by all of them at once.
+
+A rank holds the rows of its shard, and Adam its moments for these alone. What a step reads it first pulls: distinct
+nodes go to their owners, rows come back. Gradients go the same way back, once, when a step is done.
+"""
+
+import torch
+from torch import Tensor
+
+from beamtree.scorers.pulled import Pulled, SpreadVectors
+from beamtree.scorers.table import NodeTable
+from beamtree.seeds import mix
+from beamtree.shards import Shard
+from beamtree.tree import PAD, Tree
+
+SENT = 1 << 20  # rows that are sent at once
+DRAWN = 1 << 16  # rows that are drawn at once: a multiple of 16, by which torch draws
+
+
+class SpreadTable(NodeTable):
+    """The rows of one shard of a table: the same numbers that the whole one would have there."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        dim: int,
+        scale: float = 1.0,
+        seed: int | None = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(shard.num_rows, dim, scale, None, dtype)
+        self.shard = shard
+        self.share = False  # whether what was read last were sums of rows
+        self._summed: tuple[Tensor, Tensor] | None = None  # gradients and marks of own rows
+        self.found: list[Pulled] = []  # gradients of a step that are not with their owners yet
+        if seed is not None:
+            self._draw(scale, torch.Generator().manual_seed(mix(seed, 2)))
+
+    @classmethod
+    def of(cls, table: NodeTable, shard: Shard) -> "SpreadTable":
+        """One rank's rows of a table that it has whole."""
+        weight = table.weight.detach()
+        with torch.device(weight.device):
+            found = cls(shard, weight.shape[1], seed=None, dtype=weight.dtype)
+        with torch.no_grad():
+            for nodes, rows in shard.pieces():
+                found.weight[rows] = weight[nodes.start : nodes.stop]
+        return found
+
+    @property
+    def num_nodes(self) -> int:
+        return self.shard.num_nodes
+
+    @torch.no_grad()
+    def _draw(self, scale: float, generator: torch.Generator) -> None:
+        """Draw the whole table, a piece at a time, and keep what is ours."""
+        count, dim = self.num_nodes, self.weight.shape[1]
+        if self.weight.is_meta:
+            return
+        starts = list(range(0, count, DRAWN))
+        if len(starts) > 1 and (count - starts[-1]) * dim < 16:  # torch draws fewer than 16 another way
+            starts.pop()
+        for start, stop in zip(starts, [*starts[1:], count], strict=True):
+            drawn = torch.empty(stop - start, dim, dtype=self.weight.dtype).normal_(0, scale, generator=generator)
+            for nodes, rows in self.shard.pieces():
+                low, high = max(start, nodes.start), min(stop, nodes.stop)
+                if low < high:
+                    at = rows.start - nodes.start
+                    self.weight[low + at : high + at] = drawn[low - start : high - start]
+
+    def rows(self, nodes: Tensor) -> Tensor:
+        raise ValueError("these rows lie on several ranks: read them with `read`")
+
+    def span(self, nodes: range) -> Tensor:
+        raise ValueError("these rows lie on several ranks: read them with `read`")
+
+    @torch.no_grad()
+    def start_from(self, tree: Tree, vectors: Tensor, *, share: bool) -> None:
+        shard, dim = self.shard, vectors.shape[1]
+        first = tree.level(tree.height).start
+        own = shard.level(tree.height) if shard.cut == tree.height else shard.span(tree.height, shard.ranks.rank)
+        slots = tree.items()[own.start - first : own.stop - first].to(vectors.device)
+        real = slots != PAD
+        sums = vectors.new_zeros(len(slots), dim)
+        sums[real] = vectors[slots[real]]
+        count = real.to(vectors.dtype).unsqueeze(1)
+        for level in range(tree.height, -1, -1):
+            if level == shard.cut < tree.height:
+                sums, count = self._of_all(sums), self._of_all(count)
+            mean = sums / count.clamp(min=1)
+            self.weight[shard.rows(level), :dim] += mean
+            if share and level < tree.height:
+                above = mean[shard.runs(shard.ranks.rank)] if level == shard.cut else mean
+                self.weight[shard.rows(level + 1), :dim] -= above.repeat_interleave(tree.arity, dim=0)
+            if level:
+                sums = sums.view(-1, tree.arity, dim).sum(1)
+                count = count.view(-1, tree.arity, 1).sum(1)
+
+    def _of_all(self, own: Tensor) -> Tensor:
+        """What each rank knows of its nodes of the cut level, of all of them."""
+        runs = self.shard.runs(self.shard.ranks.rank)
+        whole = own.new_zeros(len(self.shard.level(self.shard.cut)), own.shape[1])
+        whole[runs.start : runs.stop] = own
+        return self.shard.ranks.sum_(whole)
+
+    @torch.no_grad()
+    def whole(self) -> Tensor | None:
+        """All rows, in the first rank's memory, a piece at a time; None on the others, which must call it too."""
+        shard, now, weight = self.shard, self.shard.ranks, self.weight.detach()
+        found = torch.empty(shard.num_nodes, weight.shape[1], dtype=weight.dtype) if now.is_first else None
+        if found is not None:
+            found[: shard.num_top] = weight[: shard.num_top]
+        for level in shard.below:
+            spans, own = [shard.span(level, rank) for rank in range(now.size)], weight[shard.rows(level)]
+            for start in range(0, max(map(len, spans)), SENT):
+                parts = [span[start : start + SENT] for span in spans]
+                sizes = [len(part) if now.is_first else 0 for part in parts]
+                sent = [len(parts[now.rank]), *[0] * (now.size - 1)]
+                rows = now.exchange(own[start : start + SENT], sent, sizes)
+                if found is not None:
+                    for part, each in zip(parts, rows.split(sizes), strict=True):
+                        found[part.start : part.start + len(part)] = each
+        return found
+
+    def of_items(self, tree: Tree, *, share: bool) -> Tensor:
+        raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
+
+    def on_tree(self, old: Tree, new: Tree, *, share: bool) -> Tensor:
+        raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
+
+    def deeper(self, old: Tree, *, share: bool) -> Tensor:
+        raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
+
+    def read(self, tree: Tree, *, share: bool) -> "SpreadVectors":
+        learning = torch.is_grad_enabled() and self.weight.requires_grad
+        self.share = share
+        if learning:
+            self._kept = None
+        with torch.no_grad():
+            values = self.weight.detach()
+            if share:
+                values = self._sum_paths(tree) if learning else self.vectors(tree)
+        return SpreadVectors(self.shard, self.weight, values, self.found if learning else None)
+
+    def _sum_paths(self, tree: Tree) -> Tensor:
+        shard, weight = self.shard, self.weight
+        levels = [weight[shard.rows(0)]]
+        for level in range(1, tree.height + 1):
+            above = levels[-1]
+            if level == shard.cut + 1:
+                runs = shard.runs(shard.ranks.rank)
+                above = above[runs.start : runs.stop]
+            levels.append(weight[shard.rows(level)] + above.repeat_interleave(tree.arity, dim=0))
+        return torch.cat(levels)
+
+    @torch.no_grad()
+    def send_back(self) -> Tensor:
+        """Bring the gradients of a step to their owners; the top's are left, to be summed over ranks.
+
+        They are [rows of the top, dim + 1]; the last column is above 0 where a gradient may not be 0.
+        """
+        total, marks = self.blank()
+        for pulled in self.found:
+            pulled.send_back(total, marks)
+        self.found.clear()
+        if self.share:
+            self._lift(total, marks, self.shard.below)
+        top = self.shard.num_top
+        self._summed = total, marks
+        return torch.cat([total[:top], marks[:top].to(total).unsqueeze(1)], dim=1)
+
+    @torch.no_grad()
+    def take_sum(self, top: Tensor) -> None:
+        """Take the top's gradients, summed over ranks, and hand all that were found to the weight."""
+        assert self._summed is not None
+        (total, marks), self._summed = self._summed, None
+        total[: len(top)] = top[:, :-1]
+        marks[: len(top)] = top[:, -1] > 0
+        if self.share:
+            self._lift(total, marks, range(1, self.shard.cut + 1))
+        self.weight.grad, self.touched = total, marks
+
+    def _lift(self, total: Tensor, marks: Tensor, levels: range) -> None:
+        """Add the gradients of some levels to those of the rows above, from the last level up."""
+        shard = self.shard
+        for level in reversed(levels):
+            span, above = shard.rows(level), shard.rows(level - 1)
+            if level == shard.cut + 1:
+                runs = shard.runs(shard.ranks.rank)
+                above = slice(above.start + runs.start, above.start + runs.stop)
+            total[above] += total[span].view(-1, shard.arity, total.shape[1]).sum(1)
+            if len(marks[span]):
+                marks[above] |= marks[span].view(-1, shard.arity).amax(1)

@@ -1,0 +1,192 @@
+"""Training over ranks: whatever their number, the same model."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import beamtree as bt
+from beamtree import shards
+from beamtree.data.instances import Instances
+from beamtree.distributed import join
+from beamtree.methods import sized
+from beamtree.scorers import DeepScorer
+from beamtree.scorers.spread import SpreadTable
+from beamtree.train import Checkpoints, Schedule, Validation, constant
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.tree import PAD
+
+ITEMS = 90
+CASES = {
+    # name: method, optimizer, arity, batch size, shared rows
+    "otm, lazy": ("otm", "lazy", 2, 7, True),
+    "otm, dense": ("otm", "adam", 3, 8, False),
+    "plt, lazy": ("plt", "lazy", 3, 6, False),
+    "plt, dense": ("plt", "adam", 2, 6, True),
+    "tdm, lazy": ("tdm", "lazy", 2, 7, True),
+    "tdm, dense": ("tdm-positives", "adam", 3, 5, True),
+    "mixed": ("otm-mixed", "lazy", 3, 5, False),
+    "hsm": ("hsm", "lazy", 2, 3, True),
+    "stochastic": ("otm-stochastic", "lazy", 2, 5, False),
+    "fewer users than ranks": ("otm", "lazy", 2, 2, True),
+    "one user": ("tdm", "adam", 2, 1, True),
+}
+
+
+def histories(users=23, seed=0):
+    """Instances whose last batch of an epoch is short."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(ITEMS, (users, 12), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.2] = PAD
+    return Instances(x, torch.randint(ITEMS, (users, 4), generator=generator))
+
+
+def model_for(name, dtype=torch.float64):
+    _, _, arity, _, share = CASES[name]
+    tree = bt.random_tree(ITEMS, arity, seed=1)
+    scorer = DeepScorer(tree.num_nodes, 6, scale=0.3, share=share, seed=2).to(dtype)
+    return bt.TreeModel(tree, scorer, first_level=2)
+
+
+def fitted(name, steps, dtype=torch.float64, **more):
+    method, optimizer, _, batch_size, _ = CASES[name]
+    model = model_for(name, dtype)
+    bt.fit(
+        model,
+        histories(),
+        sized(method, 4, 6),
+        steps=steps,
+        batch_size=batch_size,
+        optimizer=OPTIMIZERS[optimizer],
+        schedule=Schedule(0.01, constant),
+        **more,
+    )
+    return model
+
+
+def whole(model):
+    """All weights of a model, of whichever rank they are."""
+    weights = {name: value.tolist() for name, value in model.scorer.state_dict().items()}
+    if model.scorer.is_spread:
+        table = model.scorer.table
+        assert isinstance(table, SpreadTable)
+        rows = torch.zeros(table.num_nodes, table.weight.shape[1], dtype=table.weight.dtype)
+        ranks = table.shard.ranks
+        for place, (nodes, own) in enumerate(table.shard.pieces()):
+            if place or ranks.is_first:
+                rows[nodes.start : nodes.stop] = table.weight.detach()[own]
+        weights["table.weight"] = ranks.sum_(rows).tolist()
+    return weights
+
+
+def train_all(names, steps, top, dtype=torch.float64):
+    shards.TOP = top
+    join()
+    return {name: whole(fitted(name, steps, dtype)) for name in names}
+
+
+def farthest(one, other):
+    one, other = (
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in each.items()} for each in (one, other)
+    )
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def check_same(size, names, steps, top):
+    """In double precision: a beam that chooses another node by a rounding error would be another training."""
+    found = run_ranks(size, train_all, names, steps, top)
+    for name in names:
+        alone = whole(fitted(name, steps))
+        assert all(farthest(alone, ranks[name]) < 1e-6 for ranks in found), name
+
+
+def test_two_ranks_train_the_same_model_as_one():
+    check_same(2, list(CASES), 12, top=5)
+
+
+def test_three_ranks_train_the_same_model_as_one():
+    check_same(3, ["otm, lazy", "plt, dense", "hsm", "stochastic", "fewer users than ranks", "one user"], 12, top=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10)])
+def test_any_number_of_ranks_trains_the_same_model_for_100_steps(size, top):
+    check_same(size, list(CASES)[:6], 100, top)
+
+
+def go_on(name, folder, steps, top=6):
+    """Train on to so many steps from whatever is in the folder."""
+    shards.TOP = top
+    join()
+    return whole(fitted(name, steps, checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True)))
+
+
+@pytest.mark.parametrize("name", ["otm, lazy", "plt, dense"])
+def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, name, monkeypatch):
+    """Two, then one, then three: the weights of a run that was never broken."""
+    monkeypatch.setattr(shards, "TOP", 6)
+    run_ranks(2, go_on, name, tmp_path, 4)
+    assert len(list((tmp_path / "shards-4").glob("*.distcp"))) == 2
+    go_on(name, tmp_path, 8)
+    assert (tmp_path / "weights-8.safetensors").exists()
+    assert not list(tmp_path.glob("shards-*"))
+    for weights in run_ranks(3, go_on, name, tmp_path, 12):
+        assert farthest(whole(fitted(name, 12)), weights) < 1e-6
+
+
+def errors_of(work, *arguments):
+    join()
+    try:
+        work(*arguments)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_of_fewer_files_than_ranks_wrote_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "TOP", 6)
+    run_ranks(2, go_on, "otm, lazy", tmp_path, 2)
+    lost = next((tmp_path / "shards-2").glob("__1_*"))
+    lost.unlink()
+    told = f"{lost} is missing: copy the folder again, or train anew (3 files from 2 ranks belong to {tmp_path})"
+    with pytest.raises(ValueError, match="is missing") as error:
+        go_on("otm, lazy", tmp_path, 4)
+    assert str(error.value) == told
+    assert run_ranks(2, errors_of, go_on, "otm, lazy", tmp_path, 4) == [told, told]
+
+
+def test_ranks_that_do_not_mean_the_same_end_with_one_line(tmp_path):
+    told = run_ranks(2, errors_of, fitted_by_rank, "otm, lazy")
+    assert set(told) == {"batch_size is 7 on rank 0 and 8 on rank 1: start all ranks alike"}
+
+
+def fitted_by_rank(name):
+    method, _, _, batch_size, _ = CASES[name]
+    bt.fit(model_for(name), histories(), sized(method, 4, 6), steps=3, batch_size=batch_size + join().rank)
+
+
+def validated(folder, top):
+    """Recall along the way, the best weights, and how the model is opened again."""
+    shards.TOP = top
+    join()
+    found = []
+    val = Validation(
+        histories(9, seed=5), beam_size=8, m=6, every=2, on_check=lambda step, recall: found.append(recall)
+    )
+    model = fitted("otm, lazy", 8, val=val, checkpoints=Checkpoints(folder / "training"))
+    bt.save_model(model, folder / "model")
+    return found, whole(model)
+
+
+def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
+    recalls, weights = validated(tmp_path / "alone", 6)
+    for seen, theirs in run_ranks(3, validated, tmp_path / "three", 6):
+        assert seen == recalls
+        assert farthest(weights, theirs) < 1e-6
+    model = bt.load_model(tmp_path / "three" / "model")
+    assert not model.scorer.is_spread
+    assert farthest(weights, whole(model)) < 1e-6
+    x = histories(9, seed=5).x
+    assert torch.equal(
+        bt.retrieve(model, x, beam_size=8, m=6)[0],
+        bt.retrieve(bt.load_model(tmp_path / "alone" / "model"), x, beam_size=8, m=6)[0],
+    )
