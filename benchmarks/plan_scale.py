@@ -1,0 +1,172 @@
+"""What a catalogue needs on so many GPUs: rows, moments, bytes on the wire, rounds of a beam, a checkpoint, a step.
+
+    python benchmarks/plan_scale.py --items 1e9 --gpus 64 [--arity 8] [--apart] [--batch 64] [--wire 50] [--json FILE]
+
+Rows are counted as the package divides them. Milliseconds come from constants that `bench_large.py` measured on one
+H200 (MEASURED, with what they were measured at); the speed of the wire and of the disk are what you say they are.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from beamtree.distributed import Ranks
+from beamtree.shards import TOP, Shard
+from beamtree.tree import height_for
+
+HISTORY, BYTES = 69, 4  # events that a user is known by; bytes of a number
+
+
+class Measured(NamedTuple):
+    """On one NVIDIA H200, 10^8 items of 24 numbers, arity 2, k = 400, 64 users a step."""
+
+    step_ms: float = 2.98  # rows of their own: search, loss, gradients and Adam on touched rows
+    sums_ms: float = 46.7  # more, where rows are shared with ancestors: sums down all paths, and gradients up
+    table_gb: float = 25.77  # that these sums go over
+    users: int = 64
+    memory_gb: float = 143.3  # that can be had of 150.1 (139.8 GiB), less what CUDA and the tree take
+
+
+MEASURED = Measured()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one of several GPUs holds, sends and does."""
+
+    items: float
+    gpus: int
+    arity: int
+    share: bool
+    batch: int  # users of a step, of one GPU
+    nodes: int
+    rows: int  # of one GPU, the top counted
+    top_rows: int  # that every GPU has
+    weights_gb: float  # of one GPU, as the following
+    moments_gb: float
+    gradient_gb: float
+    sums_gb: float
+    total_gb: float
+    fits: bool
+    rounds: int  # levels of a search whose rows come from elsewhere: each is an exchange
+    sent_mb: float  # by one GPU in a step: ids, rows and gradients
+    checkpoint_gb: float  # of all GPUs
+    checkpoint_s: float
+    compute_ms: float
+    wire_ms: float
+    step_ms: float
+    users_per_s: float
+
+
+class Group(Ranks):
+    """So many ranks, of which this is the first: for counting alone."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def plan(
+    items: float,
+    gpus: int,
+    *,
+    arity: int = 2,
+    dim: int = 24,
+    share: bool = True,
+    batch: int = 64,
+    beam_size: int = 400,
+    wire: float = 50.0,
+    latency: float = 30.0,
+    disk: float = 2.0,
+) -> Plan:
+    """The arithmetic. `wire` and `disk` are GB/s of one GPU, `latency` microseconds of one exchange."""
+    height = height_for(int(items), arity)
+    cut = max(level for level in range(height + 1) if arity**level <= TOP)
+    shard = Shard(arity, height, cut, Group(gpus))
+    row = dim * BYTES
+    weights = shard.num_rows * row / 1e9
+    sums = weights if share else 0.0
+    total = 4 * weights + sums + shard.num_rows / 1e9  # two moments, a gradient, and a mark of one byte
+    below = len(shard.below) if gpus > 1 else 0
+    seen = batch * (arity * beam_size + HISTORY)  # nodes of a level that a step reads, each counted once
+    distinct = min(seen, len(shard.level(height)))
+    away = (gpus - 1) / gpus
+    sent = below * distinct * away * (8 + 2 * row) / 1e6
+    compute = MEASURED.step_ms * batch / MEASURED.users
+    compute += MEASURED.sums_ms * weights / MEASURED.table_gb if share else 0.0
+    waits = below * 3 * latency / 1000  # counts, ids, rows
+    on_wire = sent / wire + waits if gpus > 1 else 0.0
+    checkpoint = 3 * shard.num_nodes * row / 1e9
+    step = compute + on_wire
+    return Plan(
+        items, gpus, arity, share, batch, shard.num_nodes, shard.num_rows, shard.num_top,
+        weights, 2 * weights, weights, sums, total, total <= MEASURED.memory_gb,
+        below, sent, checkpoint, checkpoint / gpus / disk, compute, on_wire, step, 1000 * batch * gpus / step,
+    )  # fmt: skip
+
+
+def lines(found: Plan) -> list[str]:
+    """The plan in words."""
+    how = "shared with ancestors" if found.share else "of their own"
+    fits = "fits" if found.fits else f"does NOT fit {MEASURED.memory_gb:.0f} GB"
+    return [
+        f"{found.items:,.0f} items on {found.gpus} GPUs, arity {found.arity}, rows {how}: {found.nodes:,} nodes",
+        f"  rows of one GPU    {found.rows:>16,}   (of these {found.top_rows:,} are on every GPU)",
+        f"  weights            {found.weights_gb:>13.1f} GB",
+        f"  moments            {found.moments_gb:>13.1f} GB",
+        f"  gradient           {found.gradient_gb:>13.1f} GB",
+        f"  sums down paths    {found.sums_gb:>13.1f} GB",
+        f"  together           {found.total_gb:>13.1f} GB   {fits}",
+        f"  exchanges          {found.rounds:>16}   levels of a beam, of {found.sent_mb:.0f} MB sent in a step",
+        f"  checkpoint         {found.checkpoint_gb:>13.1f} GB   {found.checkpoint_s:.0f} s, all GPUs writing",
+        f"  a step             {found.step_ms:>13.1f} ms   {found.compute_ms:.1f} computing, {found.wire_ms:.1f} sent",
+        f"  users a second     {found.users_per_s:>16,.0f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=float, default=1e9)
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--arity", type=int, default=2)
+    parser.add_argument("--dim", type=int, default=24, help="numbers in a row")
+    parser.add_argument("--apart", action="store_true", help="rows of their own, not shared with ancestors")
+    parser.add_argument("--batch", type=int, default=64, help="users of a step, of one GPU")
+    parser.add_argument("--beam-size", type=int, default=400)
+    parser.add_argument("--wire", type=float, default=50.0, help="GB/s that one GPU sends to others")
+    parser.add_argument("--latency", type=float, default=30.0, help="microseconds of one exchange")
+    parser.add_argument("--disk", type=float, default=2.0, help="GB/s that one GPU's machine writes for it")
+    parser.add_argument("--table", action="store_true", help="10^8 and 10^9 items on 1, 8 and 64 GPUs, as Markdown")
+    parser.add_argument("--json", help="also write the plan to this file")
+    args = parser.parse_args()
+    if args.items < 2 or args.gpus < 1 or args.arity < 2 or min(args.wire, args.disk, args.batch) <= 0:
+        parser.error("give at least 2 items, 1 GPU, 2 children, and speeds above 0")
+    how = {"arity": args.arity, "dim": args.dim, "share": not args.apart, "batch": args.batch}
+    how |= {"beam_size": args.beam_size, "wire": args.wire, "latency": args.latency, "disk": args.disk}
+    if args.table:
+        print(table(how))
+        return
+    found = plan(args.items, args.gpus, **how)
+    print("\n".join(lines(found)))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(asdict(found), file, indent=1)
+
+
+def table(how: dict[str, float]) -> str:
+    """The plans of docs/scale.md."""
+    head = "| items | GPUs | GB each | fits | sent a step | exchanges | checkpoint | step | users a second |"
+    rows = [head, "|" + " --- |" * 9]
+    for items in (1e8, 1e9):
+        for gpus in (1, 8, 64):
+            found = plan(items, gpus, **how)  # type: ignore[arg-type]
+            saved = f"{found.checkpoint_gb:,.0f} GB, {found.checkpoint_s:,.0f} s"
+            cells = [f"10^{len(str(int(items))) - 1}", str(gpus), f"{found.total_gb:,.1f}"]
+            cells += ["yes" if found.fits else "no", f"{found.sent_mb:,.0f} MB", str(found.rounds), saved]
+            cells += [f"{found.step_ms:,.1f} ms", f"{found.users_per_s:,.0f}"] if found.fits else ["–", "–"]
+            rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

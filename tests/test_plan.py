@@ -1,0 +1,34 @@
+"""The arithmetic of docs/scale.md counts what the package holds."""
+
+import pytest
+from plan_scale import Group, plan
+
+from beamtree.scorers.spread import SpreadTable
+from beamtree.shards import TOP, Shard
+from beamtree.tree import Tree
+
+
+@pytest.mark.parametrize(("items", "arity", "gpus"), [(9000, 2, 1), (9000, 2, 3), (40_000, 3, 4), (100, 8, 2)])
+def test_a_plan_counts_the_rows_that_a_rank_has(items, arity, gpus):
+    tree = Tree(range(items), arity)
+    shard = Shard.of(tree, Group(gpus), TOP)
+    table = SpreadTable(shard, 24, seed=None)
+    found = plan(items, gpus, arity=arity)
+    assert (found.nodes, found.rows) == (tree.num_nodes, len(table.weight))
+    assert found.weights_gb == pytest.approx(table.weight.nbytes / 1e9)
+
+
+def test_more_gpus_hold_less_each_and_send_more():
+    one, some, many = (plan(1e9, gpus) for gpus in (1, 8, 64))
+    assert not one.fits
+    assert some.fits
+    assert one.total_gb > 7.9 * some.total_gb > 62 * many.total_gb
+    assert one.sent_mb == 0 < some.sent_mb < many.sent_mb
+    assert one.checkpoint_gb == some.checkpoint_gb == many.checkpoint_gb == pytest.approx(3 * 96 * one.nodes / 1e9)
+    assert plan(1e9, 8, share=False).sums_gb == 0
+
+
+def test_what_was_measured_comes_out_again():
+    measured = plan(1e8, 1)
+    assert measured.step_ms == pytest.approx(49.7, abs=0.1)
+    assert measured.total_gb == pytest.approx(129.1, abs=0.1)
