@@ -1,0 +1,113 @@
+"""Ranks on one GPU: one rank through NCCL against the ordinary program, and two ranks that share it against one.
+
+    python benchmarks/check_ranks_gpu.py [--items 1e6] [--steps 30]
+
+NCCL does not let two ranks share a GPU, so theirs go through the CPU over gloo: this says whether the kernels read and
+write pulled rows rightly, and nothing of speed. One rank as torchrun starts it, in a group over NCCL, is timed.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from timing import times
+from torch import Tensor
+
+from beamtree import DeepScorer, Tree, TreeModel, otm, tdm
+from beamtree.distributed import Ranks, _Group, join
+from beamtree.shards import Shard
+from beamtree.train.optimizer import lazy
+from beamtree.train.recipes import first_level
+from beamtree.train.step import Stepper
+
+
+class Staged(_Group):
+    """Ranks whose GPUs do not speak to each other."""
+
+    def sum_(self, values: Tensor) -> Tensor:
+        return values.copy_(super().sum_(values.cpu()))
+
+    def exchange(self, rows: Tensor, sent: Any, received: Any) -> Tensor:
+        return super().exchange(rows.cpu(), sent, received).to(rows.device)
+
+
+def trained(items: int, steps: int, method: Any, share: bool, ranks: Ranks | None) -> tuple[TreeModel, list[float]]:
+    """A model after some steps, and its losses."""
+    tree = Tree(torch.arange(items))
+    scorer = DeepScorer(tree.num_nodes, share=share, seed=0)
+    model = TreeModel(tree, scorer, first_level=first_level(tree, 50)).to("cuda")
+    if ranks is not None:
+        scorer.spread_over(Shard.of(model.tree, ranks))
+    how = () if ranks is None else (ranks,)
+    stepper, generator = Stepper(model, lazy(model, 1e-3), *how), torch.Generator("cuda")
+    losses = []
+    for step in range(steps):
+        seed = torch.Generator().manual_seed(step)
+        x, y = (torch.randint(items, (33, width), generator=seed).to("cuda") for width in (69, 20))
+        losses.append(float(stepper(method, x, y, generator.manual_seed(step))))
+    return model, losses
+
+
+def rows_of(model: TreeModel) -> Tensor:
+    assert isinstance(model.scorer, DeepScorer)
+    return model.scorer.table.weight.detach()
+
+
+def one_of_two(rank: int, port: int, items: int, steps: int, found: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    for method in (otm(50), tdm(100)):
+        for share in (True, False):
+            after = [trained(items, count, method, share, Staged()) for count in (1, steps)]
+            first, (_, losses) = after[0][0].scorer.table.whole(), after[1]
+            if rank == 0:
+                begin, _ = trained(items, 0, method, share, None)
+                alone, _ = trained(items, 1, method, share, None)
+                moved, expected = (each - rows_of(begin) for each in (first.cuda(), rows_of(alone)))
+                apart = float((moved - expected).norm() / expected.norm())
+                alone_losses = trained(items, steps, method, share, None)[1]
+                loss = max(abs(a / b - 1) for a, b in zip(losses, alone_losses, strict=True))
+                told = f"the first step moves rows {apart:.1e} apart, losses of {steps} steps {loss:.1e}"
+                found.put(f"{method.name}, share {share}: {told}, of their size")
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+def step_ms(items: int) -> float:
+    tree = Tree(torch.arange(items))
+    model = TreeModel(tree, DeepScorer(tree.num_nodes, seed=0), first_level=first_level(tree, 400)).to("cuda")
+    x, y = (torch.randint(items, (100, width), device="cuda") for width in (69, 50))
+    stepper, generator = Stepper(model, lazy(model, 1e-3), join("cuda")), torch.Generator("cuda")
+    return statistics.median(times(lambda: stepper(otm(400), x, y, generator), "cuda", 60, warm_up=10))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=float, default=1e6)
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    items = int(args.items)
+    plain = [step_ms(items)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    through = [step_ms(items)]
+    dist.destroy_process_group()
+    plain.append(step_ms(items))
+    print(f"one rank through NCCL {through[0]:.3f} ms, alone {plain[0]:.3f} and {plain[1]:.3f} ms a step")
+    found = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(one_of_two, (port + 1, items // 10, args.steps, found), nprocs=2)
+    while not found.empty():
+        print(found.get())
+
+
+if __name__ == "__main__":
+    main()
