@@ -4,15 +4,17 @@ Ids are text, as people would write them. A whole number is its digits. Times ar
 """
 
 import codecs
-import gzip
+import errno
+import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import polars as pl
 
-from beamtree.files.small import one_line
+from beamtree.files.small import FULL, one_line
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
@@ -44,10 +46,19 @@ def _is_log(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith((*TEXT, *LINES, *PARQUET))
 
 
+class Source(NamedTuple):
+    """One of the files or frames that a log is made of, unread."""
+
+    label: str  # the path of a file
+    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    path: Path | None  # of a Parquet file, of which rows can be read from anywhere
+
+
 class Opened(NamedTuple):
     """A log of which nothing is read yet but its columns and, where they are not whole numbers, its times."""
 
-    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    events: pl.LazyFrame  # of all sources, one after the other
+    parts: list[Source]
     columns: Columns
     ignored: list[str]  # the other columns
     scale: TimeScale | None  # of the times; None where there are none
@@ -104,12 +115,48 @@ def open_logs(
     dates, scale = False, None
     if columns.time is not None:
         frames, dates = _alike(frames, columns.time, labels)
-    events = pl.concat([_select(frame, roles) for frame in frames], how="vertical_relaxed")
+    frames = [_select(frame, roles) for frame in frames]
     if columns.time is not None:
-        times, scale = whole_times(events, columns.time)
-        events = events.with_columns(time=times)
+        events = pl.concat(frames, how="vertical_relaxed")
+        with reading([Source(_label(log), frame, None) for log, frame in zip(logs, frames, strict=True)]):
+            times, scale = whole_times(events, columns.time)
+        as_all = pl.col("time").cast(events.collect_schema()["time"])
+        frames = [frame.with_columns(time=as_all).with_columns(time=times) for frame in frames]
+    parts = [Source(*each) for each in zip(map(_label, logs), frames, map(_parquet, logs), strict=True)]
     lazy = any(isinstance(log, pl.LazyFrame) for log in logs)
-    return Opened(events, columns, ignored, TimeScale(dates=True) if dates else scale, labels, lazy)
+    scale = TimeScale(dates=True) if dates else scale
+    return Opened(pl.concat(frames), parts, columns, ignored, scale, labels, lazy)
+
+
+def _label(log: Any) -> str:
+    return FRAME if is_frame(log) else str(log)
+
+
+def _parquet(log: Any) -> Path | None:
+    return None if is_frame(log) or not log.name.lower().endswith(PARQUET) else log
+
+
+@contextmanager
+def reading(parts: Sequence[Source]) -> Iterator[None]:
+    """Around the reading of files: what Polars cannot read is a ValueError that names the file."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        if number not in FULL:
+            _find_damaged(parts)
+        raise
+
+
+def _find_damaged(parts: Sequence[Source]) -> None:
+    for part in parts:
+        try:
+            part.events.select(pl.all().null_count()).collect(engine="streaming")
+        except (pl.exceptions.PolarsError, OSError) as error:
+            missing = "(os error 2)" in str(error) or getattr(error, "errno", None) == errno.ENOENT
+            trouble = "it is not there" if missing else one_line(error)
+            raise ValueError(f"{part.label} cannot be read: {trouble}") from error
 
 
 def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
@@ -125,7 +172,9 @@ def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.La
         else:
             frame = pl.scan_parquet(path, glob=False)
         frame.collect_schema()
-    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (pl.exceptions.PolarsError, EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # plain as it is
+            raise
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     return frame
 
