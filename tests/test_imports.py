@@ -19,7 +19,7 @@ ROWS = [
     {"serve"},
     {"__init__"},
     {"recommender", "plots"},
-    {"live"},
+    {"live", "bulk"},
     {"answers", "paper", "explore"},
     {"compare"},
     {"train", "tune", "export"},
@@ -45,8 +45,9 @@ ALSO = {
     "serve/metrics.py": {"prometheus_client"},
     **{f"serve/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},
     "answers/files.py": {"polars"},
+    "bulk/cluster.py": {"polars", "ray"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
-    **{f"ingest/{path.name}": {"polars"} for path in (PACKAGE / "ingest").glob("*.py")},
+    **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }
 
 
@@ -119,6 +120,7 @@ RIM_LIBRARIES = (
     "pyarrow",
     "fastapi",
     "prometheus_client",
+    "ray",
 )
 
 

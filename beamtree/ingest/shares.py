@@ -1,10 +1,10 @@
 """A log in shares, each of which one process reads."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import polars as pl
 
+from beamtree.ingest.places import Place
 from beamtree.ingest.readers import Opened, Source
 
 Share = Sequence[Source]
@@ -32,8 +32,8 @@ def in_shares(opened: Opened, rows: int | None) -> list[Share]:
     return [*shares, some] if some else shares
 
 
-def _length(path: Path) -> int:
-    return int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
+def _length(path: Place) -> int:
+    return int(pl.scan_parquet(str(path), glob=False).select(pl.len()).collect().item())
 
 
 def events_of(share: Share) -> pl.LazyFrame:
