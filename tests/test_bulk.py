@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import socket
-import threading
+import sys
 
 import polars as pl
 import pytest
@@ -373,7 +373,6 @@ def test_something_else_at_an_address_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "SECONDS", 5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        threading.Thread(target=server.accept, daemon=True).start()
         with pytest.raises(ValueError, match=f"address={address}: no Ray answers there within 5 seconds"):
             cluster.connected(address).__enter__()
 
@@ -382,7 +381,7 @@ def test_ray_wants_a_folder_and_its_extra(tmp_path, run, monkeypatch):
     write_users(tmp_path / "users")
     words = ["retrieve", run, "--input", "users", "--engine", "ray", "--output"]
     assert refused(tmp_path, *words, "a.csv") == "--engine ray answers parts: give --input FOLDER and --output FOLDER"
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     line = "working on Ray needs ray, which is not installed: pip install 'beamtree[ray]'"
     assert refused(tmp_path, *words, "out") == line
     write_parts(tmp_path / "log")

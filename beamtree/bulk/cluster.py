@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ TRIES = 3  # more, where a worker is lost
 SPARE = 1  # CPUs that a local cluster counts beyond those that work: with none, Ray waits where it needs one itself
 LONGEST = 40  # characters of a folder for Ray: its sockets lie deep inside, and a socket's name has 107 at most
 ALONE = {"POLARS_MAX_THREADS": "1"}  # a worker is one CPU
+LOCAL = {**ALONE, "RAY_worker_niceness": "0"}  # and here it counts as much as this process
 # No reports to Ray's makers; and what Ray would print of lost workers to the standard output goes nowhere.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 PROBE = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR'); ray.shutdown()"
@@ -47,13 +49,21 @@ class Cluster(NamedTuple):
     def run(self, work: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Call a function with each of many arguments, on workers; the results come in the order of the arguments."""
         task = self.ray.remote(num_cpus=1, max_retries=TRIES)(_checked)
-        waiting = list(arguments)[::-1]
-        running: list[Any] = []
-        while waiting or running:
-            while waiting and len(running) < 2 * self.workers:
-                running.append(task.remote(mark(), work, waiting.pop()))
-            with plain_errors():
-                yield self.ray.get(running.pop(0))
+        asked, told, unfinished = deque(arguments), deque[Any](), list[Any]()
+        try:
+            while asked or told:
+                while asked and len(unfinished) < self.workers:
+                    told.append(task.remote(mark(), work, asked.popleft()))
+                    unfinished.append(told[-1])
+                _, unfinished = self.ray.wait(unfinished) if unfinished else ([], [])
+                with plain_errors():
+                    while told and told[0] not in unfinished:
+                        yield self.ray.get(told.popleft())
+        finally:  # after an error nobody goes on to write
+            for each in unfinished:
+                self.ray.cancel(each, force=True)
+            if unfinished:
+                self.ray.wait(unfinished, num_returns=len(unfinished), timeout=SECONDS)
 
 
 def _checked(theirs: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -106,7 +116,7 @@ def connected(address: str | None = None, workers: int | None = None, *, gpus: b
         if ray.is_initialized():
             raise ValueError("this process is connected to Ray already: leave it with ray.shutdown() first")
         stack.callback(ray.shutdown)
-        with _refused(address), _inherited(ALONE):
+        with _refused(address), _inherited(LOCAL):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         yield Cluster(ray, workers or max(1, int(resources.get("CPU", 1))), resources)

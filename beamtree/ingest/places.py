@@ -43,7 +43,7 @@ def find_places(source: str | Path) -> tuple[list[Place], bool]:
 
 
 def _find_addresses(source: str) -> tuple[list[Place], bool]:
-    with needs("ray", "listing what is at an address"):
+    with needs("", "listing what is at an address"):
         from pyarrow import fs
 
     folder, _, last = source.rpartition("/")
