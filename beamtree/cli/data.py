@@ -118,14 +118,7 @@ def prepare(
             engine=chosen_engine,
             on_stage=_stage,
         )
-    picture = folder / "summary.png"
-    drawn = draw(lambda plots: plots.plot_summary(description["summary"], picture), picture)
-    if json is not None:
-        write_json(json, description)
-    print_summary(description)
-    lines = [f"Saved {folder}", *(f"  and {path}" for path in drawn)]
-    for line in (*lines, f"Next: beamtree train {folder} --out runs/{folder.name}"):
-        _say(line)
+    _tell(description, folder, json)
 
 
 @contextmanager
@@ -143,6 +136,18 @@ def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator
 
 def _stage(stage: str) -> None:
     err.print(f"{stage} …", highlight=False, soft_wrap=True)
+
+
+def _tell(description: Mapping[str, Any], folder: Path, json: Path | None) -> None:
+    """Draw, write and print what was prepared, and say what comes next."""
+    picture = folder / "summary.png"
+    drawn = draw(lambda plots: plots.plot_summary(description["summary"], picture), picture)
+    if json is not None:
+        write_json(json, description)
+    print_summary(description)
+    lines = [f"Saved {folder}", *(f"  and {path}" for path in drawn)]
+    for line in (*lines, f"Next: beamtree train {folder} --out runs/{folder.name}"):
+        _say(line)
 
 
 def print_summary(description: Mapping[str, Any]) -> None:
