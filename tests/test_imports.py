@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).parent.parent / "beamtree"
 ROWS = [
     {"__main__"},
     {"cli"},
-    {"serve"},
+    {"serve", "bulk"},
     {"__init__"},
     {"recommender", "plots"},
-    {"live", "bulk"},
+    {"live"},
     {"answers", "paper", "explore"},
     {"compare"},
     {"train", "tune", "export"},

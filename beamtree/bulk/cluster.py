@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from beamtree import __version__
 from beamtree.extras import needs
 from beamtree.files.small import one_line
 from beamtree.ingest.engine import Engine
@@ -74,8 +75,6 @@ def _checked(theirs: str, work: Callable[..., Any], arguments: tuple[Any, ...]) 
 
 def mark() -> str:
     """What must be the same wherever a part of the work is done."""
-    from beamtree import __version__
-
     return f"beamtree {__version__} and Polars {pl.__version__}"
 
 
