@@ -169,7 +169,8 @@ def _check_answers(address: str) -> None:
         raise ValueError(f"address={address}: no Ray answers there within {SECONDS} seconds") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it ended without a word"]
-        raise ValueError(f"address={address}: Ray cannot use it: {one_line(lines[-1])}")
+        token = "where the cluster asks for a token, give it as Ray says, in RAY_AUTH_TOKEN"
+        raise ValueError(f"address={address}: Ray cannot use it: {one_line(lines[-1])}; {token}")
 
 
 @contextmanager
