@@ -1,53 +1,115 @@
-"""`beamtree prepare` on a simulated log: events per second and peak resident memory, measured in a process of its own.
+"""`beamtree prepare` by each engine on the same log: seconds, and the most memory of all its processes together.
 
-python benchmarks/bench_prepare.py [--events N] [--items N] [--json FILE]
+The log is made up, in parts of one day each: a user's events lie in many of them. Memory is what Linux calls the
+proportional set size, summed over the command and all processes below it, Ray's own and its object store among them.
+
+python benchmarks/bench_prepare.py [--parts N] [--rows N] [--engines here,ray] [--log FOLDER] [--json FILE]
 """
 
 import argparse
+import filecmp
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from beamtree.ingest.simulate import simulate
+import numpy as np
+import polars as pl
 
-# The child reports as JSON; ru_maxrss counts kilobytes on Linux, bytes on a Mac.
-CHILD = """
-import json, resource, sys, time
-from beamtree.ingest.prepare import prepare
+DAY = 86_400
+EVERY = 0.3  # seconds between two looks at the memory
 
-started, stages = time.perf_counter(), []
-say = lambda stage: (stages.append((time.perf_counter() - started, stage)), print(stage, file=sys.stderr, flush=True))
-description = prepare(sys.argv[1], sys.argv[2], on_stage=say)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-seconds = time.perf_counter() - started
-kept = {name: description[name] for name in ("num_users", "num_items", "num_events")}
-print(json.dumps({"seconds": seconds, "peak_bytes": peak, "stages": stages, **kept}))
-"""
+
+def make_log(folder: Path, parts: int, rows: int) -> None:
+    """Users as active as in `simulate`, 20 events each on average; one item for 25 events, by Zipf's law."""
+    users, items = max(100, parts * rows // 20), max(100, parts * rows // 25)
+    rng = np.random.default_rng(0)
+    active = np.cumsum(rng.lognormal(0, 1.164, users))
+    popular = np.cumsum(rng.permutation(np.arange(1, items + 1) ** -0.67))
+    folder.mkdir(parents=True)
+    for part in range(parts):
+        draw = np.random.default_rng([1, part])
+        frame = pl.DataFrame(
+            {
+                "user": np.searchsorted(active, np.sort(draw.random(rows)) * active[-1]),
+                "item": np.searchsorted(popular, np.sort(draw.random(rows)) * popular[-1]),
+            }
+        )
+        ids = [
+            pl.format(f"{name[0]}{{}}", pl.col(name).cast(pl.String).str.zfill(8)).alias(name) for name in frame.columns
+        ]
+        days = [column.shuffle(seed=part * 2 + n) for n, column in enumerate(frame.select(ids))]
+        times = np.sort(draw.integers(0, DAY, rows)) + DAY * part
+        pl.DataFrame([*days, pl.Series("timestamp", times)]).write_parquet(folder / f"part-{part:05}.parquet")
+
+
+def measure(words: list[str]) -> tuple[float, int]:
+    """The seconds that a command takes, and the most bytes that it and all its children had together."""
+    began, most = time.perf_counter(), 0
+    command = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while command.poll() is None:
+        most = max(most, sum(map(memory, family(command.pid))))
+        time.sleep(EVERY)
+    if command.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {command.returncode}")
+    return time.perf_counter() - began, most
+
+
+def family(root: int) -> Iterator[int]:
+    """A process and all below it."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it is gone
+            continue
+        children.setdefault(parent, []).append(int(path.name))
+    waiting = [root]
+    while waiting:
+        process = waiting.pop()
+        yield process
+        waiting += children.get(process, [])
+
+
+def memory(process: int) -> int:
+    """The proportional set size of a process, in bytes: what it shares with others is divided among them."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=2_000_000)
-    parser.add_argument("--items", type=int, help="one for 25 events if not given: 4 million for 100 million events")
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=250_000, help="of each part")
+    parser.add_argument("--engines", default="here,ray")
+    parser.add_argument("--log", help="a folder to make the log in, or to find it in")
     parser.add_argument("--json")
     options = parser.parse_args()
-    users, items = max(3, options.events // 20), options.items or max(2, options.events // 25)
-    with tempfile.TemporaryDirectory() as folder:
-        log, out = Path(folder, "log"), Path(folder, "prepared")
-        simulate(log, users=users, items=items, events=options.events)
-        words = [sys.executable, "-c", CHILD, str(log), str(out)]
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout)
-    record = {"bench": "prepare", "events": options.events, "users": users, "items": items, **found}
-    record["events_per_second"] = options.events / found["seconds"]
-    print(
-        f"{options.events:,} events of {users:,} users and {items:,} items: {found['seconds']:.1f} s, "
-        f"{record['events_per_second']:,.0f} events per second, {found['peak_bytes'] / 2**30:.2f} GiB at most"
-    )
+    events, records = options.parts * options.rows, []
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(options.log or Path(place, "log"))
+        if not log.exists():
+            make_log(log, options.parts, options.rows)
+        outs = []
+        for engine in options.engines.split(","):
+            outs.append(Path(place, engine))
+            words = ["prepare", str(log), "--out", str(outs[-1]), "--engine", engine]
+            seconds, most = measure([sys.executable, "-m", "beamtree", *words])
+            speed = events / seconds
+            print(f"{engine}: {events:,} events in {seconds:.1f} s ({speed:,.0f} per second), {most / 2**30:.2f} GiB")
+            records.append({"bench": "prepare", "engine": engine, "events": events, "seconds": seconds, "bytes": most})
+        for out in outs[1:]:
+            differ = [name for name in os.listdir(out) if not filecmp.cmp(out / name, outs[0] / name, shallow=False)]
+            print(f"{out.name}: {'the same files' if not differ else f'other files: {differ}'}")
     if options.json:
-        Path(options.json).write_text(json.dumps([record], indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "beamtree"
 ROWS = [
     {"__main__"},
     {"cli"},
-    {"serve"},
+    {"serve", "bulk"},
     {"__init__"},
     {"recommender", "plots"},
     {"live"},
@@ -46,8 +46,9 @@ ALSO = {
     "serve/metrics.py": {"prometheus_client"},
     **{f"serve/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},
     "answers/files.py": {"polars"},
+    "bulk/cluster.py": {"polars", "ray"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
-    **{f"ingest/{path.name}": {"polars"} for path in (PACKAGE / "ingest").glob("*.py")},
+    **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }
 
 
@@ -120,6 +121,7 @@ RIM_LIBRARIES = (
     "pyarrow",
     "fastapi",
     "prometheus_client",
+    "ray",
 )
 
 

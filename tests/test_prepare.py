@@ -526,7 +526,11 @@ def test_files_must_be_there_be_logs_and_agree(tmp_path):
         ("log.csv", text_of(rows_of()).encode("utf-16"), "log.csv is not UTF-8 (perhaps it is UTF-16)"),
         ("log.csv", text_of(rows_of()).encode("utf-16-le"), "log.csv is not UTF-8 (perhaps it is UTF-16)"),
         ("log.csv.gz", b"user,item\n", "log.csv.gz cannot be read: Not a gzipped file"),
-        ("log.csv.gz", gzip.compress(text_of(rows_of(1000)).encode())[:3000], "the log cannot be read: unexpected end"),
+        (
+            "log.csv.gz",
+            gzip.compress(text_of(rows_of(1000)).encode())[:3000],
+            "log.csv.gz cannot be read: unexpected end",
+        ),
         ("log.csv.gz", gzip.compress(b"user,item\n")[:14], "log.csv.gz cannot be read: "),
     ],
 )
@@ -564,7 +568,7 @@ def prepared_before(tmp_path):
     load_data(tmp_path / "out")
 
 
-@pytest.mark.parametrize("step", ["sort", "write_arrays", "write_ids", "summary"])
+@pytest.mark.parametrize("step", ["gather", "write_arrays", "write_ids", "summary"])
 def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path, monkeypatch, prepared_before, step):
     def fail(*_):
         raise OSError(28, "No space left on device")

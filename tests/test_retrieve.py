@@ -406,7 +406,7 @@ def fails(done, message):
         (["--history", "007", "--output", "out.csv"], "give --history"),
         (["--input", "in.csv"], "give --history"),
         (["--input", "in.csv", "--output", "out.xlsx"], "out.xlsx: answers are written to .parquet, .csv, .jsonl"),
-        (["--input", "in.csv", "--output", "out"], "end the name in one of these"),
+        (["--input", "in.csv", "--output", "out.txt"], "end the name in one of these"),
         (["--input", "in.csv", "--output", "folder.csv"], "folder.csv cannot be written: it is a folder"),
         (["--input", "in.csv", "--output", "in.csv"], "in.csv is the input as well"),
         (["--input", "in.csv", "--output", "in.csv/out.csv"], "in.csv is no folder"),

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -212,6 +212,12 @@ class Tally:
             self.nothing_found += not each.items
             if len(self.names) < NAMED:
                 self.names = list(dict.fromkeys([*self.names, *each.unknown]))[:NAMED]
+
+    def join(self, other: "Tally") -> None:
+        """Add what another tally counted."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.names = list(dict.fromkeys(self.names))[:NAMED]
 
     def notes(self) -> Iterator[str]:
         """One line for each thing that was not as it should be."""

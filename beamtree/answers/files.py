@@ -9,7 +9,8 @@ A file of histories has one of two shapes.
   dealt out by a hash of their ids; the answers come part by part, and within one in the order of first appearance.
 
 Ids are text from end to end, without white space around them. Answers collect in a folder beside the output,
-become one file at the end, and get their name in one move.
+become one file at the end, and get their name in one move. Parquet and CSV have the columns user, rank, item and score,
+JSON lines one object per user with lists of items and scores.
 """
 
 import math
@@ -27,6 +28,7 @@ from beamtree.data import Ids
 from beamtree.files.drafts import drafting, put
 from beamtree.files.small import check_writable, naming, one_line
 from beamtree.ingest.columns import find_columns
+from beamtree.ingest.places import Place
 from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
@@ -54,7 +56,7 @@ class Histories:
 
 
 def open_histories(
-    path: Path,
+    path: str | Path,
     *,
     names: Sequence[str] | None = None,
     user: str | None = None,
@@ -81,8 +83,8 @@ def open_histories(
         return _one_row_per_event(path, files, names, user, item, time)
 
 
-def _one_row_per_user(path: Path, files: Sequence[Path], user: str, history: str) -> Histories:
-    def select(file: Path) -> pl.LazyFrame:
+def _one_row_per_user(path: str | Path, files: Sequence[Place], user: str, history: str) -> Histories:
+    def select(file: Place) -> pl.LazyFrame:
         frame = scan(file, None, [user, history])
         types = frame.collect_schema()
         kind = types[history]
@@ -105,8 +107,8 @@ def _one_row_per_user(path: Path, files: Sequence[Path], user: str, history: str
 
 
 def _one_row_per_event(
-    path: Path,
-    files: Sequence[Path],
+    path: str | Path,
+    files: Sequence[Place],
     names: Sequence[str] | None,
     user: str | None,
     item: str | None,
@@ -150,6 +152,7 @@ def write_answers(
     exclude_seen: bool = False,
     allowed: NodeMask | None = None,
     on_rows: OnRows | None = None,
+    even_none: bool = False,
 ) -> Tally:
     """Answer every history of a file; one output stands at the end, or what stood there before.
 
@@ -163,9 +166,7 @@ def write_answers(
         exclude_seen: whether items of a history are not to be found for it.
         allowed: the items that may be found; all unless given.
         on_rows: hears how many rows of the input were done since it was last called.
-
-    Parquet and CSV have the columns user, rank, item and score, JSON lines one object per user with lists of items
-    and scores.
+        even_none: whether an input without a user gets an output without an answer; else it is an error.
     """
     check_output(output)
     tally = Tally()
@@ -182,7 +183,7 @@ def write_answers(
 
     with naming(output.parent), drafting(output) as folder, _plain_errors(f"{output} cannot be written"):
         _write(frames(), folder, together=max(1, KEPT // (BATCH * m)))
-        if not tally.users:
+        if not tally.users and not even_none:
             raise ValueError("there is no user in the input: nothing to answer")
         whole = folder / f"whole{output.suffix.lower()}"
         SINKS[whole.suffix](pl.scan_parquet(sorted(folder.glob("*.part")), glob=False), whole)
@@ -217,8 +218,8 @@ def _frame(users: Sequence[str], answers: Sequence[Answer]) -> pl.DataFrame:
 def _write(frames: Iterator[pl.DataFrame], folder: Path, together: int) -> None:
     """Files of answers, the batches of some `together` in each; they sort in order."""
     part = 0
-    while some := list(islice(frames, together)):
-        pl.concat(some).write_parquet(folder / f"{part:08}.part", compression="lz4")
+    while (some := list(islice(frames, together))) or not part:
+        pl.concat([pl.DataFrame(schema=ANSWERS), *some]).write_parquet(folder / f"{part:08}.part", compression="lz4")
         part += 1
 
 

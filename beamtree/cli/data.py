@@ -1,15 +1,18 @@
 """`beamtree prepare`: a log of users, items and times becomes data to train on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from beamtree.cli.options import EngineName, RayAddress, Workers, on_ray
 from beamtree.cli.screen import draw, err, out
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
+from beamtree.ingest.engine import HERE, Engine
 from beamtree.train.recipes import chosen
 
 BAR = 40  # characters of the longest bar of the histogram
@@ -30,8 +33,12 @@ PROTOCOLS = {  # of --split, and what they ask
 }
 
 Sources = Annotated[
-    list[Path],
-    typer.Argument(metavar="LOG", help="Files (.csv, .tsv, .parquet, .jsonl; .csv.gz) or folders of them."),
+    list[str],
+    typer.Argument(
+        metavar="LOG",
+        help="Files (.csv, .tsv, .parquet, .jsonl; .csv.gz), folders of them, patterns such as 'log/*.parquet', or "
+        "addresses of Parquet files such as s3://bucket/log.",
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write; one prepared before is replaced.")]
 Format = Annotated[
@@ -76,6 +83,9 @@ def prepare(
     test_users: TestUsers = None,
     seed: Seed = 0,
     json: Json = None,
+    engine: EngineName = "here",
+    address: RayAddress = None,
+    workers: Workers = None,
 ) -> None:
     """Prepare a log of users, items and times for training; it may be larger than memory.
 
@@ -84,26 +94,52 @@ def prepare(
     Ids stay as they are, less white space around them. Without a column of times, the rows are taken to be in order.
 
     Rows without a user, an item or a readable time are dropped, and so are repeats; every count is shown.
+
+    With --engine ray the workers of a cluster read and sort the log. The files are the same, byte for byte.
     """
     from beamtree.ingest.prepare import prepare as prepare_log  # polars takes a moment to import
 
     if json is not None:
         check_writable(json)
-    description = prepare_log(
-        sources,
-        folder,
-        names=chosen(FORMATS, "--format", format) if format is not None else None,
-        user=user,
-        item=item,
-        time=time,
-        min_events=min_events,
-        min_item_events=min_item_events,
-        split=split,
-        val_users=val_users,
-        test_users=test_users,
-        seed=seed,
-        on_stage=lambda stage: err.print(f"{stage} …", highlight=False, soft_wrap=True),
-    )
+    with _engine(on_ray(engine, address, workers), address, workers) as chosen_engine:
+        description = prepare_log(
+            sources,
+            folder,
+            names=chosen(FORMATS, "--format", format) if format is not None else None,
+            user=user,
+            item=item,
+            time=time,
+            min_events=min_events,
+            min_item_events=min_item_events,
+            split=split,
+            val_users=val_users,
+            test_users=test_users,
+            seed=seed,
+            engine=chosen_engine,
+            on_stage=_stage,
+        )
+    _tell(description, folder, json)
+
+
+@contextmanager
+def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator[Engine]:
+    """Who prepares: this process, or a cluster for as long as it takes."""
+    if not cluster:
+        yield HERE
+        return
+    from beamtree.bulk.cluster import connected  # Ray may not be there
+
+    _stage("starting Ray" if address is None else f"connecting to Ray at {address}")
+    with connected(address, workers) as ray:
+        yield ray.engine
+
+
+def _stage(stage: str) -> None:
+    err.print(f"{stage} …", highlight=False, soft_wrap=True)
+
+
+def _tell(description: Mapping[str, Any], folder: Path, json: Path | None) -> None:
+    """Draw, write and print what was prepared, and say what comes next."""
     picture = folder / "summary.png"
     drawn = draw(lambda plots: plots.plot_summary(description["summary"], picture), picture)
     if json is not None:

@@ -42,7 +42,7 @@ def demo(
     _say("1. A market: users with a few interests each, items that some of them like")
     simulate(market, users=users, items=items, events=users * 20)
     _say("2. Its log, cleaned and split into training, validation and test users")
-    prepare([market], prepared)
+    prepare([str(market)], prepared)
     _say("3. A tree over the items, what is known without a gradient, and a network trained on the beam's nodes")
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
     _say("4. How well it finds what test users chose next, beside what else people use, tuned on the same users")

@@ -23,6 +23,35 @@ ExcludeSeen = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="WHO",
+        help="[bold]here[/bold]: this process. [bold]ray[/bold]: the workers of a Ray cluster, who see the same files.",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="With --engine ray: a cluster that is there already, HOST:PORT, ray://HOST:PORT or auto. Unless given, "
+        "a local one is started and ended.",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="With --engine ray: how many work at the same time; all CPUs unless given.")
+]
+ENGINES = {"here": False, "ray": True}  # and whether it is a cluster
+
+
+def on_ray(engine: str, *given: object) -> bool:
+    """Whether --engine is a cluster; a ValueError where options that only a cluster has were given without one."""
+    if engine not in ENGINES:
+        raise ValueError(f"--engine {engine!r} is unknown: choose from {', '.join(ENGINES)}")
+    if not ENGINES[engine] and any(each is not None for each in given):
+        raise ValueError("--address, --workers and --gpus say how to work on a cluster: add --engine ray")
+    return ENGINES[engine]
 
 
 def words(text: str) -> tuple[str, ...]:

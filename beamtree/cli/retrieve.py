@@ -2,46 +2,32 @@
 
 import time as clock
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from beamtree.answers import Answer, History, Tally, answer, history_of_user, item_filter, read_history, split_ids
+from beamtree.answers import Answer, History, Tally, history_of_user, read_history, split_ids
+from beamtree.answers.question import Question, Search, open_search
 from beamtree.beam import BeamSize
-from beamtree.cli.options import BeamText, DataFolder, Device, RunFolder, beam_of, most_items
+from beamtree.cli.options import (
+    BeamText,
+    DataFolder,
+    Device,
+    EngineName,
+    RayAddress,
+    RunFolder,
+    Workers,
+    beam_of,
+    most_items,
+)
+from beamtree.cli.parts import Who, answer_folder, note
 from beamtree.cli.screen import err, out, printable, progress
-from beamtree.data import Ids
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
-from beamtree.mask import NodeMask
-from beamtree.model import TreeModel
 from beamtree.train.recipes import chosen
-from beamtree.train.runs import ids_of, open_data, open_model
-
-
-class Search(NamedTuple):
-    """What is asked of a run, whoever asks."""
-
-    model: TreeModel
-    ids: Ids
-    m: int
-    beam_size: BeamSize
-    exclude_seen: bool
-    allowed: NodeMask | None
-
-    def __call__(self, histories: list[History]) -> list[Answer]:
-        return answer(
-            self.model,
-            self.ids,
-            histories,
-            beam_size=self.beam_size,
-            m=self.m,
-            exclude_seen=self.exclude_seen,
-            allowed=self.allowed,
-        )
-
+from beamtree.train.runs import open_data
 
 HistoryText = Annotated[
     str | None,
@@ -51,10 +37,24 @@ UsersText = Annotated[
     str | None, typer.Option(help="Ids of users of the log, written like a history: their events are known.")
 ]
 Input = Annotated[
-    Path | None, typer.Option("--input", help="A file of histories (.csv, .tsv, .parquet, .jsonl), or a folder.")
+    str | None,
+    typer.Option(
+        "--input",
+        help="A file of histories (.csv, .tsv, .parquet, .jsonl), a folder of them, a pattern such as "
+        "'users/*.parquet', or an address of Parquet files such as s3://bucket/users.",
+    ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Where the answers to --input go (.parquet, .csv, .jsonl).")
+    Path | None,
+    typer.Option(
+        "--output",
+        help="Where the answers to --input go: a file (.parquet, .csv, .jsonl), or a folder of parts, one for each "
+        "file of --input. A folder is gone on with where it was left.",
+    ),
+]
+Gpus = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --engine ray: GPUs of each worker; unless given, one with --device cuda."),
 ]
 Format = Annotated[str | None, typer.Option("--format", help=f"Of --input: {' or '.join(FORMATS)}.")]
 User = Annotated[str | None, typer.Option(help="Of --input: the column of users, as in prepare.")]
@@ -85,6 +85,10 @@ def retrieve_items(
     data: DataFolder = None,
     device: Device = "cpu",
     json: Json = None,
+    engine: EngineName = "here",
+    address: RayAddress = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
 ) -> None:
     """Retrieve the items that a user will want next, from a history here or from a file of any size.
 
@@ -97,28 +101,50 @@ def retrieve_items(
     As JSON lines they have one object per user with lists of items and scores.
 
     Unknown items are passed over with a note. A user of whom nothing is known gets what is popular.
+
+    Where --output is a folder, each file of --input is answered by itself, so all events of a user belong in one.
+    With --engine ray the workers of a cluster answer them, each with a model of its own.
     """
-    beam = beam_of(beam_size, run)
-    if m > most_items(beam):
-        raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
+    _check_words(history, users, input, output, json, any((format, user, item, time)))
     names = chosen(FORMATS, "--format", format) if format else None
-    columns = {"names": names, "user": user, "item": item, "time": time}
-    _check_words(history, users, input, output, json, any(columns.values()))
-    model = open_model(run, device)
-    ids = ids_of(run, model)
-    mask = item_filter(model, ids, _lines(allowed), _lines(exclude))
-    search = Search(model, ids, m, beam, exclude_seen, mask)
+    filters = _lines(allowed), _lines(exclude)
+    question = Question(run.absolute(), m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
+    who = Who(engine, address, workers, gpus, device)
+    if who.in_parts(output) and input is not None and output is not None:
+        answer_folder(question, input, output, who)
+    else:
+        _answer(open_search(question, device), history, users, input, output, data, json)
+
+
+def _beam(run: Path, text: str, m: int) -> BeamSize:
+    """What --beam-size says; a ValueError where it is too narrow for m items."""
+    beam = beam_of(text, run)
+    if m > most_items(beam):
+        raise ValueError(f"--m {m} with --beam-size {text}: the beam holds fewer items than that")
+    return beam
+
+
+def _answer(
+    search: Search,
+    history: str | None,
+    users: str | None,
+    source: str | None,
+    output: Path | None,
+    data: Path | None,
+    json: Path | None,
+) -> None:
+    """Answer what was asked in one of three ways."""
     if history is not None:
-        _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
+        _answer_here(search, {"": read_history(search.ids, split_ids(history, search.ids))}, json)
     elif users is not None:
-        prepared = open_data(run, model, data)
+        prepared = open_data(search.question.run, search.model, data)
         _answer_here(search, {name: history_of_user(prepared, name) for name in split_ids(users, prepared.users)}, json)
-    elif input is not None and output is not None:
-        _answer_file(search, input, output, columns)
+    elif source is not None and output is not None:
+        _answer_file(search, source, output)
 
 
 def _check_words(
-    history: str | None, users: str | None, source: Path | None, output: Path | None, json: Path | None, columns: bool
+    history: str | None, users: str | None, source: str | None, output: Path | None, json: Path | None, columns: bool
 ) -> None:
     """Raise a ValueError where options do not go together, or an output cannot be written."""
     if sum(each is not None for each in (history, users, source)) != 1 or (source is None) != (output is None):
@@ -132,8 +158,9 @@ def _check_words(
     if output is not None and source is not None:
         from beamtree.answers.files import check_output  # polars takes a moment
 
-        check_output(output)
-        if source.resolve() == output.resolve():
+        if output.suffix:
+            check_output(output)
+        if Path(source).resolve() == output.resolve():
             raise ValueError(f"{output} is the input as well: choose another name")
 
 
@@ -154,7 +181,7 @@ def _answer_here(search: Search, histories: dict[str, History], json: Path | Non
     tally.add(answers)
     if tally.nothing_found == len(answers):
         raise ValueError("nothing was found that may be found: drop --exclude-seen, --allowed or --exclude")
-    _note(tally)
+    note(tally)
     if json is not None:
         records = []
         for user, found in zip(histories, answers, strict=True):
@@ -168,32 +195,17 @@ def _answer_here(search: Search, histories: dict[str, History], json: Path | Non
         _show(user, found)
 
 
-def _answer_file(search: Search, source: Path, output: Path, columns: dict[str, Any]) -> None:
-    from beamtree.answers.files import open_histories, write_answers  # polars takes a moment
+def _answer_file(search: Search, source: str, output: Path) -> None:
+    from beamtree.answers.files import open_histories  # polars takes a moment
 
-    histories = open_histories(source, **columns)
+    histories = open_histories(source, **search.question.columns)
     start = clock.monotonic()
     with progress(histories.rows, histories.unit) as (advance, _):
-        tally = write_answers(
-            search.model,
-            search.ids,
-            histories,
-            output,
-            beam_size=search.beam_size,
-            m=search.m,
-            exclude_seen=search.exclude_seen,
-            allowed=search.allowed,
-            on_rows=advance,
-        )
-    _note(tally)
+        tally = search.write(histories, output, on_rows=advance)
+    note(tally)
     speed = tally.users / (clock.monotonic() - start)
     err.print(f"{tally.users:,} users, {speed:,.0f} per second", highlight=False)
     out.print(f"Saved {output}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _note(tally: Tally) -> None:
-    for note in tally.notes():
-        err.print(f"note: {printable(note)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _show(user: str, found: Answer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from beamtree.files.drafts import drafting, put
 
@@ -47,6 +48,16 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     with naming(path.parent), drafting(path) as draft:
         write(draft / path.name)
         put(draft / path.name, path)
+
+
+def write_once(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under a name that nobody else takes, then give it its own: whoever did it before did the same."""
+    draft = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        write(draft)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from beamtree.files.small import write_once
 
 AT_ONCE = 1 << 24  # events in memory at once
 TYPES = {"item": np.uint32, "time": np.int64}  # of the two files of events, which lie in the order of users and times
@@ -41,26 +44,60 @@ class Sections(NamedTuple):
     cuts: Array | None  # and how many of these are history [3, U]; None: half of them
 
 
-def sort(parts: Iterable[Part], num_users: int, num_items: int, min_events: int, work: Path) -> Kept:
-    """Append the events of all users, each user's in order, to the files `item` and `time` in `work`."""
+class Sorted(NamedTuple):
+    """A part in order, in files whose names begin with `path`; and counts of what was dropped."""
+
+    start: int
+    stop: int
+    path: Path
+    repeated: int
+    few_users: int
+    few_events: int
+
+
+def sort_part(part: Part, min_events: int, path: Path) -> Sorted:
+    """Write the events of a part, each user's in order, without users of few events, and how many each user has."""
+    user, item, time = in_order(part.user, part.item, part.time)
+    count = np.bincount(user - part.start, minlength=part.stop - part.start)
+    enough = count >= min_events
+    kept = enough[user - part.start]
+    found = {"item": item[kept], "time": None if time is None else time[kept], "length": np.where(enough, count, 0)}
+    for name, column in found.items():
+        if column is not None:
+            write_once(path.with_name(f"{path.name}.{name}"), partial(_put, column))
+    few_users, few_events = int(((count > 0) & ~enough).sum()), int(count[~enough].sum())
+    return Sorted(part.start, part.stop, path, len(part.user) - len(user), few_users, few_events)
+
+
+def _put(column: Array, path: Path) -> None:
+    with path.open("wb") as file:
+        file.write(column.data)
+
+
+def gather(parts: Iterable[Sorted], num_users: int, num_items: int, work: Path) -> Kept:
+    """Append the events of all parts to the files `item` and `time` in `work`; the files of the parts are removed."""
     lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
     repeated = few_users = few_events = 0
     with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
         for part in parts:
-            user, item, time = in_order(part.user, part.item, part.time)
-            count = np.bincount(user - part.start, minlength=part.stop - part.start)
-            enough = count >= min_events
-            repeated += len(part.user) - len(user)
-            few_users += int(((count > 0) & ~enough).sum())
-            few_events += int(count[~enough].sum())
-            lengths[part.start : part.stop] = np.where(enough, count, 0)
-            kept = enough[user - part.start]
-            popularity += np.bincount(item[kept], minlength=num_items)
-            item_file.write(item[kept].data)
-            if time is not None:
-                time_file.write(time[kept].data)
+            repeated, few_users = repeated + part.repeated, few_users + part.few_users
+            few_events += part.few_events
+            lengths[part.start : part.stop] = _take(part.path, "length")
+            item = _take(part.path, "item")
+            popularity += np.bincount(item, minlength=num_items)
+            item_file.write(item.data)
+            if part.path.with_name(f"{part.path.name}.time").exists():
+                time_file.write(_take(part.path, "time").data)
     report = {"duplicates": repeated, "users_with_few_events": few_users, "events_of_users_with_few_events": few_events}
     return Kept(lengths, popularity, report)
+
+
+def _take(path: Path, name: str) -> Array:
+    """Read a file of a sorted part, and remove it."""
+    file = path.with_name(f"{path.name}.{name}")
+    found = np.fromfile(file, TYPES.get(name, np.int64))
+    file.unlink()
+    return found
 
 
 def in_order(user: Array, item: Array, time: Array | None) -> tuple[Array, Array, Array | None]:

@@ -1,7 +1,8 @@
 """From a log of (user, item, time) to a prepared folder, by Polars and in little memory.
 
-Ids become numbers first: the distinct ids are in memory, the events stream past them to a file. The rest is numbers,
-sorted for one range of users after another. The rules:
+Ids become numbers first: the distinct ids are in memory, the events stream past them to files. The rest is numbers,
+sorted for one range of users after another. An engine does this work, in this process or in many; then all events are
+in two files, and what is left is done here. The rules:
 
 - Ids and times are as `readers` gives them, ids without white space around them. A log without times is in order.
 - A row is dropped without a user, without an item, without a readable time, or if it repeats the user, item and time
@@ -16,7 +17,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ import polars as pl
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.files.small import one_line
-from beamtree.ingest.arrays import AT_ONCE, Kept, Part, sort, summary, write_arrays
+from beamtree.ingest.arrays import AT_ONCE, Kept, Sorted, gather, summary, write_arrays
+from beamtree.ingest.engine import HERE, Engine
 from beamtree.ingest.few_events import drop_few
-from beamtree.ingest.readers import Opened, find_logs, open_logs
+from beamtree.ingest.frames import NAME as FRAME
+from beamtree.ingest.numbering import number_ids, ranges, sort_range, write_distinct, write_numbered
+from beamtree.ingest.readers import Opened, Source, find_logs, open_logs
+from beamtree.ingest.shares import in_shares
 from beamtree.ingest.splits import HALVES, Split, divide
-from beamtree.ingest.times import WHITE
 
 Say = Callable[[str], None]
 
@@ -49,6 +52,7 @@ def prepare(
     val_users: int | None = None,
     test_users: int | None = None,
     seed: int = 0,
+    engine: Engine = HERE,
     on_stage: Say = lambda stage: None,
 ) -> dict[str, Any]:
     """Clean a log, number its users and items, split it, and write a prepared folder; gives its description.
@@ -66,6 +70,7 @@ def prepare(
         val_users: how many validate; unless given, 5 % of those who can, at most 1,000, and with leave-one-out all.
         test_users: how many test; the same unless given.
         seed: draws these users; same seed, same files.
+        engine: who does the work; this process unless `beamtree.bulk` gives another. The files are the same.
         on_stage: hears what is done next.
     """
     plan = Split(split, val_users, test_users, seed)
@@ -79,7 +84,7 @@ def prepare(
         opened = open_logs(logs, names, user, item, time)
         opened = opened._replace(scale=plan.find_unit(opened.events, opened.scale))
         plan.moment(opened.scale)  # a date that cannot be read is known before an hour of work
-        return _fill(folder, opened, min_events, min_item_events, plan, on_stage)
+        return _fill(folder, opened, min_events, min_item_events, plan, engine, on_stage)
 
     with _plain_errors(Path(out)):
         return write_folder(Path(out), fill)
@@ -93,15 +98,15 @@ def _check(min_events: int, min_item_events: int) -> None:
 
 
 def _fill(
-    folder: Path, opened: Opened, min_events: int, min_item_events: int, split: Split, on_stage: Say
+    folder: Path, opened: Opened, min_events: int, min_item_events: int, split: Split, engine: Engine, on_stage: Say
 ) -> dict[str, Any]:
     """Write all files of a prepared folder but its description, and give that."""
     work = folder / "work"
     work.mkdir()
-    events = _compute_once(opened, work / "rows.parquet", on_stage)
-    numbered, user_names, item_names, report = _number(events, work / "numbered.parquet", on_stage)
-    parts = _parts(numbered, len(user_names), report["rows"], on_stage)
-    kept = sort(parts, len(user_names), len(item_names), min_events if min_item_events == 1 else 1, work)
+    opened = _compute_once(opened, work / "rows.parquet", on_stage)
+    user_names, item_names, bounds, report = _number(opened, work, engine, on_stage)
+    parts = _sort(work, bounds, opened, min_events if min_item_events == 1 else 1, engine, on_stage)
+    kept = gather(parts, len(user_names), len(item_names), work)
     if min_item_events > 1:
         on_stage("dropping items and users with few events")
         kept = drop_few(kept, min_events, min_item_events, work)
@@ -156,64 +161,51 @@ def _plain_errors(out: Path) -> Iterator[None]:
         raise ValueError(f"the log cannot be read: {message}") from error
 
 
-# Numbering
+# What an engine does
 
 
-def _compute_once(opened: Opened, path: Path, on_stage: Say) -> pl.LazyFrame:
-    """The rows of a log; those of a LazyFrame go to a file, since another reading of it may give other rows."""
+def _compute_once(opened: Opened, path: Path, on_stage: Say) -> Opened:
+    """A log without LazyFrames: the rows of one go to a file, since another reading of it may give other rows."""
     if not opened.lazy:
-        return opened.events
+        return opened
     on_stage("computing the frame")
     opened.events.sink_parquet(path, compression="lz4", maintain_order=True)
-    return pl.scan_parquet(path)
+    return opened._replace(parts=[Source(FRAME, pl.scan_parquet(path), path)])
 
 
 def _number(
-    events: pl.LazyFrame, path: Path, on_stage: Say
-) -> tuple[pl.LazyFrame, pl.Series, pl.Series, dict[str, Any]]:
-    """The log as numbers, on disk and in order, with every usable row; the names behind the numbers; a first report."""
-    on_stage("reading the users")
-    users, user_names = _ids(events, "user")
-    on_stage("reading the items")
-    items, item_names = _ids(events, "item")
-    on_stage(f"numbering {len(user_names):,} users and {len(item_names):,} items in the log")
-    for table, column in ((users, "user"), (items, "item")):
-        events = events.join(table.lazy(), on=column, how="left", maintain_order="left")
-        events = events.drop(column).rename({"number": column})
-    events.sink_parquet(path, compression="lz4", maintain_order=True)
-    numbered = pl.scan_parquet(path)
-    missing = {"missing_user": pl.col("user").is_null(), "missing_item": pl.col("item").is_null()}
-    if "time" in numbered.collect_schema():
-        missing["unreadable_time"] = pl.col("time").is_null()
-    usable = pl.lit(True)
-    counts = {"rows": pl.len()}
-    for name, condition in missing.items():  # a row counts under its first fault
-        counts[name] = (usable & condition).sum()
-        usable = usable & ~condition
-    report = numbered.select(**counts).collect().row(0, named=True)
-    report["merged_users"] = len(users) - len(user_names)
-    report["merged_items"] = len(items) - len(item_names)
-    return numbered.filter(usable), user_names, item_names, report
+    opened: Opened, work: Path, engine: Engine, on_stage: Say
+) -> tuple[pl.Series, pl.Series, list[int], dict[str, Any]]:
+    """The log as numbers, in the folder `numbered`, with every usable row.
+
+    Gives the names behind the numbers of users and of items, the ranges of users that are to be sorted, and a report.
+    """
+    shares = in_shares(opened, engine.rows)
+    names, merged, rows = {}, {}, {}
+    for column in ("user", "item"):
+        on_stage(f"reading the {column}s")
+        paths = [work / f"{column}-{place:06}.ids" for place in range(len(shares))]
+        asked = [(share, column, path) for share, path in zip(shares, paths, strict=True)]
+        done = list(engine.run(write_distinct, asked))
+        names[column], rows[column], merged[f"merged_{column}s"] = number_ids(done, column, work / f"{column}.ids")
+    on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
+    bounds = ranges(rows["user"], AT_ONCE)
+    (work / "numbered").mkdir()
+    at_once = math.ceil(AT_ONCE / 4)
+    places = (work / "numbered" / f"{place:06}" for place in range(len(shares)))
+    jobs = [(share, work, bounds, at_once, path) for share, path in zip(shares, places, strict=True)]
+    counts = list(engine.run(write_numbered, jobs))
+    report = {name: sum(each[name] for each in counts) for name in counts[0]}
+    return names["user"], names["item"], bounds, report | merged
 
 
-def _ids(events: pl.LazyFrame, column: str) -> tuple[pl.DataFrame, pl.Series]:
-    """Every id of a column as it is written, with its number; and the trimmed ids, sorted, in the order of numbers."""
-    table = events.select(column).unique().collect(engine="streaming")
-    table = table.with_columns(name=pl.col(column).str.strip_chars(WHITE)).filter(pl.col("name") != "")
-    table = table.sort("name", column).with_columns(number=pl.col("name").rle_id())
-    names = table.filter(pl.col("number").diff().fill_null(1) != 0)["name"]
-    broken = names.str.contains(r"[\r\n]")
-    if broken.any():
-        whose = "an item" if column == "item" else "a user"
-        raise ValueError(f"the id {names.filter(broken)[0]!r} of {whose} has a line break inside: remove it")
-    return table.drop("name"), names
-
-
-def _parts(numbered: pl.LazyFrame, num_users: int, rows: int, on_stage: Say) -> Iterator[Part]:
-    """The log in parts of about AT_ONCE events, each with all the events of a range of users."""
-    bounds = np.linspace(0, num_users, math.ceil(rows / AT_ONCE) + 1).astype(int).tolist()
-    for part, (start, stop) in enumerate(pairwise(bounds)):
-        on_stage(f"sorting, part {part + 1} of {len(bounds) - 1}")
-        some = numbered.filter(pl.col("user").is_between(start, stop, closed="left")).collect(engine="streaming")
-        time = some["time"].to_numpy() if "time" in some.columns else None
-        yield Part(start, stop, some["user"].to_numpy(), some["item"].to_numpy(), time)
+def _sort(
+    work: Path, bounds: list[int], opened: Opened, min_events: int, engine: Engine, on_stage: Say
+) -> Iterator[Sorted]:
+    """The log in order, in parts of about AT_ONCE events, each with all the events of a range of users."""
+    times = opened.columns.time is not None
+    asked = [(work / "numbered", bounds, n, times, min_events, work / f"sorted-{n:06}") for n in range(len(bounds) - 1)]
+    done = iter(engine.run(sort_range, asked))
+    for part in range(len(asked)):
+        on_stage(f"sorting, part {part + 1} of {len(asked)}")
+        yield next(done)

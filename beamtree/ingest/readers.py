@@ -4,18 +4,21 @@ Ids are text, as people would write them. A whole number is its digits. Times ar
 """
 
 import codecs
-import gzip
+import errno
+import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import polars as pl
 
-from beamtree.files.small import one_line
+from beamtree.files.small import FULL, one_line
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
+from beamtree.ingest.places import Address, Place, find_places
 from beamtree.ingest.times import WHITE as WHITE  # those who read other files take it from here
 from beamtree.ingest.times import TimeScale, whole_times
 
@@ -25,29 +28,38 @@ PARQUET = (".parquet",)
 LOOK = 10_000  # JSON lines that tell which columns there are
 
 
-def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """The files that were named, and those of the folders that were."""
-    files: list[Path] = []
-    for path in map(Path, sources):
-        if not path.exists():
-            raise ValueError(f"{path} is not there")
-        found = sorted(filter(_is_log, path.iterdir())) if path.is_dir() else [path]
+def find_files(sources: Sequence[str | Path]) -> list[Place]:
+    """The files that were named, and those of the folders and patterns that were."""
+    files: list[Place] = []
+    for source in sources:
+        places, alone = find_places(source)
+        found = places if alone else list(filter(_is_log, places))
         if not found or not all(map(_is_log, found)):
-            raise ValueError(f"{path}: a log is {', '.join((*TEXT, *LINES, *PARQUET))}, or a folder of such files")
+            raise ValueError(f"{source}: a log is {', '.join((*TEXT, *LINES, *PARQUET))}, or a folder of such files")
         files += found
     if not files:
         raise ValueError("no log was given")
     return list(dict.fromkeys(files))
 
 
-def _is_log(path: Path) -> bool:
-    return path.is_file() and path.name.lower().endswith((*TEXT, *LINES, *PARQUET))
+def _is_log(path: Place) -> bool:
+    kinds = PARQUET if isinstance(path, Address) else (*TEXT, *LINES, *PARQUET)
+    return path.name.lower().endswith(kinds) and (isinstance(path, Address) or path.is_file())
+
+
+class Source(NamedTuple):
+    """One of the files or frames that a log is made of, unread."""
+
+    label: str  # the path of a file
+    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    path: Place | None  # of a Parquet file, of which rows can be read from anywhere
 
 
 class Opened(NamedTuple):
     """A log of which nothing is read yet but its columns and, where they are not whole numbers, its times."""
 
-    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    events: pl.LazyFrame  # of all sources, one after the other
+    parts: list[Source]
     columns: Columns
     ignored: list[str]  # the other columns
     scale: TimeScale | None  # of the times; None where there are none
@@ -73,11 +85,11 @@ def find_logs(sources: Any) -> list[Any]:
 
 def log_name(log: Any) -> str:
     """The name of a file without its folder; frames have none."""
-    return log.name if isinstance(log, Path) else FRAME
+    return FRAME if is_frame(log) else str(log.name)
 
 
 def open_events(
-    files: Sequence[Path], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
+    files: Sequence[Place], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
 ) -> tuple[pl.LazyFrame, Columns, list[str]]:
     """All rows of the files as user (text), item (text), time (int64, if any); the columns, and those left out."""
     opened = open_logs(files, names, user, item, time)
@@ -104,41 +116,85 @@ def open_logs(
     dates, scale = False, None
     if columns.time is not None:
         frames, dates = _alike(frames, columns.time, labels)
-    events = pl.concat([_select(frame, roles) for frame in frames], how="vertical_relaxed")
+    frames = [_select(frame, roles) for frame in frames]
     if columns.time is not None:
-        times, scale = whole_times(events, columns.time)
-        events = events.with_columns(time=times)
+        events = pl.concat(frames, how="vertical_relaxed")
+        with reading([Source(_label(log), frame, None) for log, frame in zip(logs, frames, strict=True)]):
+            times, scale = whole_times(events, columns.time)
+        as_all = pl.col("time").cast(events.collect_schema()["time"])
+        frames = [frame.with_columns(time=as_all).with_columns(time=times) for frame in frames]
+    parts = [Source(*each) for each in zip(map(_label, logs), frames, map(_parquet, logs), strict=True)]
     lazy = any(isinstance(log, pl.LazyFrame) for log in logs)
-    return Opened(events, columns, ignored, TimeScale(dates=True) if dates else scale, labels, lazy)
+    scale = TimeScale(dates=True) if dates else scale
+    return Opened(pl.concat(frames), parts, columns, ignored, scale, labels, lazy)
 
 
-def scan(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
+def _label(log: Any) -> str:
+    return FRAME if is_frame(log) else str(log)
+
+
+def _parquet(log: Any) -> Place | None:
+    return None if is_frame(log) or not log.name.lower().endswith(PARQUET) else log
+
+
+@contextmanager
+def reading(parts: Sequence[Source]) -> Iterator[None]:
+    """Around the reading of files: what Polars cannot read is a ValueError that names the file."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        if number not in FULL:
+            _find_damaged(parts)
+        raise
+
+
+def _find_damaged(parts: Sequence[Source]) -> None:
+    for part in parts:
+        try:
+            part.events.select(pl.all().null_count()).collect(engine="streaming")
+        except (pl.exceptions.PolarsError, OSError) as error:
+            missing = "(os error 2)" in str(error) or getattr(error, "errno", None) == errno.ENOENT
+            trouble = "it is not there" if missing else one_line(error)
+            raise ValueError(f"{part.label} cannot be read: {trouble}") from error
+
+
+def scan(path: Place, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
     """One file, unread, under its columns' names; 1, 2, 3, … where it has none."""
     kind = path.name.lower()
     if names is not None and not kind.endswith(TEXT):
         raise ValueError(f"{path} names its own columns: `names` is for text files without a header")
     try:
-        if kind.endswith(TEXT):
+        if isinstance(path, Path) and kind.endswith(TEXT):
             frame = _scan_text(path, names, asked)
-        elif kind.endswith(LINES):
+        elif isinstance(path, Path) and kind.endswith(LINES):
             frame = _scan_lines(path)
         else:
-            frame = pl.scan_parquet(path, glob=False)
+            frame = pl.scan_parquet(_anywhere(path), glob=False)
         frame.collect_schema()
-    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (pl.exceptions.PolarsError, EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # plain as it is
+            raise
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     return frame
 
 
+def _anywhere(path: Place) -> str:
+    """A name by which processes in other folders read a file as well."""
+    return str(path.absolute() if isinstance(path, Path) else path)
+
+
 def _scan_text(path: Path, names: Sequence[str] | None, asked: Sequence[str]) -> pl.LazyFrame:
     row, separator = first_row(path)
+    file = _anywhere(path)
     # Nothing is inferred: 007 and 1.0 are ids as they stand.
     if names is None and is_header(row, asked):
-        return pl.scan_csv(path, separator=separator, infer_schema=False, glob=False)
+        return pl.scan_csv(file, separator=separator, infer_schema=False, glob=False)
     names = positions(len(row)) if names is None else names
     if len(names) != len(row):
         raise ValueError(f"{path} has {len(row)} columns, not the {len(names)} of the format: {', '.join(names)}")
-    return pl.scan_csv(path, separator=separator, infer_schema=False, glob=False, has_header=False, new_columns=names)
+    return pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, has_header=False, new_columns=names)
 
 
 def _scan_lines(path: Path) -> pl.LazyFrame:
@@ -146,8 +202,9 @@ def _scan_lines(path: Path) -> pl.LazyFrame:
         if file.read(3) == codecs.BOM_UTF8:
             raise ValueError(f"{path} begins with a byte order mark: save it as UTF-8 without one")
     # Values become text, numbers as people write them: the types of the first rows need not be those of the last.
-    schema = pl.scan_ndjson(path, infer_schema_length=LOOK).collect_schema()
-    return pl.scan_ndjson(path, schema={name: _as_text(dtype) for name, dtype in schema.items()})
+    lines = _anywhere(path)
+    schema = pl.scan_ndjson(lines, infer_schema_length=LOOK).collect_schema()
+    return pl.scan_ndjson(lines, schema={name: _as_text(dtype) for name, dtype in schema.items()})
 
 
 def _as_text(dtype: pl.DataType) -> pl.DataType:

@@ -1,0 +1,1 @@
+"""Logs and users in bulk, on Ray: a local cluster, or one that is there already."""

@@ -1,0 +1,398 @@
+"""On Ray as in one process: the same files byte for byte, no part missing or double, also where workers are killed."""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+
+import polars as pl
+import pytest
+from command import beamtree
+from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
+
+from beamtree.answers import Tally, files
+from beamtree.answers.parts import find_parts, here, unanswered
+from beamtree.answers.question import Question
+from beamtree.bulk import answers, cluster
+from beamtree.ingest import arrays, shares
+from beamtree.ingest import prepare as module
+from beamtree.ingest.engine import Engine
+from beamtree.ingest.prepare import prepare
+from beamtree.ingest.readers import open_logs
+
+pytest.importorskip("ray")
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A local Ray of two workers, for all tests here."""
+    with cluster.connected(workers=WORKERS) as found:
+        yield found
+
+
+# Logs
+
+
+def write_parts(folder, *, times=True, parts=5, seed=7):
+    """A log of some faults, in parts: ids to be trimmed, missing ones, repeats, ties, users in several parts."""
+    draw = random.Random(seed)
+    folder.mkdir()
+    for part in range(parts):
+        rows = []
+        for _ in range(0 if part == 3 else draw.randrange(100, 300)):
+            user, item = f"u{draw.randrange(40)}", str(int(60 * draw.random() ** 2))
+            user = (
+                draw.choice([user, user, f" {user}", f"{user}\t"]) if draw.random() < 0.97 else draw.choice([None, " "])
+            )
+            item = item if draw.random() < 0.97 else draw.choice([None, "", "é\u2003"])
+            rows += [{"who": user, "what": item, "timestamp": draw.randrange(90), "stars": 5}] * draw.choice(
+                [1, 1, 1, 2]
+            )
+        schema = {"who": pl.String, "what": pl.String, "timestamp": pl.Int64, "stars": pl.Int64}
+        frame = pl.DataFrame(rows, schema=schema)
+        frame.drop([] if times else ["timestamp"]).write_parquet(folder / f"part.{part:03}.parquet")
+    return folder
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+OPTIONS = [
+    {},
+    {"min_events": 2, "val_users": 4, "test_users": 6, "seed": 3},
+    {"min_events": 5, "min_item_events": 6},
+    {"split": "leave-one-out", "min_events": 3},
+    {"split": "time:60", "min_events": 3, "min_item_events": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("times", [True, False])
+def test_shares_and_ranges_do_not_change_a_byte(tmp_path, monkeypatch, options, times):
+    """What Ray does, done here: any share can be read in any process, and any range sorted."""
+    if "time:" in options.get("split", "") and not times:
+        pytest.skip("there is nothing to split by")
+    log = write_parts(tmp_path / "log", times=times)
+    names = {"user": "who", "item": "what"}
+    prepare(log, tmp_path / "one", **names, **options)
+    for at_once, rows in ((1 << 24, 100), (50, 70), (60, None)):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+        monkeypatch.setattr(arrays, "AT_ONCE", at_once)
+        prepare(log, tmp_path / "many", engine=Engine(backwards, rows), **names, **options)
+        assert content(tmp_path / "many") == content(tmp_path / "one")
+
+
+def backwards(work, arguments):
+    """An engine that does the last first, and everything twice."""
+    results = [(work(*each), work(*each))[1] for each in list(arguments)[::-1]]
+    return iter(results[::-1])
+
+
+@pytest.mark.parametrize("rows", [1, 70, 500, 10_000])
+def test_shares_are_the_log_in_its_order(tmp_path, rows):
+    log = write_parts(tmp_path / "log")
+    opened = open_logs(sorted(log.iterdir()), None, "who", "what", None)
+    found = shares.in_shares(opened, rows)
+    frames = [shares.events_of(share).collect() for share in found]
+    assert pl.concat(frames).equals(opened.events.collect())
+    assert all(len(frame) <= 2 * rows for frame in frames)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:1] + OPTIONS[-1:], ids=str)
+def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
+    log = write_parts(tmp_path / "log")
+    names = {"user": "who", "item": "what"}
+    prepare(log, tmp_path / "one", **names, **options)
+    monkeypatch.setattr(module, "AT_ONCE", 200)
+    monkeypatch.setattr(cluster, "ROWS", 150)
+    prepare(f"{log}/*.parquet", tmp_path / "pattern", engine=ray.engine, **names, **options)
+    prepare(log.as_uri(), tmp_path / "address", engine=ray.engine, **names, **options)
+    assert content(tmp_path / "pattern") == content(tmp_path / "one") == content(tmp_path / "address")
+
+
+def test_ray_reads_what_else_a_log_may_be(tmp_path, ray):
+    rows = [(f"u{n % 7}", f"i{n * n % 11}", f"2020-01-0{1 + n % 9}") for n in range(200)]
+    (tmp_path / "log").mkdir()
+    for part, suffix in enumerate(("a.csv", "b.csv")):
+        lines = [",".join(row) for row in rows[part::2]]
+        (tmp_path / "log" / suffix).write_text("\n".join(["user,item,date", *lines]) + "\n")
+    prepare(tmp_path / "log", tmp_path / "one")
+    prepare(tmp_path / "log", tmp_path / "ray", engine=ray.engine)
+    assert content(tmp_path / "ray") == content(tmp_path / "one")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monkeypatch, ray, when):
+    """The first task of each kind dies: before its work, or when its files are there and nobody knows."""
+    log, marks = write_parts(tmp_path / "log"), tmp_path / "marks"
+    marks.mkdir()
+
+    def run(work, arguments):
+        def fatal(*each):
+            first = not (marks / work.__name__).exists()
+            (marks / work.__name__).touch()
+            result = None if first and when == "before" else work(*each)
+            if first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return ray.run(fatal, arguments)
+
+    names = {"user": "who", "item": "what"}
+    prepare(log, tmp_path / "one", **names)
+    monkeypatch.setattr(module, "AT_ONCE", 200)
+    prepare(log, tmp_path / "ray", engine=Engine(run, 150), **names)
+    assert content(tmp_path / "ray") == content(tmp_path / "one")
+    assert {path.name for path in marks.iterdir()} == {"write_distinct", "write_numbered", "sort_range"}
+
+
+def test_work_that_kills_every_worker_is_one_line(ray, monkeypatch):
+    monkeypatch.setattr(cluster, "TRIES", 0)
+
+    def fatal(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(OSError, match="a worker of Ray was lost 1 times over the same work"):
+        list(ray.run(fatal, [(1,)]))
+
+
+def damage(path):
+    """Change what is inside, not at the ends."""
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 3
+    whole[20:middle] = b"\xff" * (middle - 20)
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("engine", ["here", "ray"])
+def test_a_damaged_part_is_named(tmp_path, ray, engine):
+    log = write_parts(tmp_path / "log")
+    damage(log / "part.002.parquet")
+    asked = {"engine": ray.engine} if engine == "ray" else {}
+    with pytest.raises(ValueError, match=r"part\.002\.parquet cannot be read: ") as error:
+        prepare(log, tmp_path / "out", user="who", item="what", **asked)
+    assert "\n" not in str(error.value)
+    assert sorted(os.listdir(tmp_path)) == ["log"]
+
+
+def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
+    monkeypatch.setattr(cluster, "mark", lambda: "beamtree 9 and Polars 9")
+    with pytest.raises(ValueError, match="not beamtree 9 and Polars 9: install the same there"):
+        list(ray.run(len, [([],)]))
+
+
+# Users
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
+
+
+MANY = {f"u{user}": [ITEMS[(user * 5 + place) % 57] for place in range(1 + user % 9)] for user in range(60)} | HISTORIES
+
+
+def write_users(folder, write=write_rows, parts=4):
+    folder.mkdir()
+    names = list(MANY)
+    for part in range(parts):
+        write(folder / f"part-{part}.parquet", {name: MANY[name] for name in names[part::parts]})
+    write_rows(folder / "part-none.parquet", {}) if write is write_rows else None
+    return folder
+
+
+def all_answers(folder):
+    """The answers of all parts; no user twice."""
+    found = {}
+    for path in sorted(folder.glob("*.parquet")):
+        if len(pl.read_parquet(path)):
+            some = read_answers(path)
+            assert not some.keys() & found.keys()
+            found |= some
+    return dict(sorted(found.items()))
+
+
+def answer(question, source, folder, work):
+    total = Tally()
+    parts = find_parts(question, source, folder)
+    with unanswered(question, parts, folder) as left:
+        for tally in work(question, left):
+            total.join(tally)
+    return total
+
+
+@pytest.mark.parametrize("write", [write_rows, write_log])
+def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
+    users = write_users(tmp_path / "users", write)
+    question = Question(run, m=7, beam_size=30)
+    one = answer(question, users, tmp_path / "here", here("cpu"))
+    other = answer(question, users, tmp_path / "ray", answers.on_cluster(ray, "cpu"))
+    some = {user: history for user, history in MANY.items() if history or write is write_rows}
+    same(all_answers(tmp_path / "here"), dict(sorted(expected(run, some, m=7, beam_size=30).items())))
+    same(all_answers(tmp_path / "ray"), all_answers(tmp_path / "here"))
+    inside = sorted(os.listdir(tmp_path / "ray"))
+    assert inside == sorted(["answers.json", *os.listdir(users)]) == sorted(os.listdir(tmp_path / "here"))
+    assert (one.users, one.unknown, one.popular, one.rows) == (other.users, other.unknown, other.popular, other.rows)
+    assert one.users == len(some)
+
+
+def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
+    users, out = write_users(tmp_path / "users"), tmp_path / "out"
+    question = Question(run, m=3, beam_size=20)
+    answer(question, users, out, here("cpu"))
+    before = content(out)
+    (out / "part-1.parquet").unlink()
+    (out / "part-2.parquet.new-beamtree").mkdir()  # of a process that was killed
+    stamp = (out / "part-2.parquet").stat().st_mtime_ns
+    assert answer(question, users, out, answers.on_cluster(ray, "cpu")).users == len(list(MANY)[1::4])
+    same(all_answers(out), dict(sorted(expected(run, MANY, m=3, beam_size=20).items())))
+    assert (out / "part-2.parquet").stat().st_mtime_ns == stamp
+    assert content(out).keys() == before.keys()
+    write_rows(users / "part-late.parquet", {"late": ["007"]})
+    assert answer(question, users, out, here("cpu")).users == 1
+    assert "part-late.parquet" in json.loads((out / "answers.json").read_text())["parts"]
+
+
+def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeypatch, ray, run):
+    users, mark = write_users(tmp_path / "users"), tmp_path / "mark"
+
+    class Fatal(answers.Worker):
+        def answer(self, part):
+            if part.output.name == "part-2.parquet" and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().answer(part)
+
+    monkeypatch.setattr(answers, "Worker", Fatal)
+    tally = answer(Question(run), users, tmp_path / "out", answers.on_cluster(ray, "cpu"))
+    assert mark.exists()
+    assert tally.users == len(MANY)
+    same(all_answers(tmp_path / "out"), dict(sorted(expected(run, MANY).items())))
+
+
+def test_gpus_that_are_not_there_are_one_line(ray):
+    with pytest.raises(ValueError, match="gpus=1: a worker needs as much, and the cluster has 0"):
+        answers.on_cluster(ray, "cuda")
+
+
+def test_errors_of_workers_are_those_of_this_process(tmp_path, ray, run):
+    users = write_users(tmp_path / "users")
+    damage(users / "part-3.parquet")
+    for work in (here("cpu"), answers.on_cluster(ray, "cpu")):
+        with pytest.raises(ValueError, match=r"part-3\.parquet cannot be read: ") as error:
+            answer(Question(run), users, tmp_path / "out", work)
+        assert "\n" not in str(error.value)
+
+
+# The command
+
+
+def refused(folder, *words):
+    done = beamtree(*map(str, words), folder=folder, check=False)
+    assert done.returncode == 2
+    return done.stderr.splitlines()[-1].removeprefix("beamtree: ")
+
+
+def test_the_command_answers_parts(tmp_path, run):
+    write_users(tmp_path / "users")
+    words = ["retrieve", str(run), "--input", "users", "--output", "out", "--m", "4", "--beam-size", "20"]
+    assert "5 of 5 parts" in beamtree(*words, folder=tmp_path).stderr
+    same(all_answers(tmp_path / "out"), dict(sorted(expected(run, MANY, m=4, beam_size=20).items())))
+    again = beamtree(*words, folder=tmp_path).stderr
+    assert "5 parts are there already" in again
+    assert "0 users" in again
+
+
+def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
+    write_users(tmp_path / "users")
+    other = make_run(tmp_path / "other", ITEMS[::-1])
+    words = ["retrieve", run, "--input", "users", "--output", "out"]
+    beamtree(*map(str, words), folder=tmp_path)
+    before = content(tmp_path / "out")
+    line = "out holds answers of another run"
+    assert refused(tmp_path, *words, "--m", "4").startswith(f"{line}, with m 10, not 4: choose another folder")
+    assert refused(tmp_path, *words, "--beam-size", "30").startswith(f"{line}, with beam_size 400, not 30")
+    assert refused(tmp_path, words[0], other, *words[2:], "--engine", "ray").startswith(f"{line}, the model ")
+    write_rows(tmp_path / "users" / "part-1.parquet", {"other": ["007"] * 50})
+    assert refused(tmp_path, *words).startswith(f"{line}, for a part part-1.parquet of ")
+    assert content(tmp_path / "out") == before
+    assert refused(tmp_path, *words[:4], "--output", "users").endswith(
+        "users is the input as well: choose another name"
+    )
+    for path in (tmp_path / "out").glob("*.parquet"):
+        path.unlink()
+    beamtree(*map(str, words), "--m", "4", folder=tmp_path)  # there is nothing to be mixed up any more
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("")
+    assert "holds something else, such as notes" in refused(tmp_path, *words[:4], "--output", "full")
+
+
+def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
+    users = write_users(tmp_path / "users")
+    pl.DataFrame({"user": ["a"], "past": ["007"]}).write_parquet(users / "part-9.parquet")
+    words = ["retrieve", run, "--input", "users", "--output", "out"]
+    line = "the parts differ in their columns: users/part-0.parquet has age, user, history; users/part-9.parquet has "
+    assert refused(tmp_path, *words) == f"{line}user, past"
+    (users / "part-9.parquet").write_text("")
+    assert refused(tmp_path, *words).startswith("users/part-9.parquet cannot be read")
+    (users / "part-9.parquet").unlink()
+    (users / "part-1.csv").write_text("age,user,history\n")
+    assert "would both be answered in part-1.parquet" in refused(tmp_path, *words)
+    (tmp_path / "empty").mkdir()
+    assert refused(tmp_path, *words[:3], "empty", *words[4:]).startswith("empty: a log is .csv")
+    assert refused(tmp_path, *words[:3], "empty/*.parquet", *words[4:]) == "empty/*.parquet is not there"
+    assert sorted(os.listdir(tmp_path)) == ["empty", "users"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--engine", "spark"], "--engine 'spark' is unknown: choose from here, ray"),
+        (["--address", "auto"], "--address, --workers and --gpus say how to work on a cluster: add --engine ray"),
+        (["--engine", "ray", "--address", "nowhere"], "--address nowhere: give HOST:PORT, ray://HOST:PORT or auto"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: nothing answers there ("),
+        (["--engine", "ray", "--address", "ray://127.0.0.1:1"], "--address ray://127.0.0.1:1: nothing answers there ("),
+    ],
+)
+def test_clusters_that_do_not_answer_are_one_line(tmp_path, run, words, line):
+    write_parts(tmp_path / "log")
+    write_users(tmp_path / "users")
+    before = sorted(os.listdir(tmp_path))
+    prepare_words = ["prepare", "log", "--user", "who", "--item", "what", "--out", "out"]
+    for command in (prepare_words, ["retrieve", run, "--input", "users", "--output", "answers"]):
+        assert refused(tmp_path, *command, *words).startswith(line)
+    assert sorted(set(os.listdir(tmp_path)) - {"answers"}) == before
+
+
+def test_something_else_at_an_address_is_one_line(tmp_path, monkeypatch):
+    """It takes the connection, and never says a word."""
+    monkeypatch.setattr(cluster, "SECONDS", 5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"address={address}: no Ray answers there within 5 seconds"):
+            cluster.connected(address).__enter__()
+
+
+def test_ray_wants_a_folder_and_its_extra(tmp_path, run, monkeypatch):
+    write_users(tmp_path / "users")
+    words = ["retrieve", run, "--input", "users", "--engine", "ray", "--output"]
+    assert refused(tmp_path, *words, "a.csv") == "--engine ray answers parts: give --input FOLDER and --output FOLDER"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    line = "working on Ray needs ray, which is not installed: pip install 'beamtree[ray]'"
+    assert refused(tmp_path, *words, "out") == line
+    write_parts(tmp_path / "log")
+    words = ["prepare", "log", "--user", "who", "--item", "what", "--out", "prepared", "--engine", "ray"]
+    assert refused(tmp_path, *words) == line
+
+
+def test_histories_of_a_file_without_users_are_an_error_but_not_of_a_part(tmp_path, run):
+    write_rows(tmp_path / "none.parquet", {})
+    words = ["retrieve", run, "--input", "none.parquet", "--output"]
+    assert "there is no user in the input" in refused(tmp_path, *words, "none.csv")
+    beamtree(*map(str, words), "out", folder=tmp_path)
+    assert pl.read_parquet(tmp_path / "out" / "none.parquet").columns == ["user", "rank", "item", "score"]
+    assert files.ANSWERS.keys() == {"user", "items", "scores"}
