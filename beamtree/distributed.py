@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 T = TypeVar("T")
 LIMIT = "BEAMTREE_TIME_LIMIT"  # seconds that one rank waits for another, from the environment
@@ -189,7 +190,6 @@ def _answered() -> Iterator[None]:
 
 
 _now = Ranks()
-_TOLD = "beamtree/told"
 
 
 def tells() -> bool:
@@ -198,8 +198,7 @@ def tells() -> bool:
         return os.environ.get("RANK", "0") == "0"
     try:
         store = dist.distributed_c10d._get_default_store()
-        key, own = f"{_TOLD}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", str(_now.rank)
-        return bool(store.compare_set(key, "", own).decode() == own)
+        return bool(store.compare_set("told", "", str(_now.rank)).decode() == str(_now.rank))
     except (RuntimeError, ValueError):  # whoever kept the store is gone
         return True
 
@@ -218,10 +217,20 @@ def join(device: str = "cpu") -> Ranks:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             with _met():
-                dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=_limit()))
+                _meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=_limit()))
             atexit.register(leave)
         _now = _Group()
     return _now
+
+
+def _meet(backend: str, limit: timedelta) -> None:
+    """Start the process group, under another name after a restart: torchrun keeps the addresses of ranks that died."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = dist.TCPStore(address, port, size, keeps, limit, multi_tenant=True)  # type: ignore[attr-defined]
+    store = PrefixStore(f"beamtree/{_restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def leave() -> None:
@@ -234,14 +243,18 @@ def leave() -> None:
 
 def is_restarted() -> bool:
     """Whether torchrun started this process in the place of one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def _met() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KeyError) as error:
         size = os.environ["WORLD_SIZE"]
         raise LostError(
             f"the {size} ranks did not meet within {_limit():,.0f} s: start them all, with one address"

@@ -1,13 +1,21 @@
 """Training over ranks: whatever their number, the same model."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from ranks import run_ranks
+from command import beamtree
+from ranks import environment, free_port, run_ranks
 
 import beamtree as bt
 from beamtree import shards
 from beamtree.data.instances import Instances
 from beamtree.distributed import join
+from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
 from beamtree.scorers.spread import SpreadTable
@@ -190,3 +198,121 @@ def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
         bt.retrieve(model, x, beam_size=8, m=6)[0],
         bt.retrieve(bt.load_model(tmp_path / "alone" / "model"), x, beam_size=8, m=6)[0],
     )
+
+
+def test_a_rank_that_dies_takes_the_others_down_with_one_line():
+    """The others hear of it by the connection, long before the time limit."""
+    script = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_ranks as here
+from beamtree.cli import front
+from beamtree.train import step
+
+def dies(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1":
+    step.sum_gradients = dies
+front.app = lambda standalone_mode: here.fitted("otm, lazy", 3)
+front.main()
+"""
+    port, started = free_port(), []
+    for rank in range(3):
+        own = os.environ | environment(rank, 3, port) | {"BEAMTREE_TIME_LIMIT": "500"}
+        words = [sys.executable, "-c", script.format(tests=str(Path(__file__).parent))]
+        started.append(subprocess.Popen(words, env=own, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=200)[1] for process in started]
+    assert [process.returncode for process in started] == [2, -signal.SIGKILL, 2]
+    lines = [line for text in said for line in text.splitlines() if line.startswith("beamtree: ")]
+    assert len(lines) == 1, said
+    assert "lost another one, which ended or did not answer within 500 s" in lines[0]
+    assert "Traceback" not in "".join(said)
+
+
+def started_by_torchrun(tmp_path, *words, ranks=2, restarts=0, script=None):
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+    launch += ["--master-port", str(free_port()), *(script or ["-m", "beamtree"]), *words]
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, *launch], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    simulate(folder / "log.parquet", users=300, items=200, events=8000, seed=0)
+    return bt.prepare(folder / "log.parquet", folder / "data", val_users=20, test_users=20).folder
+
+
+USUAL = ("--recipe", "deep", "--steps", "6", "--batch-size", "7", "--beam-size", "10")
+
+
+@pytest.mark.slow
+def test_torchrun_trains_what_one_process_does(tmp_path, prepared):
+    done = started_by_torchrun(tmp_path, "train", str(prepared), "--out", "two", *USUAL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Saved two") == 1
+    beamtree("train", str(prepared), "--out", "one", *USUAL, folder=tmp_path)
+    one, two = (whole(bt.load_model(tmp_path / name)) for name in ("one", "two"))
+    assert farthest(one, two) < 1e-5
+    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("one", "two")]
+    assert len(logs[0]) == len(logs[1])
+
+
+@pytest.mark.slow
+def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path, prepared):
+    """The second rank is killed in its fifth step, once."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    words = ("train", str(prepared), "--out", "run", *USUAL)
+    done = started_by_torchrun(tmp_path, *words, restarts=1, script=[str(script)])
+    assert done.returncode == 0, done.stderr
+    assert "Going on from step 4 of 6" in done.stdout
+    whole_run = started_by_torchrun(tmp_path, *words[:3], "other", *USUAL)
+    assert whole_run.returncode == 0, whole_run.stderr
+    assert farthest(*(whole(bt.load_model(tmp_path / name)) for name in ("run", "other"))) < 1e-6
+
+
+KILLED = """
+import os, signal
+from beamtree.cli import train
+from beamtree.train import step
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    was, steps = step.sum_gradients, []
+
+    def sum_gradients(*arguments):
+        steps.append(1)
+        if len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return was(*arguments)
+
+    step.sum_gradients = sum_gradients
+often = train.Checkpoints
+train.Checkpoints = lambda folder, every, resume: often(folder, every=2, resume=resume)
+from beamtree.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_data_that_a_rank_cannot_see_and_other_settings_are_one_line(tmp_path, prepared):
+    script = tmp_path / "apart.py"
+    script.write_text(
+        "import os, sys\nfrom beamtree.__main__ import main\n"
+        "if os.environ['RANK'] == '1':\n    sys.argv = [sys.argv[0], *sys.argv[1].split('|')]\n"
+        "else:\n    sys.argv = [sys.argv[0], *sys.argv[2].split('|')]\nmain()\n"
+    )
+    usual = ["train", str(prepared), "--out", "run", *USUAL]
+    apart = {
+        "holds no prepared data": ["train", str(prepared / "nowhere"), "--out", "run", *USUAL],
+        "seed is 0 on rank 0 and 5 on rank 1: start all ranks alike": [*usual, "--seed", "5"],
+    }
+    for told, other in apart.items():
+        done = started_by_torchrun(tmp_path, "|".join(other), "|".join(usual), script=[str(script)])
+        lines = [line for line in done.stderr.splitlines() if line.startswith("beamtree: ")]
+        assert len(lines) == 1, done.stderr
+        assert told in lines[0]
+        assert done.stderr.count("exitcode  : 2") == 2
