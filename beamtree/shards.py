@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import Tensor
+
 from beamtree.distributed import Ranks
 from beamtree.tree import Tree
 
@@ -52,6 +54,11 @@ class Shard:
         """The nodes of a level below the cut that are a rank's."""
         below, first, runs = self.arity ** (level - self.cut), self.level(level).start, self.runs(rank)
         return range(first + runs.start * below, first + runs.stop * below)
+
+    def owned(self, level: int, nodes: Tensor) -> Tensor:
+        """Which nodes of a level below the cut are this rank's; PAD is nobody's."""
+        span = self.span(level, self.ranks.rank)
+        return (nodes >= span.start) & (nodes < span.stop)
 
     @property
     def below(self) -> range:

@@ -11,8 +11,10 @@ from rich.table import Table
 from beamtree.answers import Answer, History, Tally, answer, history_of_user, item_filter, read_history, split_ids
 from beamtree.beam import BeamSize
 from beamtree.cli.options import BeamText, DataFolder, Device, RunFolder, beam_of, most_items
+from beamtree.cli.over_ranks import OpenModel, over_ranks
 from beamtree.cli.screen import err, out, printable, progress
 from beamtree.data import Ids
+from beamtree.distributed import join
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.mask import NodeMask
@@ -97,24 +99,33 @@ def retrieve_items(
     As JSON lines they have one object per user with lists of items and scores.
 
     Unknown items are passed over with a note. A user of whom nothing is known gets what is popular.
+
+    A model that is too large for one device: `torchrun --nproc-per-node 4 -m beamtree retrieve …`, see docs/scale.md.
     """
-    beam = beam_of(beam_size, run)
-    if m > most_items(beam):
-        raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
-    names = chosen(FORMATS, "--format", format) if format else None
-    columns = {"names": names, "user": user, "item": item, "time": time}
-    _check_words(history, users, input, output, json, any(columns.values()))
-    model = open_model(run, device)
-    ids = ids_of(run, model)
-    mask = item_filter(model, ids, _lines(allowed), _lines(exclude))
-    search = Search(model, ids, m, beam, exclude_seen, mask)
-    if history is not None:
-        _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
-    elif users is not None:
-        prepared = open_data(run, model, data)
-        _answer_here(search, {name: history_of_user(prepared, name) for name in split_ids(users, prepared.users)}, json)
-    elif input is not None and output is not None:
-        _answer_file(search, input, output, columns)
+
+    def retrieve(open_run: OpenModel) -> None:
+        beam = beam_of(beam_size, run)
+        if m > most_items(beam):
+            raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
+        names = chosen(FORMATS, "--format", format) if format else None
+        columns = {"names": names, "user": user, "item": item, "time": time}
+        _check_words(history, users, input, output, json, any(columns.values()))
+        model = open_run(run)
+        ids = ids_of(run, model)
+        search = Search(model, ids, m, beam, exclude_seen, item_filter(model, ids, _lines(allowed), _lines(exclude)))
+        if history is not None:
+            _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
+        elif users is not None:
+            log = open_data(run, model, data)
+            _answer_here(search, {name: history_of_user(log, name) for name in split_ids(users, log.users)}, json)
+        elif input is not None and output is not None:
+            _answer_file(search, input, output, columns)
+
+    now = join(device)
+    if now.size > 1:
+        over_ranks(now, run, device, retrieve)
+    else:
+        retrieve(lambda folder: open_model(folder, device))
 
 
 def _check_words(
