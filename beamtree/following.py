@@ -187,7 +187,7 @@ def follow(now: Ranks, open_part: OpenPart) -> None:
     things: dict[int, tuple[TreeModel, Any]] = {}  # a model, or a model with users
     count, told = 0, torch.empty(7, dtype=torch.int64)
     while True:
-        kind, freed, about, number, rows, width, level = now.broadcast_(told).tolist()
+        kind, freed, about, number, rows, width, level = _heard(now, told)
         things.pop(freed, None)
         count += kind in (OPEN, USERS)
         if kind == STOP:
@@ -206,6 +206,14 @@ def follow(now: Ranks, open_part: OpenPart) -> None:
                 things[count] = model, _parted(model).context(model.tree, sent)
             else:
                 _parted(model)(context, level, sent.long())
+
+
+def _heard(now: Ranks, told: Tensor) -> list[int]:
+    try:
+        numbers: list[int] = now.broadcast_(told).tolist()
+        return numbers
+    except LostError as error:
+        raise LostError(f"rank {now.rank} lost the first one, which ended: start all ranks again") from error
 
 
 def _opened(now: Ranks, open_part: OpenPart, name: str) -> TreeModel | str:

@@ -29,7 +29,7 @@ from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
 from beamtree.cli.tune import tune_run
-from beamtree.distributed import LostError
+from beamtree.distributed import LostError, tells
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
@@ -113,7 +113,7 @@ def too_little(error: str) -> str:
 
 
 def _fail(message: str) -> int:
-    if message:  # there is none where help was printed instead
+    if message and tells():  # there is none where help was printed instead
         line = printable(" ".join(message[: 10 * LONGEST].split()))
         line = line if len(line) <= LONGEST else f"{line[: LONGEST - 200]} … {line[-190:]}"
         print("beamtree: " + as_flags(line), file=sys.stderr)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import typer
 
 from beamtree import __version__
-from beamtree.distributed import ElsewhereError, LostError, Ranks
+from beamtree.distributed import LostError, Ranks
 from beamtree.following import Lead, follow
 from beamtree.model import TreeModel, check_device
 from beamtree.storage.parts import load_part
@@ -43,17 +42,10 @@ def over_ranks(
         here = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
         return load_part(folder, now, here), fingerprint(folder)
 
-    try:
-        now.same(beamtree=__version__, device=device, command=work.__name__)
-        if not now.is_first:
-            follow(now, open_part)
-            return
-    except ElsewhereError as error:
-        if now.is_first:
-            raise
-        raise typer.Exit(2) from error
-    except LostError:  # the first rank says why, or whoever started it
-        os._exit(2)
+    now.same(beamtree=__version__, device=device, command=work.__name__)
+    if not now.is_first:
+        follow(now, open_part)
+        return
     lead = Lead(now, open_part, on_lost)
     try:
         work(lambda folder: lead.open(os.path.relpath(folder.absolute(), beside)))

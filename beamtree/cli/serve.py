@@ -12,7 +12,7 @@ import typer
 
 from beamtree.cli.over_ranks import OpenModel, over_ranks
 from beamtree.cli.screen import err
-from beamtree.distributed import LostError, join
+from beamtree.distributed import LostError, join, tells
 from beamtree.extras import needs
 
 
@@ -113,7 +113,8 @@ def serve_run(
 
 def _end(error: LostError) -> None:
     """Without one rank nothing can be answered: whoever started this one starts all of them again."""
-    print(f"beamtree: {error}", file=sys.stderr, flush=True)
+    if tells():
+        print(f"beamtree: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
