@@ -60,12 +60,21 @@ class Ranks:
         """Whether this rank writes and speaks for all."""
         return self.rank == 0
 
+    @property
+    def patience(self) -> float:
+        """Seconds that this rank waits for another."""
+        return _limit()
+
     def share(self, total: int) -> Share:
         """The rows of a batch that are this rank's."""
         return Share(total * self.rank // self.size, total * (self.rank + 1) // self.size, total)
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over ranks of tensors of one shape, in place."""
+        return values
+
+    def max_(self, values: Tensor) -> Tensor:
+        """The largest over ranks of tensors of one shape, in place."""
         return values
 
     def broadcast_(self, values: Tensor) -> Tensor:
@@ -147,6 +156,11 @@ class _Group(Ranks):
     def sum_(self, values: Tensor) -> Tensor:
         with _answered():
             dist.all_reduce(values)
+        return values
+
+    def max_(self, values: Tensor) -> Tensor:
+        with _answered():
+            dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def broadcast_(self, values: Tensor) -> Tensor:

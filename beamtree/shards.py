@@ -56,6 +56,11 @@ class Shard:
         below, first, runs = self.arity ** (level - self.cut), self.level(level).start, self.runs(rank)
         return range(first + runs.start * below, first + runs.stop * below)
 
+    def owned(self, level: int, nodes: Tensor) -> Tensor:
+        """Which nodes of a level below the cut are this rank's; PAD is nobody's."""
+        span = self.span(level, self.ranks.rank)
+        return (nodes >= span.start) & (nodes < span.stop)
+
     @property
     def below(self) -> range:
         """The levels whose rows are divided."""

@@ -25,7 +25,7 @@ ROWS = [
     {"train", "tune", "export"},
     {"storage", "methods", "evaluate", "inspect", "explain", "ingest"},
     {"candidates", "builders"},
-    {"targets", "beam"},
+    {"targets", "beam", "following"},
     {"model"},
     {"scorers", "theory", "baselines"},
     {"closed"},
@@ -42,6 +42,7 @@ SERVER = ("app", "asking", "errors", "examples", "inference", "middleware", "sch
 ALSO = {
     "storage/models.py": {"safetensors"},
     "storage/settings.py": {"safetensors"},
+    "storage/parts.py": {"safetensors"},
     "frames.py": {"polars"},
     "serve/metrics.py": {"prometheus_client"},
     **{f"serve/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},

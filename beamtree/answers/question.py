@@ -92,6 +92,10 @@ class Search(NamedTuple):
 
 def open_search(question: Question, device: str) -> Search:
     """Load the model of a question's run."""
-    model = open_model(question.run, device)
+    return search_in(open_model(question.run, device), question)
+
+
+def search_in(model: TreeModel, question: Question) -> Search:
+    """A question put to the model of its run."""
     ids = ids_of(question.run, model)
     return Search(question, model, ids, item_filter(model, ids, question.allowed, question.exclude))

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from beamtree.answers import Answer, History, Tally, history_of_user, read_history, split_ids
-from beamtree.answers.question import Question, Search, open_search
+from beamtree.answers.question import Question, Search, search_in
 from beamtree.beam import BeamSize
 from beamtree.cli.options import (
     BeamText,
@@ -22,12 +22,14 @@ from beamtree.cli.options import (
     beam_of,
     most_items,
 )
+from beamtree.cli.over_ranks import OpenModel, over_ranks
 from beamtree.cli.parts import Who, answer_folder, note
 from beamtree.cli.screen import err, out, printable, progress
+from beamtree.distributed import join
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.train.recipes import chosen
-from beamtree.train.runs import open_data
+from beamtree.train.runs import open_data, open_model
 
 HistoryText = Annotated[
     str | None,
@@ -104,16 +106,27 @@ def retrieve_items(
 
     Where --output is a folder, each file of --input is answered by itself, so all events of a user belong in one.
     With --engine ray the workers of a cluster answer them, each with a model of its own.
+    A model that is too large for one device: `torchrun --nproc-per-node 4 -m beamtree retrieve …`, see docs/scale.md.
     """
     _check_words(history, users, input, output, json, any((format, user, item, time)))
     names = chosen(FORMATS, "--format", format) if format else None
     filters = _lines(allowed), _lines(exclude)
     question = Question(run.absolute(), m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
-    who = Who(engine, address, workers, gpus, device)
-    if who.in_parts(output) and input is not None and output is not None:
-        answer_folder(question, input, output, who)
+    who, now = Who(engine, address, workers, gpus, device), join(device)
+    in_parts = who.in_parts(output)
+
+    def retrieve(open_run: OpenModel) -> None:
+        if in_parts and input is not None and output is not None:
+            answer_folder(question, input, output, who)
+        else:
+            _answer(search_in(open_run(run), question), history, users, input, output, data, json)
+
+    if now.size == 1:
+        retrieve(lambda folder: open_model(folder, device))
+    elif in_parts:
+        raise ValueError("under torchrun all ranks answer one file: give --output a file, or answer parts without it")
     else:
-        _answer(open_search(question, device), history, users, input, output, data, json)
+        over_ranks(now, run, device, retrieve)
 
 
 def _beam(run: Path, text: str, m: int) -> BeamSize:

@@ -2,13 +2,17 @@
 
 import logging
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from beamtree.cli.over_ranks import OpenModel, over_ranks
 from beamtree.cli.screen import err
+from beamtree.distributed import LostError, join, tells
 from beamtree.extras import needs
 
 
@@ -84,6 +88,8 @@ def serve_run(
     Without the second, only this machine may change things.
 
     SIGTERM stops it: what is in flight is finished, and the exit code is 0.
+
+    A model that is too large for one device: `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -91,7 +97,25 @@ def serve_run(
     times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
     sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
     opened = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
-    start(run, host, port, opened, changes, {**times, **sizes}, most, drain)
+
+    def serve(open_run: OpenModel | None = None) -> None:
+        start(run, host, port, {**opened, "open_run": open_run}, changes, {**times, **sizes}, most, drain)
+
+    now = join(device)
+    if now.size == 1:
+        serve()
+        return
+    if not now.is_first:  # which is told by the first one, when all requests are answered
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+    over_ranks(now, run, device, serve, _end)
+
+
+def _end(error: LostError) -> None:
+    """Without one rank nothing can be answered: whoever started this one starts all of them again."""
+    if tells():
+        print(f"beamtree: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def start(
@@ -105,6 +129,8 @@ def start(
     drain: float,
 ) -> None:
     """Listen, load, say where, and serve."""
+    if changes is not None and opened["open_run"] is not None:
+        raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
     with needs("serve", "`beamtree serve`"):
         from beamtree.serve.limits import Access, Limits, is_local
         from beamtree.serve.living import journal_of, last_chosen, open_live
@@ -117,7 +143,10 @@ def start(
     access = Access(read, change, is_local(host))
     listening = listen(host, port)
     with journal_of(changes) as journal:
-        open_run = open_fixed(**opened) if journal is None else open_live(journal=journal, **opened)
+        open_model = opened.pop("open_run")
+        open_run = (
+            open_live(journal=journal, **opened) if journal is not None else open_fixed(**opened, model=open_model)
+        )
         first = run if journal is None else last_chosen(run, journal)
         service = Service(run, open_run, first=first, limits=Limits(*most), access=access, **how)
         address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"

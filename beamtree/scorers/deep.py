@@ -120,12 +120,15 @@ class DeepScorer(TableScorer):
         shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
         if not self.lift:
             (places,) = vectors.place([(tree.height, leaves)])
-            return torch.bmm(shares, vectors.at(places)).flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
+            means = vectors.add_up(
+                torch.bmm(shares, vectors.at(places)).unsqueeze(2), range(tree.height, tree.height + 1)
+            )
+            return means.flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
         lifted = tree.lift(leaves, range(tree.height + 1))  # [H + 1, B, T]
         places = vectors.place_levels(lifted).movedim(0, -1)  # [B, T, H + 1]
         rows = vectors.at(places).flatten(2)  # [B, T, (H + 1) dim]
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
-        return means.transpose(1, 2).flatten(2)
+        return vectors.add_up(means, range(tree.height + 1)).transpose(1, 2).flatten(2)
 
     def _products(self, tree: Tree, vectors: Tensor) -> Products:
         """The layers for a CPU; where nothing is learned they are kept until a weight changes."""

@@ -75,7 +75,7 @@ class FactorScorer(TableScorer):
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> FactorContext:
         leaves = tree.leaf_of_item(x)
-        rows = self._rows(leaves)
+        rows = self.table.add_up(tree.height, self._rows(self.table.place(tree.height, leaves)))
         weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # a removed item says nothing here
         return FactorContext(fold_in(self.folding(rows), rows, weights))
 
@@ -84,6 +84,7 @@ class FactorScorer(TableScorer):
         return Factors(rows, self.spread, self.penalty, self.everywhere)
 
     def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
+        nodes = self.table.place(level, nodes)
         if kernels.fits(context.user):
             from beamtree.kernels.dots import dots
 
@@ -104,7 +105,7 @@ class FactorScorer(TableScorer):
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def settings(self) -> dict[str, Any]:
-        rows, dim = self.table.weight.shape
+        rows, dim = self.table.num_nodes, self.table.weight.shape[1]
         folding = {"penalty": self.penalty, "everywhere": self.everywhere, "power": self.power}
         return {"num_nodes": rows, "dim": dim, **folding}
 

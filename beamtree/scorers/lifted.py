@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from beamtree import kernels
+from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
 ROOMY = 16  # a level of no more nodes than so many times the entries is kept whole
@@ -40,6 +41,23 @@ class Lifted:
     def at(self, level: int, nodes: Tensor) -> Tensor:
         """The scores [B, W] of nodes [B or 1, W] of one level, and any number at PAD."""
         return self.maxima.at(level, nodes)
+
+
+class OwnLifted(Lifted):
+    """The same of one rank's subtrees: below the cut of its own nodes alone, above it of all ranks' together."""
+
+    def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor, shard: Shard) -> None:
+        self.shard = shard
+        super().__init__(tree, leaves.where(shard.owned(tree.height, leaves), PAD), scores)
+
+    def at(self, level: int, nodes: Tensor) -> Tensor:
+        found = super().at(level, nodes)
+        return found if level > self.shard.cut else self.shard.ranks.max_(found)
+
+
+def lifted(tree: Tree, leaves: Tensor, scores: Tensor, shard: Shard | None = None) -> Lifted:
+    """Scores of leaves, lifted: to all nodes, or by each of several ranks to its own."""
+    return Lifted(tree, leaves, scores) if shard is None else OwnLifted(tree, leaves, scores, shard)
 
 
 def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
@@ -91,7 +109,8 @@ class Levels:
         if size > self._room:
             return keys, maxima
         whole = np.zeros(size, np.float32)
-        whole[keys] = maxima
+        named = slice(None, None if keys[-1] < size else -1)  # the last is that of none, where nothing else is known
+        whole[keys[named]] = maxima[named]
         return whole
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from beamtree.closed.partners import Partners
 from beamtree.data.views import HISTORY, recency
 from beamtree.scorers.base import Scorer, check_histories
-from beamtree.scorers.lifted import Lifted
+from beamtree.scorers.lifted import Lifted, lifted
+from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
 
@@ -22,6 +23,7 @@ class LiftedScorer(Scorer):
     """A scorer of few items per user: a node scores what the best item below it scores."""
 
     reads_items = True
+    shard: Shard | None = None  # the subtrees that are lifted to, where other ranks do the rest
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Items [B, E], PAD for none, and what is said of each [B, E]; of one that is named twice the sum."""
@@ -30,7 +32,7 @@ class LiftedScorer(Scorer):
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> Lifted:
         items, scores = self.entries(x)
-        return Lifted(tree, tree.leaf_of_item(items), scores)
+        return lifted(tree, tree.leaf_of_item(items), scores, self.shard)
 
     def scores(self, context: Lifted, level: int, nodes: Tensor) -> Tensor:
         return context.at(level, nodes)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.lifted import Lifted
+from beamtree.scorers.lifted import Lifted, lifted
 from beamtree.scorers.memory import LiftedScorer
 from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
@@ -163,14 +163,14 @@ class SumScorer(TableScorer):
         return self._counting[1]
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
-        single, lifted = self.counting()
+        single, sparse = self.counting()
         contexts = [(counts, part, part.context(tree, x)) for counts, part in single]
-        if not lifted:
+        if not sparse:
             return SumContext(contexts, None, len(x))
-        found = [(*part.entries(x), counts) for counts, part in lifted]
+        found = [(*part.entries(x), counts) for counts, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in found], dim=1))
         scores = torch.cat([said * counts for _, said, counts in found], dim=1)
-        return SumContext(contexts, Lifted(tree, leaves, scores), len(x))
+        return SumContext(contexts, lifted(tree, leaves, scores, sparse[0][1].shard), len(x))
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
         if context.lifted is not None:

@@ -39,6 +39,14 @@ class NodeTable(nn.Module):
         """The rows of neighbouring nodes, such as a level [len(nodes), dim], without a copy."""
         return self.weight[nodes.start : nodes.stop]
 
+    def place(self, level: int, nodes: Tensor) -> Tensor:
+        """Which rows are those of nodes of a level, PAD for PAD: of their own numbers, unless others have a part."""
+        return nodes
+
+    def add_up(self, level: int, values: Tensor) -> Tensor:
+        """What was read of nodes of a level, on ranks that each have a part of the table and 0 for all others."""
+        return values
+
     @torch.no_grad()
     def start_from(self, tree: Tree, vectors: Tensor, *, share: bool) -> None:
         """Add to the rows what makes every node's vector the mean of the items' below it.
@@ -192,6 +200,10 @@ class Vectors:
     def place_levels(self, nodes: Tensor) -> Tensor:
         """The same for nodes of all levels, one after another [H + 1, ...]."""
         return nodes
+
+    def add_up(self, sums: Tensor, levels: range) -> Tensor:
+        """Sums over vectors of levels [..., len(levels), dim], where each rank adds those that it has."""
+        return sums
 
     def at(self, nodes: Tensor) -> Tensor:
         """The vectors at places [..., dim]; some vector where a node is PAD, whose gradient must then be 0."""

@@ -138,12 +138,33 @@ OpenRun = Callable[[Path], Loaded]
 MakeSource = Callable[[Path, TreeModel, Catalogue, Prepared | None], Source]
 
 
-def open_fixed(name: str, device: str, items: Path | None = None, data: Path | None = None) -> OpenRun:
-    """How a run is opened that will not change, with a table of titles and with its log where these are there."""
-    return opening(name, device, items, data, lambda run, model, titles, log: Fixed(model, titles, log))
+def open_fixed(
+    name: str,
+    device: str,
+    items: Path | None = None,
+    data: Path | None = None,
+    model: Callable[[Path], TreeModel] | None = None,
+) -> OpenRun:
+    """How a run is opened that will not change, with a table of titles and with its log where these are there.
+
+    Args:
+        name: what it is called.
+        device: where it is searched.
+        items: a table of titles and categories.
+        data: the prepared log, where it is not where it was.
+        model: opens the model of a run's folder, where other ranks have parts of it.
+    """
+    return opening(name, device, items, data, lambda run, model, titles, log: Fixed(model, titles, log), model)
 
 
-def opening(name: str, device: str, items: Path | None, data: Path | None, make_source: MakeSource) -> OpenRun:
+def opening(
+    name: str,
+    device: str,
+    items: Path | None,
+    data: Path | None,
+    make_source: MakeSource,
+    open_other: Callable[[Path], TreeModel] | None = None,
+) -> OpenRun:
     """How a run is opened, whether it can change or not.
 
     Args:
@@ -152,11 +173,12 @@ def opening(name: str, device: str, items: Path | None, data: Path | None, make_
         items: a table of titles and categories.
         data: the prepared log, where it is not where it was.
         make_source: what is made of its folder, model, titles and log.
+        open_other: opens the model of a folder, where that is not done as usual.
     """
 
     def opened(run: Path) -> Loaded:
         digest = fingerprint(run)
-        model = open_model(run, device).eval()
+        model = (open_model(run, device) if open_other is None else open_other(run)).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
         source = make_source(run, model, read_titles(items, ids), log)

@@ -101,12 +101,7 @@ def _read_model(
         with ranks().agreed():
             check_shards(folder, settings)
     with damaged(folder):
-        items = read_tensors(folder, settings, "tree")
-        _check_tree(folder, items["items"], settings["arity"])
-        counts = {"num_items": settings.get("num_items")}  # where items were removed
-        tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts)
-        if tree.fingerprint() != settings["tree"]:
-            raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
+        tree, items = read_tree(folder, settings)
         scorer = _make_scorer(folder, settings, scorers)
         if DTYPES[settings["dtype"]] is not torch.float32:  # what a scorer is made in; weights come as they are saved
             scorer.to(DTYPES[settings["dtype"]])
@@ -121,6 +116,17 @@ def _read_model(
         with damaged(folder):
             scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
     return model
+
+
+def read_tree(folder: Path, settings: dict[str, Any]) -> tuple[Tree, dict[str, Tensor]]:
+    """The tree of a model's folder, and what is known of its items."""
+    items = read_tensors(folder, settings, "tree")
+    _check_tree(folder, items["items"], settings["arity"])
+    counts = {"num_items": settings.get("num_items")}  # where items were removed
+    tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts)
+    if tree.fingerprint() != settings["tree"]:
+        raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
+    return tree, items
 
 
 def _check_tree(folder: Path, slots: Tensor, arity: int) -> None:

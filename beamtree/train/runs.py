@@ -109,11 +109,16 @@ def read_run(folder: Path) -> dict[str, Any]:
     return run
 
 
-def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) -> TreeModel:
-    """The trained model of a run, with the ids of its items."""
+def check_run(folder: Path) -> None:
+    """Raise a ValueError where a folder is no run, or one that is not finished."""
     read_run(folder)
     if not holds_model(folder):
         raise ValueError(f"{folder} is not finished: go on with `beamtree train … --out {folder} --resume`")
+
+
+def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) -> TreeModel:
+    """The trained model of a run, with the ids of its items."""
+    check_run(folder)
     check_device(device)
     return load_model(folder, device, scorers=scorers)
 

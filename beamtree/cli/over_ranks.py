@@ -1,0 +1,53 @@
+"""A command over ranks: the first runs it, and the others hold their parts of its models."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from beamtree import __version__
+from beamtree.distributed import LostError, Ranks
+from beamtree.following import Lead, follow
+from beamtree.model import TreeModel, check_device
+from beamtree.storage.parts import load_part
+from beamtree.storage.settings import fingerprint
+from beamtree.train.runs import check_run
+
+OpenModel = Callable[[Path], TreeModel]
+
+
+def over_ranks(
+    now: Ranks,
+    run: Path,
+    device: str,
+    work: Callable[[OpenModel], None],
+    on_lost: Callable[[LostError], None] | None = None,
+) -> None:
+    """Run a command on the first of several ranks.
+
+    Args:
+        now: the ranks.
+        run: the run that this rank was given; others beside it may be opened too.
+        device: where this rank searches.
+        work: the command; it opens runs as it is told.
+        on_lost: hears of a rank that ended.
+    """
+    beside = run.absolute().parent
+
+    def open_part(name: str) -> tuple[TreeModel, str]:
+        folder = beside / name
+        check_run(folder)
+        check_device(device)
+        here = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+        return load_part(folder, now, here), fingerprint(folder)
+
+    now.same(beamtree=__version__, device=device, command=work.__name__)
+    if not now.is_first:
+        follow(now, open_part)
+        return
+    lead = Lead(now, open_part, on_lost)
+    try:
+        work(lambda folder: lead.open(os.path.relpath(folder.absolute(), beside)))
+    finally:
+        lead.close()

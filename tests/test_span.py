@@ -1,0 +1,174 @@
+"""Search over ranks: whatever their number, the same items, and each rank has its share of the rows."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import beamtree as bt
+from beamtree.closed.ials import Factors
+from beamtree.closed.partners import strongest
+from beamtree.data import Ids
+from beamtree.distributed import join
+from beamtree.explain import explain
+from beamtree.following import Lead, follow
+from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
+from beamtree.scorers.memory import fading
+from beamtree.scorers.own import OwnTable
+from beamtree.storage.parts import load_part
+from beamtree.storage.settings import fingerprint
+from beamtree.tree import PAD
+
+ITEMS, TOP = 90, 9  # items on 128 or 243 slots, so that some subtrees are empty, and nodes of the last level of all
+
+
+def deep(tree, share=True, lift=True):
+    return DeepScorer(tree.num_nodes, 6, scale=1.0, share=share, lift=lift, seed=2)
+
+
+def factors(tree):
+    generator = torch.Generator().manual_seed(3)
+    vectors = torch.randn(ITEMS, 5, generator=generator)
+    return FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
+
+
+def memory(tree, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.randperm(ITEMS**2, generator=generator)[:700]
+    lists = strongest(key // ITEMS, key % ITEMS, torch.randn(700, generator=generator), ITEMS, 8)
+    return MemoryScorer.from_partners([lists, lists], [fading(0.5), fading(2.0, newest=3)])
+
+
+def everything(tree):
+    parts = {"memory": memory(tree), "repeats": RepeatScorer(), "factors": factors(tree), "deep": deep(tree)}
+    found = SumScorer(parts, tree.height, "deep").weigh(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
+    found.calibration = torch.tensor([0.8, -1.0])
+    return found
+
+
+def apart(tree):
+    """A sum whose sparse parts count more on some levels, so that each is lifted alone."""
+    found = everything(tree)
+    found.weights[2:, 0] = 3.0
+    found.weights[3:, 1] = 0.2
+    return found
+
+
+CASES = {
+    # name: scorer, arity, whether chained, the nodes of the last level that all ranks have
+    "deep": (deep, 2, False, TOP),
+    "deep, three children": (deep, 3, False, TOP),
+    "deep, no shared rows": (lambda tree: deep(tree, share=False), 3, False, TOP),
+    "deep, not lifted": (lambda tree: deep(tree, lift=False), 2, False, TOP),
+    "deep, chained": (deep, 2, True, TOP),
+    "factors": (factors, 2, False, TOP),
+    "factors, three children": (factors, 3, False, TOP),
+    "memory": (memory, 2, False, TOP),
+    "repeats": (lambda tree: SumScorer({"repeats": RepeatScorer()}, tree.height), 3, False, TOP),
+    "sum": (everything, 2, False, TOP),
+    "sum, three children": (everything, 3, False, TOP),
+    "sum of parts apart": (apart, 2, False, TOP),
+    "sum, the root alone": (everything, 2, False, 1),
+    "sum, two subtrees": (everything, 2, False, 2),
+    "sum, whole": (everything, 2, False, 1000),
+}
+SEARCHES = {
+    # name: whether what was seen is left out, the items that may be found, k and m
+    "plain": (False, None, 12, 10),
+    "narrow": (False, None, (2, 3, 4, 5, 6, 7), 3),
+    "filter": (False, range(20, 60), 12, 10),
+    "exclude": (True, None, 15, 12),
+    "both": (True, range(0, 90, 7), 15, 12),
+    "nothing": (False, range(0), 12, 10),
+}
+
+
+def users():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randint(ITEMS, (7, 12), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.2] = PAD
+    x[3] = PAD
+    return x
+
+
+def a_model(name):
+    make, arity, chained, _ = CASES[name]
+    slots = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
+    some = torch.full((128 if arity == 2 else 243,), PAD)
+    some[torch.arange(ITEMS) + 5] = slots  # the first subtree has holes, and the last ones are empty
+    tree = bt.Tree(some, arity)
+    model = bt.TreeModel(tree, make(tree), chained=chained, first_level=2 if arity == 2 else 1).eval()
+    model.ids = Ids([f"i{number}" for number in range(ITEMS)])
+    return model
+
+
+def searched(model, name):
+    """Items, scores and what one search saw on its way, as plain lists."""
+    exclude, allowed, k, m = SEARCHES[name]
+    levels = model.tree.height + 1 - model.first_level
+    k = k if isinstance(k, int) else (k * 2)[:levels]
+    x, may = users(), None if allowed is None else torch.tensor(list(allowed), dtype=torch.int64)
+    items, scores = bt.retrieve(model, x, beam_size=k, m=m, allowed=may, exclude=x if exclude else None)
+    return items.tolist(), scores.tolist()
+
+
+def looked_at(model):
+    found = explain(model, users()[:1], beam_size=6, m=4, items=[3, 50])
+    paths = [(path.rank, path.would_rank, [step.before for step in path.steps]) for path in found.items]
+    return [sorted(level.nodes.tolist()) for level in found.levels], [item for item, _ in found.found], paths
+
+
+def work(folder):
+    """All ranks search at once, each with its part; then the first one searches, and the others follow."""
+    now = join()
+
+    def open_part(name):
+        return load_part(folder / name, now, top=CASES[name][3]), fingerprint(folder / name)
+
+    together = {}
+    for case in CASES:
+        part = open_part(case)[0]
+        together[case] = {name: searched(part, name) for name in SEARCHES}, weights_of(part)
+    if now.rank:
+        follow(now, open_part)
+        return together, {}
+    lead, led = Lead(now, open_part), {}
+    for case in CASES:
+        model = lead.open(case)
+        led[case] = {name: searched(model, name) for name in SEARCHES}, looked_at(model)
+    lead.close()
+    return together, led
+
+
+def weights_of(model):
+    """The rows of tables and the partners that a rank has."""
+    rows = sum(len(each.weight) for each in model.modules() if isinstance(each, OwnTable))
+    return rows, sum(len(each.partners) for each in model.modules() if isinstance(each, MemoryScorer))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    for case in CASES:
+        bt.save_model(a_model(case), place / case)
+    return place
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, folder):
+    return run_ranks(request.param, work, folder)
+
+
+def check(found, expected):
+    assert found[0] == expected[0]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_find_what_one_finds(found, case):
+    model = a_model(case)
+    for name in SEARCHES:
+        expected = searched(model, name)
+        for together, _ in found:
+            check(together[case][0][name], expected)
+        check(found[0][1][case][0][name], expected)
+    assert found[0][1][case][1] == looked_at(model)
