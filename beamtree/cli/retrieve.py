@@ -2,7 +2,7 @@
 
 import time as clock
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -69,6 +69,28 @@ Exclude = Annotated[Path | None, typer.Option(help="A file of ids, one per line:
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the answer to --history or --users.")]
 
 
+class Asked(NamedTuple):
+    """Who is asked for, in one of three ways, and where the answers go."""
+
+    history: str | None
+    users: str | None
+    source: str | None
+    output: Path | None
+    data: Path | None
+    json: Path | None
+
+    def answer(self, search: Search) -> None:
+        """Find, and show or write what was found."""
+        if self.history is not None:
+            _answer_here(search, {"": read_history(search.ids, split_ids(self.history, search.ids))}, self.json)
+        elif self.users is not None:
+            log = open_data(search.question.run, search.model, self.data)
+            found = {name: history_of_user(log, name) for name in split_ids(self.users, log.users)}
+            _answer_here(search, found, self.json)
+        elif self.source is not None and self.output is not None:
+            _answer_file(search, self.source, self.output)
+
+
 def retrieve_items(
     run: RunFolder,
     history: HistoryText = None,
@@ -112,21 +134,24 @@ def retrieve_items(
     names = chosen(FORMATS, "--format", format) if format else None
     filters = _lines(allowed), _lines(exclude)
     question = Question(run.absolute(), m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
-    who, now = Who(engine, address, workers, gpus, device), join(device)
-    in_parts = who.in_parts(output)
+    _ask(question, Who(engine, address, workers, gpus, device), Asked(history, users, input, output, data, json))
+
+
+def _ask(question: Question, who: Who, asked: Asked) -> None:
+    """Have a question answered: by this process, by a cluster, or by all ranks that torchrun started."""
+    in_parts, now = who.in_parts(asked.output), join(who.device)
 
     def retrieve(open_run: OpenModel) -> None:
-        if in_parts and input is not None and output is not None:
-            answer_folder(question, input, output, who)
-        else:
-            _answer(search_in(open_run(run), question), history, users, input, output, data, json)
+        asked.answer(search_in(open_run(question.run), question))
 
-    if now.size == 1:
-        retrieve(lambda folder: open_model(folder, device))
-    elif in_parts:
+    if in_parts and now.size > 1:
         raise ValueError("under torchrun all ranks answer one file: give --output a file, or answer parts without it")
+    if in_parts and asked.source is not None and asked.output is not None:
+        answer_folder(question, asked.source, asked.output, who)
+    elif now.size > 1:
+        over_ranks(now, question.run, who.device, retrieve)
     else:
-        over_ranks(now, run, device, retrieve)
+        retrieve(lambda folder: open_model(folder, who.device))
 
 
 def _beam(run: Path, text: str, m: int) -> BeamSize:
@@ -135,25 +160,6 @@ def _beam(run: Path, text: str, m: int) -> BeamSize:
     if m > most_items(beam):
         raise ValueError(f"--m {m} with --beam-size {text}: the beam holds fewer items than that")
     return beam
-
-
-def _answer(
-    search: Search,
-    history: str | None,
-    users: str | None,
-    source: str | None,
-    output: Path | None,
-    data: Path | None,
-    json: Path | None,
-) -> None:
-    """Answer what was asked in one of three ways."""
-    if history is not None:
-        _answer_here(search, {"": read_history(search.ids, split_ids(history, search.ids))}, json)
-    elif users is not None:
-        prepared = open_data(search.question.run, search.model, data)
-        _answer_here(search, {name: history_of_user(prepared, name) for name in split_ids(users, prepared.users)}, json)
-    elif source is not None and output is not None:
-        _answer_file(search, source, output)
 
 
 def _check_words(
