@@ -5,7 +5,10 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -24,6 +27,7 @@ from beamtree.ingest.readers import open_logs
 
 pytest.importorskip("ray")
 WORKERS = 2
+slow = pytest.mark.slow  # a worker of Ray takes seconds to start
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +106,7 @@ def test_shares_are_the_log_in_its_order(tmp_path, rows):
     assert all(len(frame) <= 2 * rows for frame in frames)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:1] + OPTIONS[-1:], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS[0], *(pytest.param(each, marks=slow) for each in OPTIONS[1:])], ids=str)
 def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     log = write_parts(tmp_path / "log")
     names = {"user": "who", "item": "what"}
@@ -114,6 +118,7 @@ def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     assert content(tmp_path / "pattern") == content(tmp_path / "one") == content(tmp_path / "address")
 
 
+@slow
 def test_ray_reads_what_else_a_log_may_be(tmp_path, ray):
     rows = [(f"u{n % 7}", f"i{n * n % 11}", f"2020-01-0{1 + n % 9}") for n in range(200)]
     (tmp_path / "log").mkdir()
@@ -125,7 +130,7 @@ def test_ray_reads_what_else_a_log_may_be(tmp_path, ray):
     assert content(tmp_path / "ray") == content(tmp_path / "one")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=slow), "after"])
 def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monkeypatch, ray, when):
     """The first task of each kind dies: before its work, or when its files are there and nobody knows."""
     log, marks = write_parts(tmp_path / "log"), tmp_path / "marks"
@@ -225,7 +230,7 @@ def answer(question, source, folder, work):
     return total
 
 
-@pytest.mark.parametrize("write", [write_rows, write_log])
+@pytest.mark.parametrize("write", [write_rows, pytest.param(write_log, marks=slow)])
 def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     users = write_users(tmp_path / "users", write)
     question = Question(run, m=7, beam_size=30)
@@ -279,6 +284,7 @@ def test_gpus_that_are_not_there_are_one_line(ray):
         answers.on_cluster(ray, "cuda")
 
 
+@slow
 def test_errors_of_workers_are_those_of_this_process(tmp_path, ray, run):
     users = write_users(tmp_path / "users")
     damage(users / "part-3.parquet")
@@ -295,6 +301,30 @@ def refused(folder, *words):
     done = beamtree(*map(str, words), folder=folder, check=False)
     assert done.returncode == 2
     return done.stderr.splitlines()[-1].removeprefix("beamtree: ")
+
+
+@slow
+def test_the_command_starts_a_ray_and_leaves_nothing_of_it(tmp_path, run):
+    write_parts(tmp_path / "log")
+    write_users(tmp_path / "users")
+    names = {"user": "who", "item": "what"}
+    prepare(tmp_path / "log", tmp_path / "one", **names)
+    asked = [word for name, column in names.items() for word in (f"--{name}", column)]
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        for words in (
+            ["prepare", "log", "--out", "out", *asked],
+            ["retrieve", str(run), "--input", "users", "--output", "answers"],
+        ):
+            command = [sys.executable, "-m", "beamtree", *words, "--engine", "ray", "--workers", "2"]
+            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": place}, capture_output=True)
+            assert done.returncode == 0, done.stderr
+            assert b"raylet" not in done.stdout + done.stderr
+            assert os.listdir(place) == []
+            commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+            assert not [each for each in commands if place.encode() in each]
+    (tmp_path / "out" / "summary.png").unlink(missing_ok=True)
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+    same(all_answers(tmp_path / "answers"), dict(sorted(expected(run, MANY).items())))
 
 
 def test_the_command_answers_parts(tmp_path, run):
