@@ -8,14 +8,16 @@ import beamtree as bt
 from beamtree.closed.ials import Factors
 from beamtree.closed.partners import strongest
 from beamtree.data import Ids
-from beamtree.distributed import join
+from beamtree.distributed import Ranks, join
 from beamtree.explain import explain
 from beamtree.following import Lead, follow
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
+from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScorer, NodeTable, RepeatScorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.scorers.own import OwnTable
+from beamtree.shards import Shard
 from beamtree.storage.parts import load_part
 from beamtree.storage.settings import fingerprint
+from beamtree.storage.spread import write_spread
 from beamtree.tree import PAD
 
 ITEMS, TOP = 90, 9  # items on 128 or 243 slots, so that some subtrees are empty, and nodes of the last level of all
@@ -128,6 +130,7 @@ def work(folder):
     for case in CASES:
         part = open_part(case)[0]
         together[case] = {name: searched(part, name) for name in SEARCHES}, weights_of(part)
+    together["as ranks wrote it"] = searched(as_ranks_write_it(folder / f"of {now.size} ranks", now), "plain")
     if now.rank:
         follow(now, open_part)
         return together, {}
@@ -137,6 +140,14 @@ def work(folder):
         led[case] = {name: searched(model, name) for name in SEARCHES}, looked_at(model)
     lead.close()
     return together, led
+
+
+def as_ranks_write_it(place, now):
+    """The part of a model that all ranks wrote in training."""
+    model = a_model("sum")
+    model.scorer.spread_over(Shard.of(model.tree, now, TOP))
+    write_spread(place, model, 0, {}, set(), {})
+    return load_part(place, now, top=TOP)
 
 
 def weights_of(model):
@@ -172,3 +183,49 @@ def test_ranks_find_what_one_finds(found, case):
             check(together[case][0][name], expected)
         check(found[0][1][case][0][name], expected)
     assert found[0][1][case][1] == looked_at(model)
+
+
+def test_a_model_that_ranks_wrote_is_searched_by_them(found):
+    expected = searched(a_model("sum"), "plain")
+    for together, _ in found:
+        check(together["as ranks wrote it"], expected)
+
+
+@pytest.mark.parametrize("case", ["deep", "factors", "deep, three children", "memory", "sum"])
+def test_a_rank_has_its_share_of_rows_and_partners(found, case):
+    """Its own subtrees, and beside them the top and one row of zeros for each table."""
+    model, size = a_model(case), len(found)
+    tables = [each for each in model.modules() if isinstance(each, NodeTable)]
+    kept = [together[case][1] for together, _ in found]
+    shard = Shard.of(model.tree, Ranks(), TOP)
+    below = shard.num_nodes - shard.num_top
+    assert sum(rows for rows, _ in kept) == len(tables) * (below + size * (shard.num_top + 1))
+    most = -(-(shard.arity**shard.cut) // size) / shard.arity**shard.cut  # of an uneven division
+    assert max(rows for rows, _ in kept) <= len(tables) * (most * below + shard.num_top + 1)
+    partners = [len(each.partners) for each in model.modules() if isinstance(each, MemoryScorer)]
+    assert sum(named for _, named in kept) == sum(partners)
+    assert all(named < sum(partners) for _, named in kept) or not partners
+
+
+def test_a_kind_that_cannot_be_divided_is_refused_in_one_line(tmp_path):
+    tree = bt.random_tree(20)
+    bt.save_model(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)), tmp_path)
+    with pytest.raises(ValueError, match="a LinearScorer cannot be divided over ranks: start one rank"):
+        load_part(tmp_path, Ranks())
+
+
+def test_one_rank_has_everything(folder):
+    part = load_part(folder / "sum", Ranks(), top=TOP)
+    check(searched(part, "both"), searched(a_model("sum"), "both"))
+    assert part.tree.fingerprint() == a_model("sum").tree.fingerprint()
+    assert part.ids.names[:2] == ["i0", "i1"]
+
+
+def test_a_damaged_file_is_refused(folder, tmp_path):
+    bt.save_model(a_model("deep"), tmp_path)
+    path = tmp_path / "search-0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged: its checksum"):
+        load_part(tmp_path, Ranks())

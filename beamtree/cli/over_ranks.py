@@ -42,7 +42,7 @@ def over_ranks(
         here = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
         return load_part(folder, now, here), fingerprint(folder)
 
-    now.same(beamtree=__version__, device=device, command=work.__name__)
+    now.same(beamtree=__version__, command=work.__name__, run=run.absolute().name, device=device)
     if not now.is_first:
         follow(now, open_part)
         return

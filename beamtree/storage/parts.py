@@ -14,10 +14,11 @@ from torch import Tensor
 from beamtree.data.ids import Ids
 from beamtree.distributed import Ranks
 from beamtree.model import TreeModel
-from beamtree.scorers.parted import part_of
+from beamtree.scorers.parted import Weights, part_of
 from beamtree.shards import Shard
 from beamtree.storage.models import read_tree
 from beamtree.storage.settings import check_files, check_finite, damaged, file_of, read_settings
+from beamtree.storage.shards import check_shards, read_part
 
 TABLE = "table.weight"
 
@@ -51,17 +52,22 @@ class InFiles:
         return f"search:{key}" if key in self._kept else None
 
 
-class Held:
-    """The weights of a whole scorer that is in memory."""
+class InShards:
+    """The weights of a model that several ranks wrote: of divided rows those of one shard, and all else whole."""
 
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
+    def __init__(self, folder: Path, settings: Mapping[str, Any], shard: Shard) -> None:
+        self._rows = {name.removeprefix("weights.") for name in settings["shards"]["rows"]}
+        self._state, self._shard = read_part(folder, settings, shard), shard
 
     def length(self, name: str) -> int:
         return len(self._state[name])
 
     def read(self, name: str, rows: range) -> Tensor:
-        return self._state[name][rows.start : rows.stop]
+        found, shift = self._state[name], 0
+        if name in self._rows:
+            own = ((nodes, place) for nodes, place in self._shard.pieces() if rows.start in nodes)
+            shift = next((place.start - nodes.start for nodes, place in own), 0)
+        return found[rows.start + shift : rows.stop + shift]
 
     def whole(self, name: str) -> Tensor:
         return self._state[name]
@@ -84,10 +90,12 @@ def load_part(
     folder = Path(folder)
     settings = read_settings(folder)
     check_files(folder, settings)
+    if "shards" in settings:
+        check_shards(folder, settings)
     with damaged(folder):
         tree, known = read_tree(folder, settings)
         shard = Shard.of(tree, now, top)
-        with _opened(folder, settings) as weights:
+        with _opened(folder, settings, shard) as weights:
             scorer = part_of(settings["scorer"], settings["scorer_settings"], tree, shard, weights)
         ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
@@ -97,7 +105,10 @@ def load_part(
 
 
 @contextmanager
-def _opened(folder: Path, settings: dict[str, Any]) -> Iterator[InFiles]:
+def _opened(folder: Path, settings: dict[str, Any], shard: Shard) -> Iterator[Weights]:
+    if "shards" in settings:
+        yield InShards(folder, settings, shard)
+        return
     from safetensors import SafetensorError, safe_open
 
     try:

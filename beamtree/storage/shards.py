@@ -64,6 +64,24 @@ def read_moments(
     return {name.removeprefix("optimizer."): value for name, value in state.items()}
 
 
+def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard) -> dict[str, Tensor]:
+    """The weights by name, of rows those of a shard: each rank reads for itself."""
+    if int(settings["shards"]["cut"]) != shard.cut:
+        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    known = _reader(folder, settings).read_metadata().state_dict_metadata
+    rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
+    state = {}
+    for name in (*rows, *(each for each in known if each.startswith("weights.") and ":" not in each)):
+        top = known[f"{name}:top" if name in rows else name]
+        size = (shard.num_rows, top.size[1]) if name in rows else top.size
+        state[name] = torch.empty(size, dtype=top.properties.dtype)
+    with told(folder):
+        load(laid_out(state, rows, shard), storage_reader=_reader(folder, settings), no_dist=True)
+    return {name.removeprefix("weights."): value for name, value in state.items()}
+
+
 def _read(folder: Path, settings: Mapping[str, Any], model: TreeModel, state: dict[str, Tensor]) -> None:
     tables, cut = row_names(model), int(settings["shards"]["cut"])
     now = ranks() if tables else Ranks()
