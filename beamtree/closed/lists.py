@@ -9,6 +9,8 @@ from torch.nn.functional import pad
 
 from beamtree.data.events import Events
 from beamtree.data.factors import pairs
+from beamtree.distributed import ranks
+from beamtree.routes import dealt, send
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ def as_lists(row: Tensor, entries: Tensor, count: int) -> Lists:
 
 
 def chosen(events: Events, num_items: int) -> tuple[Lists, Lists]:
-    """The distinct items of each user, and the users of each item."""
+    """The distinct items of each user, and the users of each item: of those users and items that are this rank's."""
+    size, users = ranks().size, len(events)
+    if size > 1:
+        events = events.of(dealt(users, events.offsets.device), events.name)
     user, item = pairs(events, num_items)
-    return as_lists(user, item, len(events)), as_lists(item, user, num_items)
+    of_users = as_lists(user, item, len(events))
+    if size > 1:
+        item, user = send(item % size, item, user * size + ranks().rank)
+        item //= size
+    return of_users, as_lists(item, user, len(dealt(num_items)))

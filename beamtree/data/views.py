@@ -99,13 +99,7 @@ class BeforeAfter(View):
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, most, device=self.events.offsets.device).long()
-        start = self.events.offsets[rows]
-        count = self.events.offsets[rows + 1] - start
-        user = torch.repeat_interleave(count)
-        ends = count.cumsum(0)
-        at = torch.arange(len(user), device=user.device) - (ends - count)[user] + start[user]
-        name = f"{self.events.name}, {most} users"
-        events = Events(torch.nn.functional.pad(ends, (1, 0)), self.events.items[at], name, self.events.ids)
+        events = self.events.of(rows, f"{self.events.name}, {most} users")
         return replace(self, events=events, cuts=None if self.cuts is None else self.cuts[rows])
 
     def stretches(self) -> "Stretches":

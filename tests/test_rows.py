@@ -1,0 +1,106 @@
+"""What is made over ranks, each having a part of the rows: the same as one rank makes."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from beamtree import routes
+from beamtree.closed import ials as factorise
+from beamtree.closed.ials import ials_by_rows
+from beamtree.data import Events
+from beamtree.distributed import join, ranks
+from beamtree.seeds import draw_rows
+
+SIZES = (2, 3)
+
+
+def a_log(users=41, num_items=53, longest=30, seed=0):
+    """Users of taste: those of a group choose among the same third of the items, the first most often."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(2, longest, (users,), generator=generator)
+    group = torch.repeat_interleave(torch.arange(users) % 3, counts)
+    share = torch.rand(len(group), generator=generator).square()
+    items = ((share * (num_items // 3)).long() * 3 + group).clamp(max=num_items - 1)
+    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items.int(), f"{users} users, {seed}")
+
+
+def on_ranks(size, work, *arguments):
+    """What work gives on each rank; all must give the same."""
+    found = run_ranks(size, work, *arguments)
+    for other in found[1:]:
+        assert other == found[0]
+    return found[0]
+
+
+# Routes
+
+
+def ways():
+    """Rows that go to the rank they name and come back, of uneven and empty shares."""
+    join()
+    rank, size = ranks().rank, ranks().size
+    to = torch.arange(5 * rank) % size
+    rows = torch.stack([to, torch.full_like(to, rank), torch.arange(len(to))], dim=1)
+    route = routes.Route(to)
+    came = route.there(rows)
+    assert bool((came[:, 0] == rank).all())
+    assert torch.equal(came[:, 1], route.sender(came.device))
+    assert torch.equal(route.back(came), rows)
+    table = torch.arange(22.0).view(11, 2)
+    part = table[routes.dealt(11)]
+    assert torch.equal(routes.whole(part, 11), table)
+    wanted = torch.tensor([7, 0, 10, 3])[: 2 * rank]
+    assert torch.equal(routes.pull(part, wanted), table[wanted])
+    uneven = torch.full((2 * rank, 3), rank)
+    assert routes.joined(uneven)[:, 0].tolist() == [each for each in range(size) for _ in range(2 * each)]
+    assert [place for place in routes.in_step(rank)] == [*range(rank), *[None] * (size - 1 - rank)]
+    turned = torch.arange(6.0).view(2, 3).T * (rank + 1)
+    assert ranks().broadcast_(turned, 1)[2, 1] == 10, "also where rows do not follow each other in memory"
+    return "well"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_go_where_they_belong_and_answers_come_back(size):
+    assert on_ranks(size, ways) == "well"
+
+
+def test_alone_nothing_goes_anywhere():
+    rows = torch.arange(12).view(6, 2)
+    assert routes.send(torch.zeros(6, dtype=torch.int64), rows)[0] is rows
+    assert routes.whole(rows, 6) is rows
+    assert routes.joined(rows) is rows
+    assert torch.equal(routes.pull(rows, torch.tensor([3, 1])), rows[[3, 1]])
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 80])
+def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch, count):
+    monkeypatch.setattr("beamtree.seeds.DRAWN", 16)
+    pieces = [piece for _, piece in draw_rows(count, 5, torch.Generator().manual_seed(3))]
+    assert torch.equal(torch.cat(pieces), torch.randn(count, 5, generator=torch.Generator().manual_seed(3)))
+
+
+# Factors
+
+
+def factors_of(users, pulled):
+    """Products of all items: the axes themselves may be turned."""
+    join()
+    import beamtree.closed.ials as room
+
+    room.PULLED, room.ROOM = pulled, 64
+    events = a_log(users)
+    found = factorise(events, 53, dim=7, penalty=0.05, everywhere=0.1)
+    own = ials_by_rows(events, 53, dim=7, penalty=0.05, everywhere=0.1, rounds=1, seed=0)
+    assert len(own.items) == len(routes.dealt(53))
+    return (found.items @ found.items.T).tolist(), found.spread.tolist(), found.everywhere
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("users", "pulled"), [(41, 1 << 19), (41, 30), (2, 30)], ids=["whole", "pulled", "few users"])
+def test_factors_do_not_depend_on_the_number_of_ranks(size, users, pulled):
+    products, spread, everywhere = on_ranks(size, factors_of, users, pulled)
+    alone = factorise(a_log(users), 53, dim=7, penalty=0.05, everywhere=0.1)
+    assert everywhere == alone.everywhere
+    largest = float((alone.items @ alone.items.T).abs().max())
+    torch.testing.assert_close(torch.tensor(products), alone.items @ alone.items.T, atol=1e-5 * largest, rtol=1e-5)
+    torch.testing.assert_close(torch.tensor(spread), alone.spread, atol=1e-5 * float(alone.spread.max()), rtol=1e-5)
