@@ -1,7 +1,7 @@
 """Rows on their way between ranks: each to the rank that it belongs to, and answers the same way back.
 
-A table of which each rank has a part is dealt out in turn: of W ranks, rank r has the rows r, r + W, r + 2W, … The items
-of a log are numbered by popularity, so every rank gets as many rows as any other, and as much work.
+A table of which each rank has a part is dealt out in turn: of W ranks, rank r has the rows r, r + W, r + 2W, … The
+items of a log are numbered by popularity, so every rank gets as many rows as any other, and as much work.
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,11 @@ import torch
 from ranks import run_ranks
 
 from beamtree import routes
+from beamtree.closed import follow_partners, next_partners, ridge, ridge_partners
 from beamtree.closed import ials as factorise
+from beamtree.closed import pairs as pairs_room
 from beamtree.closed.ials import ials_by_rows
+from beamtree.closed.pairs import followed, together
 from beamtree.data import Events
 from beamtree.distributed import join, ranks
 from beamtree.seeds import draw_rows
@@ -53,7 +56,7 @@ def ways():
     assert torch.equal(routes.pull(part, wanted), table[wanted])
     uneven = torch.full((2 * rank, 3), rank)
     assert routes.joined(uneven)[:, 0].tolist() == [each for each in range(size) for _ in range(2 * each)]
-    assert [place for place in routes.in_step(rank)] == [*range(rank), *[None] * (size - 1 - rank)]
+    assert list(routes.in_step(rank)) == [*range(rank), *[None] * (size - 1 - rank)]
     turned = torch.arange(6.0).view(2, 3).T * (rank + 1)
     assert ranks().broadcast_(turned, 1)[2, 1] == 10, "also where rows do not follow each other in memory"
     return "well"
@@ -104,3 +107,60 @@ def test_factors_do_not_depend_on_the_number_of_ranks(size, users, pulled):
     largest = float((alone.items @ alone.items.T).abs().max())
     torch.testing.assert_close(torch.tensor(products), alone.items @ alone.items.T, atol=1e-5 * largest, rtol=1e-5)
     torch.testing.assert_close(torch.tensor(spread), alone.spread, atol=1e-5 * float(alone.spread.max()), rtol=1e-5)
+
+
+# Partners
+
+LIMITS = {
+    # name: cells of a matrix that is summed whole, items up to which all explain all, popular items
+    "small": (1 << 26, 100, 100),
+    "by rows": (0, 0, 6),
+    "by rows, in one block": (0, 100, 6),
+    "by rows, all popular": (0, 0, 100),
+}
+
+
+def all_partners(name, users):
+    """The partners of all three kinds, and how many entries of the Gram matrix are here."""
+    most = 9 if users > 2 else 53  # of few users much is equal, and which of these are the strongest says nothing
+    pairs_room.DENSE, ridge.WHOLE, ridge.POPULAR = LIMITS[name]
+    pairs_room.WAITING, ridge.BLOCK = 50, 4
+    events, order = a_log(users), torch.randperm(53, generator=torch.Generator().manual_seed(1))
+    gram = together(events, 53, order)
+    past, future = followed(events, 53, torch.linspace(1, 0.1, 69), readings=2, seed=0, order=order)
+    found = {
+        "together": ridge_partners(gram, order, 2.0, most, features=12),
+        "some": ridge_partners(gram, order[:21], 2.0, most, features=12),
+        "follows": follow_partners(past, future, order, 0.5, most, features=12),
+        "next": next_partners(events, 53, most=most),
+    }
+    return {kind: dense(each).tolist() for kind, each in found.items()}, len(gram.values)
+
+
+def dense(partners):
+    found = torch.zeros(len(partners), len(partners))
+    found[torch.repeat_interleave(partners.offsets.diff()), partners.items.long()] = partners.weights
+    return found
+
+
+def partners_over_ranks(users):
+    join()
+    found = {name: all_partners(name, users) for name in LIMITS}
+    return {name: each for name, (each, _) in found.items()}, sum(ranks().gather(found["by rows"][1]))
+
+
+@pytest.mark.parametrize(("size", "users"), [(2, 41), (3, 41), (3, 2)])
+def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch):
+    found, entries = on_ranks(size, partners_over_ranks, users)
+    for room, name in (
+        (pairs_room, "DENSE"),
+        (pairs_room, "WAITING"),
+        *((ridge, n) for n in ("WHOLE", "POPULAR", "BLOCK")),
+    ):
+        monkeypatch.setattr(room, name, getattr(room, name))  # put back at the end
+    for name in LIMITS:
+        alone, held = all_partners(name, users)
+        for kind, weights in alone.items():
+            theirs, ours = torch.tensor(found[name][kind]), torch.tensor(weights)
+            torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=f"{name}, {kind}")
+        assert held == entries, "every entry is with one rank"

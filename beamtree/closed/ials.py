@@ -73,7 +73,7 @@ def ials_by_rows(
 
 
 def _drawn(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    """This rank's rows of a table from N(0, 1)."""
+    """Those rows of a table from N(0, 1) that are this rank's."""
     return torch.cat([piece[turn(start) :: ranks().size] for start, piece in draw_rows(count, dim, generator)])
 
 
