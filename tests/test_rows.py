@@ -5,13 +5,17 @@ import torch
 from ranks import run_ranks
 
 from beamtree import routes
+from beamtree.builders import split
+from beamtree.builders.matching import rank_in
+from beamtree.builders.select import parts_over_ranks
 from beamtree.closed import follow_partners, next_partners, ridge, ridge_partners
 from beamtree.closed import ials as factorise
 from beamtree.closed import pairs as pairs_room
 from beamtree.closed.ials import ials_by_rows
 from beamtree.closed.pairs import followed, together
 from beamtree.data import Events
-from beamtree.distributed import join, ranks
+from beamtree.data.factors import pairs
+from beamtree.distributed import Ranks, join, ranks
 from beamtree.seeds import draw_rows
 
 SIZES = (2, 3)
@@ -164,3 +168,86 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
             theirs, ours = torch.tensor(found[name][kind]), torch.tensor(weights)
             torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=f"{name}, {kind}")
         assert held == entries, "every entry is with one rank"
+
+
+# Trees
+
+
+def entries(kind, seed):
+    """Values of groups with ties, signs, zeros of both kinds, and a group of one and of none."""
+    generator = torch.Generator().manual_seed(seed)
+    values = (torch.randn(200, generator=generator) * 3).round().mul(0.5).to(kind)
+    values[:20] *= torch.tensor(-0.0 if seed % 2 else 1e-30, dtype=kind)
+    group = torch.randint(3, (200,), generator=generator) * 2
+    group[7] = 1
+    return values, group
+
+
+def parts_of(kind, seed, parts, over):
+    values, group = entries(kind, seed)
+    size = torch.bincount(group, minlength=6)
+    share = over.share(200)
+    own = slice(share.start, share.stop)
+    return routes.joined(parts_over_ranks(values[own], group[own], size, parts, over)).tolist()
+
+
+def all_parts():
+    join()
+    return {
+        (kind, seed, parts): parts_of(kind, seed, parts, ranks())
+        for kind in (torch.float32, torch.float64)
+        for seed in range(3)
+        for parts in (2, 5)
+    }
+
+
+def check_parts(found):
+    for (kind, seed, parts), ours in found.items():
+        values, group = entries(kind, seed)
+        size = torch.bincount(group, minlength=6)
+        expected = rank_in(group, -values) * parts // size[group]
+        assert ours == expected.tolist(), (kind, seed, parts)
+
+
+def test_parts_are_those_of_a_sorted_list():
+    kinds = [(kind, seed, parts) for kind in (torch.float32, torch.float64) for seed in range(6) for parts in (2, 3)]
+    check_parts({case: parts_of(*case, Ranks()) for case in kinds})
+
+
+def bundles(count, dim=6):
+    """Vectors in double precision, so that no rounding error is as large as two of them are apart."""
+    generator = torch.Generator().manual_seed(5)
+    centres = torch.randn(7, dim, generator=generator, dtype=torch.float64)
+    return centres[torch.arange(count) % 7] + 0.3 * torch.randn(count, dim, generator=generator, dtype=torch.float64)
+
+
+TREES = [(53, 2, False), (200, 2, True), (200, 3, True), (9, 4, False), (2, 2, False), (1, 2, False)]
+
+
+def tree_of(count, arity, shared):
+    chosen = split.Chosen(*pairs(a_log(41, count), count)) if shared else None
+    return split.split_tree(bundles(count), chosen, arity=arity, seed=3).items().tolist()
+
+
+def all_trees():
+    join()
+    return all_parts(), {case: tree_of(*case) for case in TREES}, unclean()
+
+
+def unclean():
+    """What every rank says of a vector that one of them has."""
+    vectors = torch.zeros(30, 2)
+    vectors[29] = torch.nan
+    try:
+        split.split_tree(vectors)
+    except ValueError as error:
+        return str(error).removeprefix(f"rank {ranks().size - 1}: ")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_trees_do_not_depend_on_the_number_of_ranks(size):
+    parts, trees, said = on_ranks(size, all_trees)
+    check_parts(parts)
+    for case, slots in trees.items():
+        assert slots == tree_of(*case), case
+    assert said.startswith("the vector of item 29 holds NaN")

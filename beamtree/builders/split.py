@@ -67,7 +67,7 @@ def split_rows(own: Tensor, count: int, chosen: Chosen | None = None, *, arity: 
     for level in range(height):
         if level == together:
             groups, chosen = groups.handed_out(chosen)
-        groups, chosen = groups.cut(chosen, arity, generator)
+        groups, chosen = groups.cut(chosen, arity, arity**level, generator)
     if together == height:
         groups, chosen = groups.handed_out(chosen)
     slots = torch.full((len(groups.numbers),), PAD, device=device)
@@ -109,9 +109,11 @@ class Groups:
     names: Tensor | None
     over: Ranks
 
-    def cut(self, chosen: Chosen | None, arity: int, generator: torch.Generator) -> "tuple[Groups, Chosen | None]":
+    def cut(
+        self, chosen: Chosen | None, arity: int, level_size: int, generator: torch.Generator
+    ) -> "tuple[Groups, Chosen | None]":
         """The groups of the next level, and the rows that still hold two items of a group."""
-        along = self._principal(generator, arity)
+        along = self._principal(self._drawn(level_size, generator))
         for _ in range(MEANS):
             along = self._between_means(self._parts(along, arity), arity)
         if chosen is not None:
@@ -119,18 +121,15 @@ class Groups:
         group = self._parts(along, arity)
         order = group.argsort(stable=True)
         numbers = range(self.numbers.start * arity, self.numbers.stop * arity)
-        found = replace(
-            self, vectors=self.vectors[order], items=self.items[order], group=group[order], numbers=numbers
-        )
+        found = replace(self, vectors=self.vectors[order], items=self.items[order], group=group[order], numbers=numbers)
         return found, chosen
 
     def handed_out(self, chosen: Chosen | None) -> "tuple[Groups, Chosen | None]":
         """Whole groups for every rank, with what was chosen of their items."""
         if self.over.size == 1:
             return self, chosen
-        share = self.over.share(len(self.numbers))
-        bounds = [self.over.share(len(self.numbers)).total * rank // self.over.size for rank in range(1, self.over.size)]
-        ends = torch.tensor(bounds, device=self.items.device)
+        size, share = self.over.size, self.over.share(len(self.numbers))
+        ends = torch.tensor([share.total * rank // size for rank in range(1, size)], device=self.items.device)
 
         def owner(group: Tensor) -> Tensor:
             return torch.bucketize(group, ends, right=True)
@@ -161,10 +160,9 @@ class Groups:
             return self.group * arity + rank_in(self.group, -along) * arity // size[self.group]
         return self.group * arity + parts_over_ranks(along, self.group, size, arity, self.over)
 
-    def _principal(self, generator: torch.Generator, arity: int) -> Tensor:
+    def _principal(self, direction: Tensor) -> Tensor:
         """Where each vector lies along its group's first principal direction [n], by power iteration."""
         vectors = self.vectors - self._means(self.group, len(self.numbers))[self.group]
-        direction = self._drawn(generator, arity)
         along = (vectors * direction[self.group]).sum(1)
         for _ in range(TURNS):
             sums = self._sums(vectors * along.unsqueeze(1), self.group, len(self.numbers))
@@ -172,9 +170,49 @@ class Groups:
             along = (vectors * direction[self.group]).sum(1)
         return along
 
-    def _drawn(self, generator: torch.Generator, arity: int) -> Tensor:
+    def _drawn(self, level_size: int, generator: torch.Generator) -> Tensor:
         """A direction for every group that is here, of those drawn for the whole level."""
-        whole, own, found = self.level_size, self.numbers, []
-        for start, piece in draw_rows(whole, self.vectors.shape[1], generator):
-            found.append(piece[max(0, own.start - start) : max(0, own.stop - start)])
-        return torch.cat(found)
+        first, last = self.numbers.start, self.numbers.stop
+        drawn = draw_rows(level_size, self.vectors.shape[1], generator)
+        return torch.cat([piece[max(0, first - start) : max(0, last - start)] for start, piece in drawn])
+
+    def _between_means(self, part: Tensor, arity: int) -> Tensor:
+        """Where each vector lies between the means of its group's first and last part [n]."""
+        means = self._means(part, len(self.numbers) * arity).view(len(self.numbers), arity, -1)
+        direction = means[:, -1] - means[:, 0]
+        return (self.vectors * direction[self.group]).sum(1)
+
+    def _toward_shared(self, chosen: Chosen, along: Tensor, arity: int) -> tuple[Chosen, Tensor]:
+        """The rows that still hold two items of a group, and on which side most of what each is chosen with lies."""
+        group_of = self._of_items(self.group)
+        rows = int(chosen.row.max()) + 1 if len(chosen.row) else 1
+        _, row = torch.unique(group_of[chosen.item] * rows + chosen.row, return_inverse=True)
+        size = torch.bincount(row, minlength=1)
+        kept = size[row] > 1
+        chosen, row = Chosen(chosen.row[kept], chosen.item[kept]), row[kept]
+        times = self.over.sum_(torch.bincount(chosen.item, minlength=self.count))
+        for _ in range(SHARED):
+            side = self._of_items((self._parts(along, arity) % arity).to(along.dtype) / (arity - 1) - 0.5)
+            of_row = along.new_zeros(len(size)).index_add_(0, row, side[chosen.item]) / size
+            of_item = along.new_zeros(self.count).index_add_(0, chosen.item, of_row[row])
+            of_item = self.over.sum_(of_item) / times.clamp(min=1)
+            along = of_item[self.items] + 1e-3 * torch.tanh(along)  # what shares nothing stays where it was
+        return chosen, along
+
+    def _of_items(self, values: Tensor) -> Tensor:
+        """A value for every item, in the order of their numbers, from those of the items that are here."""
+        found = values.new_zeros(self.count)
+        found[self.items] = values
+        return self.over.sum_(found)
+
+    def _means(self, group: Tensor, groups: int) -> Tensor:
+        size = self.over.sum_(torch.bincount(group, minlength=groups)).clamp(min=1).unsqueeze(1)
+        return self._sums(self.vectors, group, groups) / size
+
+    def _sums(self, vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+        return self.over.sum_(sums(vectors, group, groups))
+
+
+def sums(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The sum of each group's vectors [groups, dim]."""
+    return vectors.new_zeros(groups, vectors.shape[1]).index_add_(0, group, vectors)
