@@ -4,8 +4,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
+import beamtree as bt
 from beamtree import routes
-from beamtree.builders import split
+from beamtree.builders import learn_tree, split
 from beamtree.builders.matching import rank_in
 from beamtree.builders.select import parts_over_ranks
 from beamtree.closed import follow_partners, next_partners, ridge, ridge_partners
@@ -15,8 +16,11 @@ from beamtree.closed.ials import ials_by_rows
 from beamtree.closed.pairs import followed, together
 from beamtree.data import Events
 from beamtree.data.factors import pairs
+from beamtree.data.instances import Instances
 from beamtree.distributed import Ranks, join, ranks
+from beamtree.scorers import DeepScorer, FixedScorer
 from beamtree.seeds import draw_rows
+from beamtree.shards import Shard
 
 SIZES = (2, 3)
 
@@ -231,7 +235,7 @@ def tree_of(count, arity, shared):
 
 def all_trees():
     join()
-    return all_parts(), {case: tree_of(*case) for case in TREES}, unclean()
+    return all_parts(), {case: tree_of(*case) for case in TREES}, {case: learned(*case) for case in LEARNED}, unclean()
 
 
 def unclean():
@@ -244,10 +248,31 @@ def unclean():
         return str(error).removeprefix(f"rank {ranks().size - 1}: ")
 
 
+LEARNED = [(2, 1, 1), (2, 2, 2), (3, 2, 1), (2, 4, 3)]  # arity, levels at once, and first level
+
+
+def learned(arity, at_once, first):
+    """A tree from logits, and one from a scorer whose rows may lie on several ranks."""
+    generator = torch.Generator().manual_seed(2)
+    tree = bt.random_tree(40, arity, seed=1)
+    y = torch.randint(40, (31, 3), generator=generator)
+    fixed = bt.TreeModel(tree, FixedScorer(2 * torch.randn(31, tree.num_nodes, generator=generator)), first_level=first)
+    how = {"levels_at_once": at_once, "stay": 1e-3, "batch_size": 7}
+    one = learn_tree(fixed, Instances(FixedScorer.every(31), y), **how)
+    deep = bt.TreeModel(tree, DeepScorer(tree.num_nodes, 4, scale=1.0), first_level=first)
+    if ranks().size > 1:
+        deep.scorer.spread_over(Shard.of(tree, ranks(), top=3))
+    other = learn_tree(deep, Instances(torch.randint(40, (31, 5), generator=generator), y), **how)
+    assert one.fingerprint() != tree.fingerprint() != other.fingerprint()
+    return one.items().tolist(), other.items().tolist()
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_trees_do_not_depend_on_the_number_of_ranks(size):
-    parts, trees, said = on_ranks(size, all_trees)
+    parts, trees, moved, said = on_ranks(size, all_trees)
     check_parts(parts)
     for case, slots in trees.items():
         assert slots == tree_of(*case), case
+    for case, slots in moved.items():
+        assert slots == learned(*case), case
     assert said.startswith("the vector of item 29 holds NaN")
