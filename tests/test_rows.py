@@ -21,6 +21,8 @@ from beamtree.distributed import Ranks, join, ranks
 from beamtree.scorers import DeepScorer, FixedScorer
 from beamtree.seeds import draw_rows
 from beamtree.shards import Shard
+from beamtree.train.recipes import first_level
+from beamtree.train.start import Start
 
 SIZES = (2, 3)
 
@@ -276,3 +278,39 @@ def test_trees_do_not_depend_on_the_number_of_ranks(size):
     for case, slots in moved.items():
         assert slots == learned(*case), case
     assert said.startswith("the vector of item 29 holds NaN")
+
+
+# The start
+
+
+def start_of(folder):
+    """What was chosen, and what is said of the best items of the test users."""
+    data = bt.load_data(folder)
+    tree = bt.random_tree(data.num_items, seed=1)  # the walk is so even that a cluster tree is all rounding errors
+    assert bt.cluster_tree(data).num_items == data.num_items
+    first = first_level(tree, 60)
+    parts = Start(tree, data, 0, "cpu", first).all_parts()
+    x = data.test.batch(torch.arange(len(data.test)))[0]
+    return parts.made, bt.retrieve(bt.TreeModel(tree, parts, first_level=first), x, beam_size=60, m=10)[1].tolist()
+
+
+def start_over_ranks(folder):
+    join()
+    import beamtree.closed.ials as room
+
+    pairs_room.DENSE, ridge.WHOLE, ridge.POPULAR, ridge.BLOCK, room.PULLED = 0, 20, 10, 16, 40
+    return start_of(folder)
+
+
+def test_a_start_does_not_depend_on_the_number_of_ranks(tmp_path, monkeypatch):
+    from test_start import a_walk
+
+    bt.prepare(a_walk(), tmp_path / "data", val_users=5, test_users=20)
+    made, scores = on_ranks(3, start_over_ranks, tmp_path / "data")
+    for name, value in (("WHOLE", 20), ("POPULAR", 10), ("BLOCK", 16)):
+        monkeypatch.setattr(ridge, name, value)
+    chosen, expected = start_of(tmp_path / "data")
+    for name in ("weights", "calibration"):
+        assert made.pop(name) == pytest.approx(chosen.pop(name), rel=1e-2), name
+    assert made == chosen
+    torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected), rtol=1e-2, atol=1e-2)
