@@ -38,6 +38,7 @@ class Lists:
         """All lists with an entry, the short ones first: (which, the longest of them), at most `room` entries each."""
         counts, order = self.counts().cpu().sort()
         place = int(torch.searchsorted(counts, 1))
+        most = -(-most // ranks().size)  # of a part of all lists, so that those of a batch are as much alike
         while place < len(order):
             # The longest of a batch is its last, so its size is known from its end.
             ends = torch.arange(1, len(order) - place + 1)

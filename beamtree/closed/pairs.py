@@ -47,23 +47,36 @@ class Pairs:
     def pulled(self, which: Tensor, columns: Tensor | None = None) -> Entries:
         """The entries of some rows, from whichever rank keeps them: place in `which`, column and value.
 
-        With `columns`, in rising order, these alone. All ranks ask together.
+        With `columns`, in rising order, others need not be among them. All ranks ask together.
         """
         if self.owner is None:
             return self.rows(which)
+        far = self.owner[which] != ranks().rank
+        near, far = (~far).nonzero().squeeze(1), far.nonzero().squeeze(1)
+        place, column, value = self.rows(which[near])
+        theirs = self._asked(which[far], columns)
+        if not len(theirs[0]):
+            return near[place], column, value
+        place, column, value = (
+            torch.cat(both) for both in ((near[place], far[theirs[0]]), (column, theirs[1]), (value, theirs[2]))
+        )
+        order = place.argsort(stable=True)  # as one rank would find them
+        return place[order], column[order], value[order]
+
+    def _asked(self, which: Tensor, columns: Tensor | None) -> Entries:
+        """The same of rows that others keep."""
+        assert self.owner is not None
         route = Route(self.owner[which])
         asked, by = route.there(which), route.sender(which.device)
+        place = route.there(torch.arange(len(which), device=which.device))
         at, column, value = self.rows(asked)
         if columns is not None:
             wanted = joined(columns + ranks().rank * self.num_items)  # rank by rank, so in rising order
             key = by[at] * self.num_items + column
-            found = torch.searchsorted(wanted, key).clamp_(max=max(0, len(wanted) - 1))
-            there = wanted[found] == key if len(wanted) else torch.zeros_like(key, dtype=torch.bool)
+            there = (wanted[torch.searchsorted(wanted, key).clamp_(max=len(wanted) - 1)] == key).nonzero().squeeze(1)
             at, column, value = at[there], column[there], value[there]
-        place = route.there(torch.arange(len(which), device=which.device))
         place, column, value = send(by[at], place[at], column, value)
-        order = place.argsort(stable=True)  # as one rank would find them
-        return place[order], column[order], value[order]
+        return place, column, value
 
     def counts(self) -> Tensor:
         """How many entries each row has, wherever it is kept [M]."""
