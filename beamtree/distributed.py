@@ -77,8 +77,8 @@ class Ranks:
         """The largest over ranks of tensors of one shape, in place."""
         return values
 
-    def broadcast_(self, values: Tensor) -> Tensor:
-        """The first rank's values, in place."""
+    def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
+        """The values of one rank, the first unless said, in place."""
         return values
 
     def gather(self, thing: T) -> list[T]:
@@ -163,10 +163,11 @@ class _Group(Ranks):
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
-    def broadcast_(self, values: Tensor) -> Tensor:
+    def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
+        whole = values.contiguous()
         with _answered():
-            dist.broadcast(values, 0)
-        return values
+            dist.broadcast(whole, source)
+        return values if whole is values else values.copy_(whole)
 
     def gather(self, thing: T) -> list[T]:
         found: list[Any] = [None] * self.size

@@ -1,7 +1,11 @@
 """Randomness that is a function of a seed: the same seed gives the same result."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+DRAWN = 1 << 18  # rows that are drawn at once: a multiple of 16, by which torch draws on a CPU
 
 
 def mix(seed: int, index: int) -> int:
@@ -16,3 +20,15 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     """The order of instances in one epoch [N]: a function of seed and epoch alone, so that a resumed run repeats it."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
     return torch.randperm(count, generator=generator)
+
+
+def draw_rows(count: int, dim: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+    """Rows from N(0, 1), on the generator's device: the first row of a piece, and the piece [≤ DRAWN, dim].
+
+    On a CPU they are the rows that one `torch.randn(count, dim)` would draw.
+    """
+    starts = list(range(0, count, DRAWN))
+    if len(starts) > 1 and (count - starts[-1]) * dim < 16:  # torch draws fewer than 16 in another way
+        starts.pop()
+    for start, stop in zip(starts, [*starts[1:], count], strict=True):
+        yield start, torch.randn(stop - start, dim, generator=generator, device=generator.device)

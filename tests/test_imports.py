@@ -30,7 +30,7 @@ ROWS = [
     {"scorers", "theory", "baselines"},
     {"closed"},
     {"data"},
-    {"shards"},
+    {"shards", "routes"},
     {"loss", "metrics", "kernels", "record"},
     {"tree"},
     {"mask", "seeds", "files", "frames", "extras", "loadtest", "distributed"},

@@ -8,7 +8,9 @@ from torch.nn.functional import logsigmoid
 
 from beamtree.builders.matching import match
 from beamtree.data import Data
+from beamtree.distributed import ranks
 from beamtree.model import Query, TreeModel
+from beamtree.routes import dealt, send
 from beamtree.seeds import mix
 from beamtree.tree import PAD, Tree, distinct
 
@@ -38,6 +40,9 @@ def learn_tree(
     tree has below it: every leaf slot that held an item holds one again. A leaf's vector goes with its item, so leaves
     have no say. The users' histories are lifted along the old tree, which the scorer knows.
 
+    Over ranks each asks the model about its part of the instances and keeps the weights of the items dealt to it; items
+    that share a node are then moved by one rank.
+
     Args:
         model: a trained model, whose tree is the old one.
         data: instances that say where items are looked for.
@@ -57,10 +62,13 @@ def learn_tree(
     turns = passes if data.varies else 1  # else every pass would be the same
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level = 0
+    own = dealt(tree.num_items, tree.device)
     for bottom in _steps(tree, model.first_level, levels_at_once, max_weights):
-        weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
+        weights = torch.zeros(len(own), tree.arity ** (bottom - level), device=tree.device)
         for x, y in _instances(data, turns, batch_size, seed, tree.device):
-            _add(weights, model.query(x), y, place, level, bottom)
+            item, added = _gains(model.query(x), y, place, level, bottom)
+            item, added = send(item % ranks().size, item, added)
+            weights.index_add_(0, item // ranks().size, added)
         weights /= turns
         place = _move(tree, weights, place, level, bottom, stay)
         level = bottom
@@ -85,36 +93,54 @@ def _instances(
         for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
             generator = torch.Generator(device).manual_seed(mix(seed, mix(turn, batch)))
             x, y = data.batch(rows.to(device), generator)
-            yield x, distinct(y)
+            share = ranks().share(len(x))
+            y = torch.full_like(y[:1], PAD) if share.is_empty else share.of(y)
+            yield share.of(x), distinct(y)
 
 
-def _add(weights: Tensor, query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> None:
-    """Add each instance's log p_g of the nodes that its targets may go to, along the way there."""
+def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> tuple[Tensor, Tensor]:
+    """Targets of instances [n], and log p_g of the nodes that each may go to, along the way there [n, C]."""
     tree, first = query.tree, query.levels.start
     real = y != PAD
+    below = tree.arity ** (bottom - level)
     if level < first:  # a node above the first level that is trained is as good as the best below it
         best = logsigmoid(query.whole_level(first)).clamp(min=WORST).unflatten(1, (len(tree.level(bottom)), -1)).amax(2)
-        below = torch.arange(weights.shape[1], device=y.device)
-        nodes = (place[y[real]] - tree.level(level).start).unsqueeze(1) * len(below) + below
-        weights.index_add_(0, y[real], best[real.nonzero()[:, :1], nodes])
-        return
+        nodes = (place[y[real]] - tree.level(level).start).unsqueeze(1) * below + torch.arange(below, device=y.device)
+        return y[real], best[real.nonzero()[:, :1], nodes]
     nodes = place[y.clamp(min=0)].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
-    total = torch.zeros_like(nodes, dtype=weights.dtype)
+    total = torch.zeros_like(nodes, dtype=torch.get_default_dtype())
     for h in range(level + 1, min(bottom, tree.height - 1) + 1):
         nodes = tree.children(nodes).flatten(2)
         log_p = logsigmoid(query.logits(h, nodes.flatten(1))).view(nodes.shape)
         total = total.repeat_interleave(tree.arity, dim=2) + log_p.clamp(min=WORST)
-    weights.index_add_(0, y[real], total.repeat_interleave(weights.shape[1] // total.shape[2], dim=2)[real])
+    return y[real], total.repeat_interleave(below // total.shape[2], dim=2)[real]
 
 
 def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:
-    """Each item's node on level `bottom`, below its node on `level`."""
+    """Each item's node on level `bottom`, below its node on `level`; `weights` are of the items dealt to this rank."""
     below = tree.arity ** (bottom - level)
     group = place - tree.level(level).start
     old = tree.ancestor(tree.leaf_of_item(torch.arange(len(place), device=place.device)), bottom)
     old = old - tree.level(bottom).start
     capacity = torch.bincount(old, minlength=len(tree.level(bottom))).view(-1, below)
-    same = old // below == group
-    weights[same, (old % below)[same]] += stay
-    found: Tensor = tree.level(bottom).start + group * below + match(weights, group, capacity)
+    item = dealt(len(place), place.device)
+    same = old[item] // below == group[item]
+    weights[same, (old[item] % below)[same]] += stay
+    to = matched(item, weights, group, capacity)
+    found: Tensor = tree.level(bottom).start + group * below + to
     return found
+
+
+def matched(item: Tensor, weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
+    """`match`, with the weights [n, C] of the items dealt to each rank [n]; groups [M] are matched by one rank each."""
+    size, share = ranks().size, ranks().share(len(capacity))
+    if size == 1:
+        return match(weights, group, capacity)
+    ends = torch.tensor([len(capacity) * rank // size for rank in range(1, size)], device=group.device)
+    item, weights = send(torch.bucketize(group[item], ends, right=True), item, weights)
+    order = item.argsort()  # as one rank would have them
+    item, weights = item[order], weights[order]
+    to = match(weights, group[item] - share.start, capacity[share.start : share.stop])
+    found = torch.zeros_like(group)
+    found[item] = to
+    return ranks().sum_(found)

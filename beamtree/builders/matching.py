@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from beamtree.distributed import ranks
+
 PATIENCE = 500  # rounds of bidding; whoever is left then takes what is free
 CARE = 0.02  # a bid rises by at least this share of how much weights differ: the less, the nearer to the best
 
@@ -46,8 +48,7 @@ def rank_in(group: Tensor, value: Tensor) -> Tensor:
 def _auction(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
     """The place each item won [M]; C where it was outbid at the end."""
     places = capacity.shape[1]
-    top = weights.topk(2).values
-    step = CARE * float((top[:, 0] - weights.mean(1)).mean()) + 1e-12
+    step = CARE * _differ(weights) + 1e-12
     room = capacity.flatten()
     price = torch.zeros_like(room, dtype=weights.dtype).masked_fill(room == 0, torch.inf)
     won = torch.full_like(group, places)
@@ -69,6 +70,15 @@ def _auction(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
         won[lost] = places
         bid[lost] = -torch.inf
     return won
+
+
+def _differ(weights: Tensor) -> float:
+    """How far the best weight of an item is above its others, the mean over the items of all ranks."""
+    above = weights.amax(1) - weights.mean(1)
+    if ranks().size == 1:
+        return float(above.mean())
+    total, count = ranks().sum_(torch.stack([above.double().sum(), above.new_tensor(len(above)).double()])).tolist()
+    return float(total / max(1.0, count))
 
 
 def _settle(weights: Tensor, group: Tensor, capacity: Tensor, won: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 The loss is Σ_chosen (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + Σ_u λ (n_u + α₀M) |u|² + Σ_i λ (n_i + α₀U) |v_i|².
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from beamtree.closed.lists import Lists, chosen
 from beamtree.data.events import Events
+from beamtree.distributed import ranks
+from beamtree.routes import PULLED, in_step, pull, turn, whole
+from beamtree.seeds import draw_rows
 
 ROOM = 1 << 18  # entries that are solved for at once
 DIM, ROUNDS = 192, 4
@@ -19,7 +23,7 @@ STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ that a
 class Factors(NamedTuple):
     """Vectors of the items, turned so that α₀ΣvvT is diagonal, and what a fold-in needs beside them."""
 
-    items: Tensor  # [M, dim]
+    items: Tensor  # [M, dim]; of `ials_by_rows` those that are dealt to this rank
     spread: Tensor  # the diagonal of α₀ΣvvT [dim]
     penalty: float  # λ
     everywhere: float  # α₀M, or α₀U for the other side
@@ -46,21 +50,43 @@ def ials(
         rounds: over users and items.
         seed: of the start.
     """
-    device, dim = events.offsets.device, min(dim, num_items)
+    found = ials_by_rows(events, num_items, dim=dim, penalty=penalty, everywhere=everywhere, rounds=rounds, seed=seed)
+    return found._replace(items=whole(found.items, num_items))
+
+
+def ials_by_rows(
+    events: Events, num_items: int, *, dim: int, penalty: float, everywhere: float, rounds: int, seed: int
+) -> Factors:
+    """The same, with the vectors of those items alone that are dealt to this rank: for more than one rank can hold.
+
+    A rank solves for its users and its items. What these need of the other side it pulls, some lists at a time.
+    """
+    dim = min(dim, num_items)
     users, items = chosen(events, num_items)
-    generator = torch.Generator(device).manual_seed(seed)
-    vectors = torch.randn(num_items, dim, generator=generator, device=device) * 0.1 / dim**0.5
+    generator = torch.Generator(events.offsets.device).manual_seed(seed)
+    vectors = _drawn(num_items, dim, generator) * 0.1 / dim**0.5
     for _ in range(rounds):
-        of_items = turned(vectors, penalty, everywhere)
-        of_users = turned(_solve(of_items, users), penalty, everywhere)
-        vectors = _solve(of_users, items)
-    return turned(vectors, penalty, everywhere)
+        of_items = turned(vectors, penalty, everywhere, num_items)
+        of_users = turned(_solve(of_items, users, num_items), penalty, everywhere, len(events))
+        vectors = _solve(of_users, items, len(events))
+    return turned(vectors, penalty, everywhere, num_items)
 
 
-def turned(vectors: Tensor, penalty: float, everywhere: float) -> Factors:
-    """The same vectors turned to the axes of their spread: products stay, and a ridge needs no matrix of its own."""
-    spread, axes = torch.linalg.eigh(everywhere * (vectors.T @ vectors))
-    return Factors(vectors @ axes, spread.clamp(min=0), penalty, everywhere * len(vectors))
+def _drawn(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Those rows of a table from N(0, 1) that are this rank's."""
+    return torch.cat([piece[turn(start) :: ranks().size] for start, piece in draw_rows(count, dim, generator)])
+
+
+def turned(vectors: Tensor, penalty: float, everywhere: float, count: int | None = None) -> Factors:
+    """The same vectors turned to the axes of their spread: products stay, and a ridge needs no matrix of its own.
+
+    Of `count` vectors that are dealt out, `vectors` are this rank's; all of them unless given.
+    """
+    total = len(vectors) if count is None else count
+    spread, axes = torch.linalg.eigh(everywhere * ranks().sum_(vectors.T @ vectors))
+    ranks().broadcast_(spread)
+    ranks().broadcast_(axes)
+    return Factors(vectors @ axes, spread.clamp(min=0), penalty, everywhere * total)
 
 
 def fold_in(factors: Factors, vectors: Tensor, weights: Tensor) -> Tensor:
@@ -99,11 +125,43 @@ def solve_positive(system: Tensor, right: Tensor) -> Tensor:
     return whole.squeeze(-1)
 
 
-def _solve(other: Factors, lists: Lists) -> Tensor:
-    """The vectors of one side, given those of the other [n, dim]; 0 for whoever chose nothing."""
-    dim = other.items.shape[1]
-    found = other.items.new_zeros(len(lists), dim)
-    for which, width in lists.batches(ROOM):
-        entries, real = lists.read(which, width)
-        found[which] = fold_in(other, other.items[entries], real.to(found.dtype))
+def _solve(other: Factors, lists: Lists, count: int) -> Tensor:
+    """The vectors of one side, given those of the `count` others [n, dim]; 0 for whoever chose nothing."""
+    found = other.items.new_zeros(len(lists), other.items.shape[1])
+    for which, entries, real, rows in _with_rows(other.items, lists, count):
+        found[which] = fold_in(other, rows[entries], real.to(found.dtype))
+    return found
+
+
+def _with_rows(part: Tensor, lists: Lists, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Lists in batches: which, their entries [B, W] as places in some rows, which of these are real, and the rows.
+
+    They are rows of the table that is dealt out, of which `part` is here: all of them where that is no more than a rank
+    pulls at once, else those of a run of batches.
+    """
+    batches = list(lists.batches(ROOM))
+    if ranks().size == 1 or count <= PULLED:
+        rows = whole(part, count)
+        for which, width in batches:
+            yield which, *lists.read(which, width), rows
+        return
+    runs = _runs(batches)
+    for place in in_step(len(runs)):
+        read = [lists.read(*batch) for batch in runs[place]] if place is not None else []
+        ids = torch.unique(torch.cat([part.new_empty(0, dtype=torch.int64), *(each[real] for each, real in read)]))
+        rows = pull(part, ids)
+        for (which, _), (entries, real) in zip(runs[place or 0], read, strict=False):
+            yield which, torch.searchsorted(ids, entries).clamp_(max=len(ids) - 1), real, rows
+
+
+def _runs(batches: list[tuple[Tensor, int]]) -> list[list[tuple[Tensor, int]]]:
+    """Batches one after the other, in runs of no more entries than a rank pulls at once."""
+    found: list[list[tuple[Tensor, int]]] = []
+    room = 0
+    for which, width in batches:
+        room -= len(which) * width
+        if room < 0:
+            found.append([])
+            room = PULLED - len(which) * width
+        found[-1].append((which, width))
     return found

@@ -9,6 +9,8 @@ from torch.nn.functional import pad
 
 from beamtree.data.events import Events
 from beamtree.data.factors import pairs
+from beamtree.distributed import ranks
+from beamtree.routes import dealt, send
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Lists:
         """All lists with an entry, the short ones first: (which, the longest of them), at most `room` entries each."""
         counts, order = self.counts().cpu().sort()
         place = int(torch.searchsorted(counts, 1))
+        most = -(-most // ranks().size)  # of a part of all lists, so that those of a batch are as much alike
         while place < len(order):
             # The longest of a batch is its last, so its size is known from its end.
             ends = torch.arange(1, len(order) - place + 1)
@@ -59,6 +62,13 @@ def as_lists(row: Tensor, entries: Tensor, count: int) -> Lists:
 
 
 def chosen(events: Events, num_items: int) -> tuple[Lists, Lists]:
-    """The distinct items of each user, and the users of each item."""
+    """The distinct items of each user, and the users of each item: of those users and items that are this rank's."""
+    size, users = ranks().size, len(events)
+    if size > 1:
+        events = events.of(dealt(users, events.offsets.device), events.name)
     user, item = pairs(events, num_items)
-    return as_lists(user, item, len(events)), as_lists(item, user, num_items)
+    of_users = as_lists(user, item, len(events))
+    if size > 1:
+        item, user = send(item % size, item, user * size + ranks().rank)
+        item //= size
+    return of_users, as_lists(item, user, len(dealt(num_items)))

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from beamtree.distributed import ranks
+from beamtree.routes import dealt, joined, send, whole
+
 PARTNERS = 100  # N: that an item has at most
 SORTED = 1 << 25  # entries that are sorted at once: more would need several times their own memory
 
@@ -57,21 +60,44 @@ class Collected:
         self.count = span.stop
 
     def strongest(self, num_items: int, most: int) -> Partners:
-        """Each source's strongest targets: as `strongest` finds them, for some sources after the other."""
+        """Each source's strongest targets, of the entries of all ranks: each looks at the sources dealt to it."""
         source, target, weight = (part[: self.count] for part in (self.source, self.target, self.weight))
-        rounds = -(-self.count // SORTED) or 1
-        parts = []
-        for each in range(rounds):
-            first, last = num_items * each // rounds, num_items * (each + 1) // rounds
-            some = ((source >= first) & (source < last)).nonzero().squeeze(1) if rounds > 1 else slice(None)
-            parts.append(strongest(source[some].long() - first, target[some].long(), weight[some], last - first, most))
-        ends = [0, *torch.tensor([len(part.items) for part in parts]).cumsum(0).tolist()]
-        offsets = [part.offsets[:-1] + end for part, end in zip(parts, ends, strict=False)]
-        return Partners(
-            torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]]),
-            torch.cat([part.items for part in parts]),
-            torch.cat([part.weights for part in parts]),
-        )
+        if ranks().size > 1:
+            source, target, weight = send(source % ranks().size, source // ranks().size, target, weight)
+        own = _strongest_in_rounds(source, target, weight, len(dealt(num_items)), most)
+        return whole_partners(own, num_items)
+
+
+def _strongest_in_rounds(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int) -> Partners:
+    """The same as `strongest`, for some sources after the other."""
+    rounds = -(-len(source) // SORTED) or 1
+    parts = []
+    for each in range(rounds):
+        first, last = num_items * each // rounds, num_items * (each + 1) // rounds
+        some = ((source >= first) & (source < last)).nonzero().squeeze(1) if rounds > 1 else slice(None)
+        parts.append(strongest(source[some].long() - first, target[some].long(), weight[some], last - first, most))
+    ends = [0, *torch.tensor([len(part.items) for part in parts]).cumsum(0).tolist()]
+    offsets = [part.offsets[:-1] + end for part, end in zip(parts, ends, strict=False)]
+    return Partners(
+        torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]]),
+        torch.cat([part.items for part in parts]),
+        torch.cat([part.weights for part in parts]),
+    )
+
+
+def whole_partners(part: Partners, num_items: int) -> Partners:
+    """The partners of all items, from those of the items that are dealt to each rank."""
+    size = ranks().size
+    if size == 1:
+        return part
+    held = whole(part.offsets.diff(), num_items)
+    offsets = pad(held.cumsum(0), (1, 0))
+    items, weights = joined(part.items), joined(part.weights)  # rank by rank
+    rows = torch.cat([torch.arange(rank, num_items, size, device=held.device) for rank in range(size)])
+    _, at = entries_in(offsets, rows)
+    found = Partners(offsets, torch.empty_like(items), torch.empty_like(weights))
+    found.items[at], found.weights[at] = items, weights
+    return found
 
 
 def entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

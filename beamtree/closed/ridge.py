@@ -1,10 +1,11 @@
 """Partners by ridge regression: EASE (Steck 2019) without an M × M matrix, and the same from the past to the future.
 
 Items that lie near each other on a tree are solved for together, each block over the few thousand items that say most
-about it. Where all items fit into one block this is the exact solution.
+about it. Where all items fit into one block this is the exact solution. Over ranks each solves for a part of the
+blocks, and asks whoever keeps the rows of the matrix that it needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from beamtree.closed.pairs import Pairs
 from beamtree.closed.partners import PARTNERS, Collected, Partners
+from beamtree.distributed import ranks
+from beamtree.routes import in_step
 
 T = TypeVar("T")
 
@@ -90,27 +93,40 @@ def _by_blocks(
 ) -> Partners:
     """Solve block by block and keep what is strongest."""
     diagonal, square = gram.diagonal(), Square(gram)
-    entries = Collected(SPARE * most * len(order), order.device)
-    for block in _blocks(order):
+    work = _own_blocks(order)
+    entries = Collected(SPARE * most * sum(len(targets) for _, targets in work), order.device)
+    for place in in_step(len(work)):
+        block, targets = work[place] if place is not None else (order[:0], order[:0])
         chosen, right = _explain(by_target, diagonal, block, penalty, features)
         system = square.of(chosen)
+        if not len(targets):  # others go on
+            continue
         system.diagonal().add_(penalty)
-        found = solve(system, right, torch.searchsorted(chosen, block))  # [S, b]
+        if len(targets) < len(block):
+            right = right[:, torch.searchsorted(block, targets)]
+        found = solve(system, right, torch.searchsorted(chosen, targets))  # [S, b]
         kept = found.abs().topk(min(SPARE * most, len(found)), dim=0).indices
-        entries.add(chosen[kept].flatten(), block.expand_as(kept).flatten(), found.gather(0, kept).flatten())
+        entries.add(chosen[kept].flatten(), targets.expand_as(kept).flatten(), found.gather(0, kept).flatten())
     return entries.strongest(gram.num_items, most)
 
 
-def _blocks(order: Tensor) -> Iterator[Tensor]:
-    """Blocks of items, each in rising order; one block where all fit."""
-    size = len(order) if len(order) <= WHOLE else BLOCK
-    for block in order.split(size):
-        yield block.sort().values
+def _own_blocks(order: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Blocks of items, each in rising order, and those of them that this rank solves for.
+
+    There is one block where all items fit, of which every rank takes a part; of more blocks it takes some whole.
+    """
+    if len(order) <= WHOLE:
+        block = order.sort().values
+        share = ranks().share(len(block))
+        return [(block, block[share.start : share.stop])]
+    blocks = order.split(BLOCK)
+    share = ranks().share(len(blocks))
+    return [(block, block) for block in (each.sort().values for each in blocks[share.start : share.stop])]
 
 
 def _explain(by_target: Pairs, diagonal: Tensor, block: Tensor, penalty: float, features: int) -> tuple[Tensor, Tensor]:
     """The items that say most about a block, the block among them, sorted [S], and the right side [S, b]."""
-    place, source, value = by_target.rows(block)
+    place, source, value = by_target.pulled(block)
     if len(diagonal) <= WHOLE:
         chosen = torch.arange(len(diagonal), device=block.device)
     else:
@@ -145,7 +161,7 @@ class Square:
 
     def __init__(self, gram: Pairs) -> None:
         self.gram = gram
-        count = gram.offsets.diff()
+        count = gram.counts()
         self.popular = count.topk(min(POPULAR, len(count))).indices.sort().values
         self._place = torch.full((gram.num_items,), -1, dtype=torch.int64, device=count.device)
         self._rank = self._place.clone()  # among the popular
@@ -156,6 +172,8 @@ class Square:
             at = self._rank[column]
             there = at >= 0
             self._dense[self._rank[some][row[there]], at[there]] = value[there]
+        if gram.owner is not None:
+            ranks().sum_(self._dense)
 
     def of(self, chosen: Tensor) -> Tensor:
         """The rows and columns of items in rising order [S, S]."""
@@ -165,8 +183,10 @@ class Square:
         found = self.gram.values.new_zeros(len(chosen), len(chosen))
         known, rest = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
         found[known.unsqueeze(1), known] = self._dense[rank[known].unsqueeze(1), rank[known]]
+        if len(self.popular) == self.gram.num_items:
+            return found
         self._place[chosen] = torch.arange(len(chosen), device=chosen.device)
-        row, column, value = self.gram.rows(chosen[rest])
+        row, column, value = self.gram.pulled(chosen[rest], chosen)
         at = self._place[column]
         there = at >= 0
         row, at, value = rest[row[there]], at[there], value[there]

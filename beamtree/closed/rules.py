@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from beamtree.closed.pairs import sum_pairs
-from beamtree.closed.partners import PARTNERS, Partners, strongest
+from beamtree.closed.pairs import own_users, sum_pairs
+from beamtree.closed.partners import PARTNERS, Partners, strongest, whole_partners
 from beamtree.data.events import Events
+from beamtree.distributed import ranks
+from beamtree.routes import dealt
 
 WINDOW = 10  # events that a pair is apart at most
 BACKWARD = 0.3  # what a pair counts the other way round
@@ -33,10 +35,13 @@ def next_partners(
         popular: the power of popularity that divides.
         most: partners of an item.
     """
+    events = own_users(events)
     found = sum_pairs(_near(events, window, backward), num_items, events.offsets.device)
-    source = torch.repeat_interleave(found.offsets.diff())
-    weight = found.values / events.popularity(num_items).clamp(min=1)[found.columns] ** popular
-    return strongest(source, found.columns, weight, num_items, most)
+    popularity = ranks().sum_(events.popularity(num_items))
+    place, column, value = found.rows(dealt(num_items, events.offsets.device))
+    weight = value / popularity.clamp(min=1)[column] ** popular
+    own = strongest(place, column, weight, len(dealt(num_items)), most)
+    return whole_partners(own, num_items)
 
 
 def _near(events: Events, window: int, backward: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -37,6 +37,15 @@ class Events:
         """The item of every event, user by user [E]."""
         return self.items[int(self.offsets[0]) : int(self.offsets[-1])]
 
+    def of(self, users: Tensor, name: str) -> "Events":
+        """The events of some users, in their order."""
+        start = self.offsets[users]
+        count = self.offsets[users + 1] - start
+        user = torch.repeat_interleave(count)
+        ends = count.cumsum(0)
+        at = torch.arange(len(user), device=user.device) - (ends - count)[user] + start[user]
+        return replace(self, offsets=torch.nn.functional.pad(ends, (1, 0)), items=self.items[at], name=name)
+
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""
         return torch.bincount(self.item_numbers(), minlength=num_items)

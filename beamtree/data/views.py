@@ -99,13 +99,7 @@ class BeforeAfter(View):
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, most, device=self.events.offsets.device).long()
-        start = self.events.offsets[rows]
-        count = self.events.offsets[rows + 1] - start
-        user = torch.repeat_interleave(count)
-        ends = count.cumsum(0)
-        at = torch.arange(len(user), device=user.device) - (ends - count)[user] + start[user]
-        name = f"{self.events.name}, {most} users"
-        events = Events(torch.nn.functional.pad(ends, (1, 0)), self.events.items[at], name, self.events.ids)
+        events = self.events.of(rows, f"{self.events.name}, {most} users")
         return replace(self, events=events, cuts=None if self.cuts is None else self.cuts[rows])
 
     def stretches(self) -> "Stretches":
@@ -148,20 +142,27 @@ class Stretches(View):
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] newest first, and y [B, P], of some users; without randomness they are cut in halves."""
+        x, y = self.read(*self.drawn(rows, generator))
+        if self.forget and generator is not None:
+            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
+        return x, y
+
+    def drawn(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the stretches of some users begin, are cut and end [B] each."""
         offsets = self.events.offsets
         rows = rows.to(offsets.device)
         start, stop = offsets[rows], offsets[rows + 1]
         if generator is None:
-            cut = start + (stop - start) // 2
-            return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
+            return start, start + (stop - start) // 2, stop
         cut = start + _draw_cut(stop - start, generator)
         if self.reach is not None:
             back = self._draw_length(cut - start, generator)
             start, stop = cut - back, torch.minimum(stop, cut + back.clamp(min=LEAST))
-        x, y = self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
-        if self.forget:
-            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
-        return x, y
+        return start, cut, stop
+
+    def read(self, start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y of such stretches, whole."""
+        return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
 
     def _draw_length(self, most: Tensor, generator: torch.Generator) -> Tensor:
         """How many of `most` events to look back: log-uniform."""

@@ -1,14 +1,16 @@
 """How much each part of a sum counts: found by trying, on validation users."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.data import Data
+from beamtree.distributed import ranks
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
+from beamtree.routes import in_step, joined
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.settings import NotFiniteError
 from beamtree.tree import PAD, Tree, distinct
@@ -32,15 +34,16 @@ class Candidates:
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
         found = []
-        for rows in torch.arange(min(USERS, len(users))).split(64):
+        for rows, count in _own_batches(min(USERS, len(users))):
             x, y = (part.to(device) for part in users.batch(rows))
             items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
             items = items.sort(dim=1, descending=True).values  # PAD last
             scores = torch.stack([_at_leaves(model, x, items) for model in models], dim=-1)
             y = distinct(y)
-            found.append((scores, hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1), items != PAD))
+            gain = hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1)
+            found.append((scores[:count], gain[:count], (items != PAD)[:count]))
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
-        self._scores, self._gain, self._real = (torch.cat(each) for each in zip(*found, strict=True))
+        self._scores, self._gain, self._real = (joined(torch.cat(each)) for each in zip(*found, strict=True))
         if not bool(torch.isfinite(self._scores).all()):
             raise NotFiniteError("what a part says of items is not finite")
         self.units = self._units()
@@ -64,6 +67,14 @@ class Candidates:
         best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
         real = best.values > -torch.inf
         return calibration(best.values[real], self._gain.gather(1, best.indices)[real] > 0)
+
+
+def _own_batches(users: int) -> Iterator[tuple[Tensor, int]]:
+    """Users that this rank asks about, in batches, and how many of them count: all ranks ask as often."""
+    share = ranks().share(users)
+    batches = torch.arange(share.start, share.stop).split(64) if not share.is_empty else ()
+    for place in in_step(len(batches)):
+        yield (batches[place], len(batches[place])) if place is not None else (torch.arange(1), 0)
 
 
 def calibration(scores: Tensor, chosen: Tensor) -> Tensor:

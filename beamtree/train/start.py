@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from beamtree.beam import retrieve
 from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
 from beamtree.closed.ials import STRENGTHS
 from beamtree.closed.pairs import followed, together
@@ -16,7 +17,8 @@ from beamtree.closed.ridge import FEATURES as EXPLAINING
 from beamtree.closed.ridge import PENALTIES, climb
 from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.views import HISTORY, ORDERED
-from beamtree.evaluate import evaluate
+from beamtree.distributed import ranks
+from beamtree.evaluate import measure
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
@@ -94,15 +96,21 @@ class Start:
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
-        found = evaluate(
-            model,
+
+        def find(x: Tensor, exclude: Tensor) -> Tensor:
+            x, exclude = x.to(self.device), exclude.to(self.device)
+            return retrieve(model, x, beam_size=max(400, most), m=cuts[-1], exclude=exclude)[0]
+
+        found = measure(
+            ranks().shared_out(find),
             self.users,
-            beam_size=max(400, most),
             m=cuts,
             metrics=("recall",),
             exclude_seen=not self.come_back,
+            batch_size=64 * ranks().size,
         )
-        return {cut: float(found["recall", cut]) for cut in cuts}
+        # All ranks go on with the numbers of the first: what is tried next follows from them.
+        return ranks().gather({cut: float(found["recall", cut]) for cut in cuts})[0]
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """The same in one number: recall at several cuts, each over the root of its cut, so that all count."""
@@ -160,7 +168,7 @@ class Start:
 
     def together(self) -> Weighed:
         """What goes together."""
-        gram = together(self.log, self.data.num_items)
+        gram = together(self.log, self.data.num_items, self.order)
 
         def trial(penalty: float) -> Scorer:
             return memory(ridge_partners(gram, self.tried, penalty, features=EXPLAINING // 2), fading(0.0))
@@ -180,7 +188,12 @@ class Start:
         mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
         readings = int(READINGS / max(1.0, len(self.log) * mean**2))
         past, future = followed(
-            self.log, self.data.num_items, recency.to(self.device), readings=min(max(readings, 1), 32), seed=self.seed
+            self.log,
+            self.data.num_items,
+            recency.to(self.device),
+            readings=min(max(readings, 1), 32),
+            seed=self.seed,
+            order=self.order,
         )
 
         @cache
@@ -244,8 +257,9 @@ class Start:
             self.say("no validation users: penalties, recency and weights are defaults")
             units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
             found = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
+        found = ranks().gather(found)[0]
         self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in found.items()))
-        self.made |= {"weights": found, "calibration": candidates.calibration(found).tolist()}
+        self.made |= {"weights": found, "calibration": ranks().gather(candidates.calibration(found).tolist())[0]}
         return found
 
 

@@ -1,0 +1,101 @@
+"""Rows on their way between ranks: each to the rank that it belongs to, and answers the same way back.
+
+A table of which each rank has a part is dealt out in turn: of W ranks, rank r has the rows r, r + W, r + 2W, … The
+items of a log are numbered by popularity, so every rank gets as many rows as any other, and as much work.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from beamtree.distributed import ranks
+
+PULLED = 1 << 19  # rows that a rank pulls at once, unless one list is longer
+
+
+class Route:
+    """Where some rows go, and where those that come here are from.
+
+    All ranks make it together, and use it together.
+
+    Args:
+        to: the rank that each row goes to [n].
+    """
+
+    def __init__(self, to: Tensor) -> None:
+        self._order = to.argsort(stable=True)
+        self._sent = torch.bincount(to, minlength=ranks().size).tolist()
+        self._received = ranks().counts(self._sent)
+
+    def there(self, rows: Tensor) -> Tensor:
+        """The rows [n, ...] to their ranks; what comes here, rank by rank and in the order of each."""
+        return ranks().exchange(rows[self._order], self._sent, self._received)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """An answer for each row that came here; the answers to those that went out, in the order of these."""
+        answers = ranks().exchange(rows, self._received, self._sent)
+        found = torch.empty_like(answers)
+        found[self._order] = answers
+        return found
+
+    def sender(self, device: torch.device) -> Tensor:
+        """The rank that each row that comes here is from."""
+        return torch.arange(ranks().size, device=device).repeat_interleave(torch.tensor(self._received, device=device))
+
+
+def send(to: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+    """Rows to the ranks that `to` says [n], column by column; what comes here, rank by rank."""
+    if ranks().size == 1:
+        return columns
+    route = Route(to)
+    return tuple(route.there(column) for column in columns)
+
+
+def dealt(total: int, device: torch.device | None = None) -> Tensor:
+    """The rows of a table that are this rank's."""
+    return torch.arange(ranks().rank, total, ranks().size, device=device)
+
+
+def turn(start: int) -> int:
+    """How far from a row the next one is that is this rank's."""
+    return (ranks().rank - start) % ranks().size
+
+
+def pull(part: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, each once, of a table that is dealt out, of which `part` is here."""
+    if ranks().size == 1:
+        return part[rows]
+    route = Route(rows % ranks().size)
+    return route.back(part[route.there(rows) // ranks().size])
+
+
+def whole(part: Tensor, total: int) -> Tensor:
+    """All rows of a table that is dealt out, on every rank."""
+    size = ranks().size
+    if size == 1:
+        return part
+    found = part.new_empty(total, *part.shape[1:])
+    for rank in range(size):
+        theirs = part.contiguous() if rank == ranks().rank else part.new_empty(len(found[rank::size]), *part.shape[1:])
+        found[rank::size] = ranks().broadcast_(theirs, rank)
+    return found
+
+
+def joined(part: Tensor) -> Tensor:
+    """The parts of all ranks, one after the other, on every rank."""
+    if ranks().size == 1:
+        return part
+    lengths = ranks().gather(len(part))
+    found = part.new_empty(sum(lengths), *part.shape[1:])
+    for rank, theirs in enumerate(found.split(lengths)):
+        if rank == ranks().rank:
+            theirs.copy_(part)
+        ranks().broadcast_(theirs, rank)
+    return found
+
+
+def in_step(count: int) -> Iterator[int | None]:
+    """0 … count - 1, then None as often as it takes until all ranks have had theirs."""
+    for place in range(max(ranks().gather(count))):
+        yield place if place < count else None
