@@ -11,16 +11,15 @@ from rich.table import Table
 from beamtree.answers import Answer, History, Tally, answer, history_of_user, item_filter, read_history, split_ids
 from beamtree.beam import BeamSize
 from beamtree.cli.options import BeamText, DataFolder, Device, RunFolder, beam_of, most_items
-from beamtree.cli.over_ranks import OpenModel, over_ranks
+from beamtree.cli.over_ranks import OpenModel, wherever
 from beamtree.cli.screen import err, out, printable, progress
 from beamtree.data import Ids
-from beamtree.distributed import join
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.train.recipes import chosen
-from beamtree.train.runs import ids_of, open_data, open_model
+from beamtree.train.runs import ids_of, open_data
 
 
 class Search(NamedTuple):
@@ -102,30 +101,48 @@ def retrieve_items(
 
     A model that is too large for one device: `torchrun --nproc-per-node 4 -m beamtree retrieve …`, see docs/scale.md.
     """
+    columns = {"names": format, "user": user, "item": item, "time": time}
+    asked = Asked(history, users, input, output, columns, m, beam_size, exclude_seen, allowed, exclude, data, json)
+    wherever("retrieve", run, device, lambda open_run: retrieve_from(run, asked, open_run))
 
-    def retrieve(open_run: OpenModel) -> None:
-        beam = beam_of(beam_size, run)
-        if m > most_items(beam):
-            raise ValueError(f"--m {m} with --beam-size {beam_size}: the beam holds fewer items than that")
-        names = chosen(FORMATS, "--format", format) if format else None
-        columns = {"names": names, "user": user, "item": item, "time": time}
-        _check_words(history, users, input, output, json, any(columns.values()))
-        model = open_run(run)
-        ids = ids_of(run, model)
-        search = Search(model, ids, m, beam, exclude_seen, item_filter(model, ids, _lines(allowed), _lines(exclude)))
-        if history is not None:
-            _answer_here(search, {"": read_history(ids, split_ids(history, ids))}, json)
-        elif users is not None:
-            log = open_data(run, model, data)
-            _answer_here(search, {name: history_of_user(log, name) for name in split_ids(users, log.users)}, json)
-        elif input is not None and output is not None:
-            _answer_file(search, input, output, columns)
 
-    now = join(device)
-    if now.size > 1:
-        over_ranks(now, run, device, retrieve)
-    else:
-        retrieve(lambda folder: open_model(folder, device))
+class Asked(NamedTuple):
+    """What the command was given."""
+
+    history: str | None
+    users: str | None
+    input: Path | None
+    output: Path | None
+    columns: dict[str, Any]
+    m: int
+    beam_size: str
+    exclude_seen: bool
+    allowed: Path | None
+    exclude: Path | None
+    data: Path | None
+    json: Path | None
+
+
+def retrieve_from(run: Path, asked: Asked, open_run: OpenModel) -> None:
+    """Open a run and answer."""
+    beam, m, columns = beam_of(asked.beam_size, run), asked.m, asked.columns
+    if m > most_items(beam):
+        raise ValueError(f"--m {m} with --beam-size {asked.beam_size}: the beam holds fewer items than that")
+    if columns["names"]:
+        columns = {**columns, "names": chosen(FORMATS, "--format", columns["names"])}
+    _check_words(asked.history, asked.users, asked.input, asked.output, asked.json, any(columns.values()))
+    model = open_run(run)
+    ids = ids_of(run, model)
+    mask = item_filter(model, ids, _lines(asked.allowed), _lines(asked.exclude))
+    search = Search(model, ids, m, beam, asked.exclude_seen, mask)
+    if asked.history is not None:
+        _answer_here(search, {"": read_history(ids, split_ids(asked.history, ids))}, asked.json)
+    elif asked.users is not None:
+        log = open_data(run, model, asked.data)
+        histories = {name: history_of_user(log, name) for name in split_ids(asked.users, log.users)}
+        _answer_here(search, histories, asked.json)
+    elif asked.input is not None and asked.output is not None:
+        _answer_file(search, asked.input, asked.output, columns)
 
 
 def _check_words(
