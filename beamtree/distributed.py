@@ -242,9 +242,9 @@ def _meet(backend: str, limit: timedelta) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.TCPStore(address, port, size, keeps, limit, multi_tenant=True)  # type: ignore[attr-defined]
-    store = PrefixStore(f"beamtree/{_restarts()}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    store: Any = dist.TCPStore(address, port, size, keeps, limit, multi_tenant=True)  # type: ignore[attr-defined]
+    own = PrefixStore(f"beamtree/{_restarts()}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
 
 
 def leave() -> None:

@@ -1,5 +1,6 @@
 """Training over ranks: whatever their number, the same model."""
 
+import json
 import os
 import signal
 import subprocess
@@ -243,7 +244,8 @@ def started_by_torchrun(tmp_path, *words, ranks=2, restarts=0, script=None):
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     simulate(folder / "log.parquet", users=300, items=200, events=8000, seed=0)
-    return bt.prepare(folder / "log.parquet", folder / "data", val_users=20, test_users=20).folder
+    bt.prepare(folder / "log.parquet", folder / "data", val_users=20, test_users=20)
+    return folder / "data"
 
 
 USUAL = ("--recipe", "deep", "--steps", "6", "--batch-size", "7", "--beam-size", "10")
@@ -256,9 +258,13 @@ def test_torchrun_trains_what_one_process_does(tmp_path, prepared):
     assert done.stdout.count("Saved two") == 1
     beamtree("train", str(prepared), "--out", "one", *USUAL, folder=tmp_path)
     one, two = (whole(bt.load_model(tmp_path / name)) for name in ("one", "two"))
-    assert farthest(one, two) < 1e-5
-    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("one", "two")]
-    assert len(logs[0]) == len(logs[1])
+    assert farthest(one, two) < 1e-3  # in single precision: Adam makes a step of a gradient that is a rounding error
+    assert [recalls(tmp_path / name) for name in ("one", "two")] == [recalls(tmp_path / "one")] * 2
+
+
+def recalls(run):
+    records = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    return [record["recall"] for record in records if "recall" in record]
 
 
 @pytest.mark.slow
@@ -299,20 +305,25 @@ main()
 
 @pytest.mark.slow
 def test_data_that_a_rank_cannot_see_and_other_settings_are_one_line(tmp_path, prepared):
-    script = tmp_path / "apart.py"
-    script.write_text(
-        "import os, sys\nfrom beamtree.__main__ import main\n"
-        "if os.environ['RANK'] == '1':\n    sys.argv = [sys.argv[0], *sys.argv[1].split('|')]\n"
-        "else:\n    sys.argv = [sys.argv[0], *sys.argv[2].split('|')]\nmain()\n"
-    )
     usual = ["train", str(prepared), "--out", "run", *USUAL]
     apart = {
         "holds no prepared data": ["train", str(prepared / "nowhere"), "--out", "run", *USUAL],
         "seed is 0 on rank 0 and 5 on rank 1: start all ranks alike": [*usual, "--seed", "5"],
     }
     for told, other in apart.items():
-        done = started_by_torchrun(tmp_path, "|".join(other), "|".join(usual), script=[str(script)])
-        lines = [line for line in done.stderr.splitlines() if line.startswith("beamtree: ")]
-        assert len(lines) == 1, done.stderr
+        port = free_port()
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "beamtree", *words],
+                cwd=tmp_path,
+                env=os.environ | environment(rank, 2, port),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, words in enumerate((usual, other))
+        ]
+        lines = [line for process in ranks for line in process.communicate(timeout=200)[1].splitlines()]
+        assert [process.returncode for process in ranks] == [2, 2]
+        assert len(lines) == 1, lines
         assert told in lines[0]
-        assert done.stderr.count("exitcode  : 2") == 2
+    assert not (tmp_path / "run").exists()
