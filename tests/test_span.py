@@ -243,9 +243,9 @@ class Threads(Ranks):
 
     def _all(self, values, together):
         self._given[self.rank] = values.clone()
-        self._meet.wait(60)
+        self._meet.wait(300)
         values.copy_(together(torch.stack(self._given)))
-        self._meet.wait(60)
+        self._meet.wait(300)
         return values
 
     def sum_(self, values):
@@ -267,6 +267,7 @@ def check_nearly(found, expected):
 def test_ranks_in_one_process_find_what_one_finds(folder, case, device):
     given, meet = [None] * 3, threading.Barrier(3)
     whole = bt.load_model(folder / case, device)
+    expected = {name: searched(whole, name) for name in SEARCHES}  # first: a GPU compiles its kernels here
 
     def search(rank):
         part = load_part(folder / case, Threads(rank, 3, given, meet), device, top=CASES[case][3])
@@ -277,6 +278,6 @@ def test_ranks_in_one_process_find_what_one_finds(folder, case, device):
     for name in SEARCHES:
         for answer in answers:
             if device == "cpu":
-                check(answer[name], searched(whole, name))
+                check(answer[name], expected[name])
             else:
-                check_nearly(answer[name], searched(whole, name))
+                check_nearly(answer[name], expected[name])
