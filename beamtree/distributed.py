@@ -54,6 +54,7 @@ class Ranks:
 
     rank = 0
     size = 1
+    is_silent = False  # where all have agreed on an error, and another tells it
 
     @property
     def is_first(self) -> bool:
@@ -117,6 +118,7 @@ class Ranks:
         first = next((rank for rank, line in enumerate(told) if line is not None), None)
         if first is None:
             return
+        self.is_silent = self.rank != first
         if error is not None:
             raise error
         raise ElsewhereError(f"rank {first}: {told[first]}")
@@ -132,6 +134,7 @@ class Ranks:
                 line = (
                     f"{name} is {text[:200]} on rank 0 and {str(theirs)[:200]} on rank {other}: start all ranks alike"
                 )
+                self.is_silent = not self.is_first
                 raise ElsewhereError(line)
 
     def shared_out(self, find: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -208,7 +211,9 @@ _now = Ranks()
 
 
 def tells() -> bool:
-    """Whether this rank is the one to tell an error: the first that asks."""
+    """Whether this rank is the one to tell an error: the one that all agreed on, or else the first that asks."""
+    if _now.is_silent:
+        return False
     if _now.size == 1:
         return os.environ.get("RANK", "0") == "0"
     try:

@@ -226,8 +226,8 @@ front.main()
     said = [process.communicate(timeout=200)[1] for process in started]
     assert [process.returncode for process in started] == [2, -signal.SIGKILL, 2]
     lines = [line for text in said for line in text.splitlines() if line.startswith("beamtree: ")]
-    assert len(lines) == 1, said
-    assert "lost another one, which ended or did not answer within 500 s" in lines[0]
+    assert len(lines) in (1, 2), said  # two where the first rank, which keeps what all know here, is gone already
+    assert all("lost another one, which ended or did not answer within 500 s" in line for line in lines)
     assert "Traceback" not in "".join(said)
 
 

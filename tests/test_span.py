@@ -1,5 +1,8 @@
 """Search over ranks: whatever their number, the same items, and each rank has its share of the rows."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -108,7 +111,8 @@ def searched(model, name):
     exclude, allowed, k, m = SEARCHES[name]
     levels = model.tree.height + 1 - model.first_level
     k = k if isinstance(k, int) else (k * 2)[:levels]
-    x, may = users(), None if allowed is None else torch.tensor(list(allowed), dtype=torch.int64)
+    x = users().to(model.tree.device)
+    may = None if allowed is None else torch.tensor(list(allowed), dtype=torch.int64, device=x.device)
     items, scores = bt.retrieve(model, x, beam_size=k, m=m, allowed=may, exclude=x if exclude else None)
     return items.tolist(), scores.tolist()
 
@@ -229,3 +233,51 @@ def test_a_damaged_file_is_refused(folder, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="damaged: its checksum"):
         load_part(tmp_path, Ranks())
+
+
+class Threads(Ranks):
+    """Ranks that are threads of one process, so that they can share a GPU."""
+
+    def __init__(self, rank, size, given, meet):
+        self.rank, self.size, self._given, self._meet = rank, size, given, meet
+
+    def _all(self, values, together):
+        self._given[self.rank] = values.clone()
+        self._meet.wait(300)
+        values.copy_(together(torch.stack(self._given)))
+        self._meet.wait(300)
+        return values
+
+    def sum_(self, values):
+        return self._all(values, lambda all_: all_.sum(0))
+
+    def max_(self, values):
+        return self._all(values, lambda all_: all_.amax(0))
+
+
+def check_nearly(found, expected):
+    """On a GPU products are rounded, and of two items that score the same either may come first."""
+    items, others = (torch.tensor(each[0]) for each in (found, expected))
+    assert float((items.unsqueeze(2) == others.unsqueeze(1)).any(2).float().mean()) > 0.95
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_in_one_process_find_what_one_finds(folder, case, device):
+    given, meet = [None] * 3, threading.Barrier(3)
+    whole = bt.load_model(folder / case, device)
+    expected = {name: searched(whole, name) for name in SEARCHES}  # first: a GPU compiles its kernels here
+
+    def search(rank):
+        part = load_part(folder / case, Threads(rank, 3, given, meet), device, top=CASES[case][3])
+        return {name: searched(part, name) for name in SEARCHES}
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(search, range(3)))
+    for name in SEARCHES:
+        for answer in answers:
+            if device == "cpu":
+                check(answer[name], expected[name])
+            else:
+                check_nearly(answer[name], expected[name])

@@ -7,18 +7,28 @@ from pathlib import Path
 import torch
 
 from beamtree import __version__
-from beamtree.distributed import LostError, Ranks
+from beamtree.distributed import LostError, Ranks, join
 from beamtree.following import Lead, follow
 from beamtree.model import TreeModel, check_device
 from beamtree.storage.parts import load_part
 from beamtree.storage.settings import fingerprint
-from beamtree.train.runs import check_run
+from beamtree.train.runs import check_run, open_model
 
 OpenModel = Callable[[Path], TreeModel]
 
 
+def wherever(command: str, run: Path, device: str, work: Callable[[OpenModel], None]) -> None:
+    """Run a command that searches: alone, or on the first of the ranks that torchrun started."""
+    now = join(device)
+    if now.size > 1:
+        over_ranks(now, command, run, device, work)
+    else:
+        work(lambda folder: open_model(folder, device))
+
+
 def over_ranks(
     now: Ranks,
+    command: str,
     run: Path,
     device: str,
     work: Callable[[OpenModel], None],
@@ -28,9 +38,10 @@ def over_ranks(
 
     Args:
         now: the ranks.
+        command: what it is called.
         run: the run that this rank was given; others beside it may be opened too.
         device: where this rank searches.
-        work: the command; it opens runs as it is told.
+        work: what it does; it opens runs as it is told.
         on_lost: hears of a rank that ended.
     """
     beside = run.absolute().parent
@@ -42,7 +53,7 @@ def over_ranks(
         here = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
         return load_part(folder, now, here), fingerprint(folder)
 
-    now.same(beamtree=__version__, command=work.__name__, run=run.absolute().name, device=device)
+    now.same(beamtree=__version__, command=command, run=run.absolute().name, device=device)
     if not now.is_first:
         follow(now, open_part)
         return

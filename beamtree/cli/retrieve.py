@@ -22,14 +22,14 @@ from beamtree.cli.options import (
     beam_of,
     most_items,
 )
-from beamtree.cli.over_ranks import OpenModel, over_ranks
+from beamtree.cli.over_ranks import OpenModel, wherever
 from beamtree.cli.parts import Who, answer_folder, note
 from beamtree.cli.screen import err, out, printable, progress
 from beamtree.distributed import join
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.train.recipes import chosen
-from beamtree.train.runs import open_data, open_model
+from beamtree.train.runs import open_data
 
 HistoryText = Annotated[
     str | None,
@@ -139,19 +139,17 @@ def retrieve_items(
 
 def _ask(question: Question, who: Who, asked: Asked) -> None:
     """Have a question answered: by this process, by a cluster, or by all ranks that torchrun started."""
-    in_parts, now = who.in_parts(asked.output), join(who.device)
+    in_parts = who.in_parts(asked.output)
+    if in_parts and join(who.device).size > 1:
+        raise ValueError("under torchrun all ranks answer one file: give --output a file, or answer parts without it")
 
     def retrieve(open_run: OpenModel) -> None:
         asked.answer(search_in(open_run(question.run), question))
 
-    if in_parts and now.size > 1:
-        raise ValueError("under torchrun all ranks answer one file: give --output a file, or answer parts without it")
     if in_parts and asked.source is not None and asked.output is not None:
         answer_folder(question, asked.source, asked.output, who)
-    elif now.size > 1:
-        over_ranks(now, question.run, who.device, retrieve)
     else:
-        retrieve(lambda folder: open_model(folder, who.device))
+        wherever("retrieve", question.run, who.device, retrieve)
 
 
 def _beam(run: Path, text: str, m: int) -> BeamSize:

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,18 +98,20 @@ def serve_run(
     times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
     sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
     opened = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
+    how = run, host, port, opened, changes, {**times, **sizes}, most, drain
+    _wherever(run, device, lambda open_run: start(*how, open_run))
 
-    def serve(open_run: OpenModel | None = None) -> None:
-        start(run, host, port, {**opened, "open_run": open_run}, changes, {**times, **sizes}, most, drain)
 
+def _wherever(run: Path, device: str, serve: Callable[[OpenModel | None], None]) -> None:
+    """Serve alone, or as the first of the ranks that torchrun started."""
     now = join(device)
     if now.size == 1:
-        serve()
+        serve(None)
         return
-    if not now.is_first:  # which is told by the first one, when all requests are answered
+    if not now.is_first:  # the first one lets the others go when all requests are answered
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
-    over_ranks(now, run, device, serve, _end)
+    over_ranks(now, "serve", run, device, serve, _end)
 
 
 def _end(error: LostError) -> None:
@@ -127,9 +130,10 @@ def start(
     how: dict[str, Any],
     most: tuple[int, ...],
     drain: float,
+    open_model: OpenModel | None = None,
 ) -> None:
-    """Listen, load, say where, and serve."""
-    if changes is not None and opened["open_run"] is not None:
+    """Listen, load, say where, and serve; `open_model` is given where other ranks have parts of the model."""
+    if changes is not None and open_model is not None:
         raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
     with needs("serve", "`beamtree serve`"):
         from beamtree.serve.limits import Access, Limits, is_local
@@ -143,7 +147,6 @@ def start(
     access = Access(read, change, is_local(host))
     listening = listen(host, port)
     with journal_of(changes) as journal:
-        open_model = opened.pop("open_run")
         open_run = (
             open_live(journal=journal, **opened) if journal is not None else open_fixed(**opened, model=open_model)
         )

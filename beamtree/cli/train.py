@@ -14,7 +14,7 @@ from beamtree.cli.options import Device
 from beamtree.cli.screen import hush, out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
-from beamtree.distributed import is_restarted, join, ranks
+from beamtree.distributed import Ranks, is_restarted, join, ranks
 from beamtree.files.small import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
@@ -63,15 +63,11 @@ def train(
     Without validation users, the last model is.
 
     Checkpoints are written every 500 steps and every half minute; a run that was killed goes on with --resume.
-
-    Over several processes or machines, `torchrun --nproc-per-node 4 -m beamtree train …`: see docs/scale.md.
+    Several processes train together under `torchrun --nproc-per-node 4 -m beamtree train …`.
 
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
-    now = join(device)
-    if not now.is_first:
-        hush()
-    with now.agreed():
+    with joined(device).agreed():
         check_device(device)
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
@@ -80,13 +76,27 @@ def train(
             batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
         )  # fmt: skip
         run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
-    check_alike(now, **{**run, "data": prepared.train.fingerprint()})
-    with holding(out_folder):
-        _run(out_folder, run, prepared, build, settings, resume or is_restarted())
+    _run(out_folder, run, prepared, build, settings, resume or is_restarted())
+
+
+def joined(device: str) -> Ranks:
+    """All ranks, of which the first speaks."""
+    now = join(device)
+    if not now.is_first:
+        hush()
+    return now
 
 
 def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool) -> None:
     """Train, save, and say what it brought."""
+    check_alike(ranks(), **{**run, "data": data.train.fingerprint()})
+    with holding(folder):
+        _run_held(folder, run, data, build, settings, resume)
+
+
+def _run_held(
+    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool
+) -> None:
     steps, where = settings.num_steps(data), Where.START
     with ranks().agreed() as first:
         if first:
