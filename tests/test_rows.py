@@ -14,7 +14,7 @@ from beamtree.closed import ials as factorise
 from beamtree.closed import pairs as pairs_room
 from beamtree.closed.ials import ials_by_rows
 from beamtree.closed.pairs import followed, together
-from beamtree.data import Events
+from beamtree.data import Events, factors
 from beamtree.data.factors import pairs
 from beamtree.data.instances import Instances
 from beamtree.distributed import Ranks, join, ranks
@@ -105,13 +105,21 @@ def factors_of(users, pulled):
     found = factorise(events, 53, dim=7, penalty=0.05, everywhere=0.1)
     own = ials_by_rows(events, 53, dim=7, penalty=0.05, everywhere=0.1, rounds=1, seed=0)
     assert len(own.items) == len(routes.dealt(53))
-    return (found.items @ found.items.T).tolist(), found.spread.tolist(), found.everywhere
+    return (found.items @ found.items.T).tolist(), found.spread.tolist(), found.everywhere, svd(events)
+
+
+def svd(events):
+    """Co-occurrence factors: where two are as strong as each other, their axes can turn."""
+    found = [factors(events, 53, dim=5, run_length=length) for length in (None, 4)]
+    return [(each @ each.T).tolist() for each in found]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("users", "pulled"), [(41, 1 << 19), (41, 30), (2, 30)], ids=["whole", "pulled", "few users"])
 def test_factors_do_not_depend_on_the_number_of_ranks(size, users, pulled):
-    products, spread, everywhere = on_ranks(size, factors_of, users, pulled)
+    products, spread, everywhere, together_in_time = on_ranks(size, factors_of, users, pulled)
+    for ours, theirs in zip(together_in_time, svd(a_log(users)), strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=1e-4, rtol=1e-4)
     alone = factorise(a_log(users), 53, dim=7, penalty=0.05, everywhere=0.1)
     assert everywhere == alone.everywhere
     largest = float((alone.items @ alone.items.T).abs().max())
