@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 T = TypeVar("T")
 LIMIT = "BEAMTREE_TIME_LIMIT"  # seconds that one rank waits for another, from the environment
@@ -22,7 +23,7 @@ SECONDS = 600.0  # unless it says otherwise
 
 
 class ElsewhereError(ValueError):
-    """Another rank met an error, and says which: this one ends with it, in silence."""
+    """Another rank met an error: all end with it, and one tells it."""
 
 
 class LostError(RuntimeError):
@@ -75,6 +76,10 @@ class Ranks:
         """What each rank gives, for all of them: small things."""
         return [thing]
 
+    def first_says(self, yes: bool) -> bool:
+        """What the first rank says."""
+        return bool(self.broadcast_(torch.tensor(int(yes))))
+
     def counts(self, sent: Sequence[int]) -> list[int]:
         """How many rows each rank will send here, given how many go to each."""
         return list(sent)
@@ -89,23 +94,26 @@ class Ranks:
     # What follows from these
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Work that may fail on one rank: an error there is the end of it on all, and one of them tells it."""
+    def agreed(self) -> Iterator[bool]:
+        """Work that may fail on one rank: an error there is an error on all, once each is through with its part.
+
+        It gives whether this rank is the first, which writes for all.
+        """
         error: Exception | None = None
         try:
-            yield
+            yield self.is_first
         except (ValueError, OSError, MemoryError) as found:
             error = found
         told = self.gather(None if error is None else str(error) or type(error).__name__)
         first = next((rank for rank, line in enumerate(told) if line is not None), None)
         if first is None:
             return
-        if error is not None and first == self.rank:
+        if error is not None:
             raise error
         raise ElsewhereError(f"rank {first}: {told[first]}")
 
     def same(self, **things: object) -> None:
-        """Raise a ValueError where something is not the same on every rank; the first rank tells it."""
+        """Raise a ValueError where something is not the same on every rank."""
         texts = {name: str(thing) for name, thing in things.items()}
         found = self.gather(texts)
         for name, text in found[0].items():
@@ -115,7 +123,7 @@ class Ranks:
                 line = (
                     f"{name} is {text[:200]} on rank 0 and {str(theirs)[:200]} on rank {other}: start all ranks alike"
                 )
-                raise ValueError(line) if self.is_first else ElsewhereError(line)
+                raise ElsewhereError(line)
 
     def shared_out(self, find: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A function of rows, each rank doing its share and all getting all: the results must be of whole numbers."""
@@ -185,6 +193,17 @@ def _answered() -> Iterator[None]:
 _now = Ranks()
 
 
+def tells() -> bool:
+    """Whether this rank is the one to tell an error: the first that asks."""
+    if _now.size == 1:
+        return os.environ.get("RANK", "0") == "0"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return bool(store.compare_set("told", "", str(_now.rank)).decode() == str(_now.rank))
+    except (RuntimeError, ValueError):  # whoever kept the store is gone
+        return True
+
+
 def ranks() -> Ranks:
     """Those who work together now: this process alone, unless `join` was called under torchrun."""
     return _now
@@ -199,10 +218,20 @@ def join(device: str = "cpu") -> Ranks:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             with _met():
-                dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=_limit()))
+                _meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=_limit()))
             atexit.register(leave)
         _now = _Group()
     return _now
+
+
+def _meet(backend: str, limit: timedelta) -> None:
+    """Start the process group, under another name after a restart: torchrun keeps the addresses of ranks that died."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store: Any = dist.TCPStore(address, port, size, keeps, limit, multi_tenant=True)  # type: ignore[attr-defined]
+    own = PrefixStore(f"beamtree/{_restarts()}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
 
 
 def leave() -> None:
@@ -215,14 +244,18 @@ def leave() -> None:
 
 def is_restarted() -> bool:
     """Whether torchrun started this process in the place of one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def _met() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KeyError) as error:
         size = os.environ["WORLD_SIZE"]
         raise LostError(
             f"the {size} ranks did not meet within {_limit():,.0f} s: start them all, with one address"

@@ -57,7 +57,15 @@ class Method:
     walks: bool = False  # S_h comes from a beam, which means nothing before the scorer does
 
     def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
-        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h; of its instances for a rank."""
+        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h.
+
+        Args:
+            model: the model that is trained.
+            x: users.
+            y: the items relevant to them.
+            generator: what is random comes from it.
+            ranks: who shares the work; each has the part of its own instances.
+        """
         if self.single_target:
             x, y = one_per_target(x, y)
         share = ranks.share(len(x))

@@ -8,8 +8,8 @@ from beamtree.answers import Answer, History, answer, as_columns, history_of_use
 from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
+from beamtree.distributed import join
 from beamtree.evaluate import Evaluation, evaluate
-from beamtree.files.drafts import held
 from beamtree.frames import frame
 from beamtree.ingest.logs import open_log
 from beamtree.ingest.trees import any_builder
@@ -28,6 +28,7 @@ from beamtree.train.runs import (
     data_folder,
     describe_run,
     finish_run,
+    holding,
     ids_of,
     open_data,
     open_model,
@@ -152,7 +153,7 @@ class Recommender(Changing):
         on_step: OnStep | None = None,
         on_check: OnCheck | None = None,
     ) -> "Recommender":
-        """Learn from a log, as `beamtree prepare` and `beamtree train` do.
+        """Learn from a log, as `beamtree prepare` and `beamtree train` do, together with all ranks under torchrun.
 
         Args:
             log: a Polars or pandas frame, an Arrow table, a file or several, or a folder that `prepare` wrote.
@@ -168,8 +169,9 @@ class Recommender(Changing):
         columns = {"user": user, "item": item, "time": time}
         sizes = {"min_events": min_events, "val_users": val_users, "test_users": test_users}
         options = {name: value for name, value in {**columns, **sizes}.items() if value is not None}
-        data, own = open_log(log, self._how["seed"], options)
-        settings = settle(data, **self._how)
+        with join(self._how["device"]).agreed():
+            data, own = open_log(log, self._how["seed"], options)
+            settings = settle(data, **self._how)
         model = start_model(settings, data, self._build(data, self._arity, settings.seed))
         recipe = self._how["recipe"]
         run = describe_run(settings, data.folder, self._tree_name, recipe, arity=self._arity, **self._files)
@@ -252,14 +254,16 @@ class Recommender(Changing):
         """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it."""
         folder, model, run = Path(folder), self.model, {**self._run}
         source = self._data.folder if self._data is not None else self._where and self._where[1]
-        with held(folder):
-            if source is not None:
-                run["data"] = None if self._owns_data else str(source.resolve())
-                replace_data(folder, source if self._owns_data else None)
-            write_run(folder, run)
-            if self.progress is not None:
-                finish_run(folder, self.progress)
-            self._save_events(folder)
+        if source is not None:
+            run["data"] = None if self._owns_data else str(source.resolve())
+        with holding(folder) as first:
+            if first:
+                if source is not None:
+                    replace_data(folder, source if self._owns_data else None)
+                write_run(folder, run)
+                if self.progress is not None:
+                    finish_run(folder, self.progress)
+                self._save_events(folder)
             save_model(model, folder)
 
     @classmethod

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from beamtree.distributed import Ranks
+import torch
+from torch import Tensor
+
+from beamtree.distributed import Ranks, ranks
 from beamtree.tree import Tree
 
 TOP = 1 << 12  # nodes that the last level which everybody has may have
@@ -100,8 +103,17 @@ class Shard:
         span, at = self.span(level, self.ranks.rank), (level - self.cut - 1) * self.ranks.size + self.ranks.rank
         return slice(span.start - self.offsets[at], span.stop - self.offsets[at])
 
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows of this rank, of those of all nodes."""
+        return torch.cat([rows[nodes.start : nodes.stop] for nodes, _ in self.pieces()])
+
     def pieces(self) -> Iterator[tuple[range, slice]]:
         """The runs of nodes that this rank has, and where their rows are."""
         yield range(self.num_top), slice(0, self.num_top)
         for level in self.below:
             yield self.span(level, self.ranks.rank), self.rows(level)
+
+
+def own_shard(tree: Tree) -> Shard | None:
+    """The rows that this process has of a table of nodes; None where it works alone."""
+    return Shard.of(tree, ranks()) if ranks().size > 1 else None

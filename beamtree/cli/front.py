@@ -1,5 +1,6 @@
 """The front of the command: help, version, and what becomes of errors."""
 
+import os
 import re
 import sys
 import threading
@@ -28,6 +29,7 @@ from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
 from beamtree.cli.tune import tune_run
+from beamtree.distributed import LostError, tells
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"
@@ -74,6 +76,10 @@ def main() -> None:
         code = _fail(str(error)) and 1
     except BrokenExecutor:
         code = _fail("a worker process ended before its time, perhaps for want of memory")
+    except LostError as error:
+        _fail(str(error))
+        sys.stdout.flush()
+        os._exit(2)  # what waits for the lost one still would not end
     except MemoryError as error:
         code = _fail(too_little(str(error)))
     except RuntimeError as error:  # which is how torch says it, and Python that a link leads to itself
@@ -107,7 +113,7 @@ def too_little(error: str) -> str:
 
 
 def _fail(message: str) -> int:
-    if message:  # there is none where help was printed instead
+    if message and tells():  # there is none where help was printed instead
         line = printable(" ".join(message[: 10 * LONGEST].split()))
         line = line if len(line) <= LONGEST else f"{line[: LONGEST - 200]} … {line[-190:]}"
         print("beamtree: " + as_flags(line), file=sys.stderr)

@@ -15,6 +15,11 @@ out = Console()
 err = Console(stderr=True)
 
 
+def hush() -> None:
+    """Say nothing from here on: another process speaks for all."""
+    out.quiet = err.quiet = True
+
+
 def printable(text: str) -> str:
     """Text with control characters escaped: an id from a log must not move the cursor or change the colours."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -40,6 +45,9 @@ def draw(plot: Callable[[ModuleType], None], *pictures: Path) -> list[Path]:
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
     """Ways to advance and to say a line: a bar on a terminal, plain lines elsewhere."""
+    if err.quiet:
+        yield lambda count: None, lambda text: None
+        return
     if not err.is_terminal:
         done = shown = 0
 

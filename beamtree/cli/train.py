@@ -1,8 +1,9 @@
 """`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,10 @@ import typer
 from torch import Tensor
 
 from beamtree.cli.options import Device
-from beamtree.cli.screen import out, progress
+from beamtree.cli.screen import hush, out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
-from beamtree.files.drafts import held
+from beamtree.distributed import Ranks, is_restarted, join, ranks
 from beamtree.files.small import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
@@ -21,8 +22,9 @@ from beamtree.model import TreeModel, check_device
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
+from beamtree.train.alike import check_alike
 from beamtree.train.recipes import Settings, settle, start_model, train_model
-from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, read_run, threads, write_run
+from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, holding, read_run, threads, write_run
 
 LOG_EVERY = 50  # steps
 
@@ -61,28 +63,52 @@ def train(
     Without validation users, the last model is.
 
     Checkpoints are written every 500 steps and every half minute; a run that was killed goes on with --resume.
+    Several processes train together under `torchrun --nproc-per-node 4 -m beamtree train …`.
 
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
-    check_device(device)
-    build = tree_builder(tree, items, vectors)
-    prepared = load_data(data)
-    settings = settle(
-        prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
-        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
-    )  # fmt: skip
-    run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
-    with held(out_folder):
-        _run(out_folder, run, prepared, build, settings, resume)
+    with joined(device).agreed():
+        check_device(device)
+        build = tree_builder(tree, items, vectors)
+        prepared = load_data(data)
+        settings = settle(
+            prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
+            batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
+        )  # fmt: skip
+        run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
+    _run(out_folder, run, prepared, build, settings, resume or is_restarted())
+
+
+def joined(device: str) -> Ranks:
+    """All ranks, of which the first speaks."""
+    now = join(device)
+    if not now.is_first:
+        hush()
+    return now
 
 
 def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool) -> None:
     """Train, save, and say what it brought."""
-    if resume and _has_ended(folder, run):
+    check_alike(ranks(), **{**run, "data": data.train.fingerprint()})
+    with holding(folder):
+        _run_held(folder, run, data, build, settings, resume)
+
+
+def _run_held(
+    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool
+) -> None:
+    steps, where = settings.num_steps(data), Where.START
+    with ranks().agreed() as first:
+        if first:
+            where = _look(folder, run, steps, resume)
+    where = ranks().gather(where)[0]
+    if where is Where.END:
         return
-    model, step = _start(folder, run, data, build, settings, resume)
+    model, step = _start(folder, run, data, build, settings, where)
     found = _train(folder, settings, data, model, step)
-    finish_run(folder, found)
+    with ranks().agreed() as first:
+        if first:
+            finish_run(folder, found)
     save_model(model, folder)
     _say_what_it_brought(found, data, settings)
     for line in (f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}"):
@@ -95,7 +121,7 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
     at = usual_m(data.num_items)
     with (
         _said_how_to_go_on(folder),
-        closing(Journal(folder / LOG, step)) as journal,
+        _written(folder / LOG, step) as write,
         progress(settings.num_steps(data), "steps") as (advance, say),
     ):
         advance(step)
@@ -103,10 +129,10 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
         def on_step(done: int, total: int, loss: Tensor) -> None:
             advance(1)
             if done % LOG_EVERY == 0 or done == total:
-                journal.write(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
+                write(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
 
         def on_check(done: int, recall: float) -> None:
-            journal.write(done, recall=recall, seconds=round(time.monotonic() - began, 1))
+            write(done, recall=recall, seconds=round(time.monotonic() - began, 1))
             say(f"step {done:,}  recall@{at} {recall:.2%} on {len(data.val):,} validation users")
 
         checkpoints = Checkpoints(folder / TRAINING, every=500, resume=True)
@@ -154,6 +180,16 @@ def _has_ended(folder: Path, run: dict[str, Any]) -> bool:
 
 
 @contextmanager
+def _written(path: Path, step: int) -> Iterator[Callable[..., None]]:
+    """What writes to the journal of a run; nothing, where another rank does."""
+    if not ranks().is_first:
+        yield lambda step, **values: None
+        return
+    with closing(Journal(path, step)) as journal:
+        yield journal.write
+
+
+@contextmanager
 def _said_how_to_go_on(folder: Path) -> Iterator[None]:
     """Errors of a disk in one line: what was trained so far is not lost."""
     try:
@@ -162,10 +198,18 @@ def _said_how_to_go_on(folder: Path) -> Iterator[None]:
         raise OSError(f"{folder} cannot be written: {error}; make room and go on with --resume") from error
 
 
-def _start(
-    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool
-) -> tuple[TreeModel, int]:
-    """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
+class Where(Enum):
+    """Where a run begins."""
+
+    START = "at the start"
+    CHECKPOINT = "from its checkpoint"
+    END = "nowhere: it has ended"
+
+
+def _look(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> Where:
+    """Where a run begins in a folder, and say so; a ValueError where it cannot."""
+    if resume and _has_ended(folder, run):
+        return Where.END
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / RUN).exists():
             raise ValueError(f"{folder} holds something else: choose another folder")
@@ -174,20 +218,30 @@ def _start(
             raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
         _check_same(folder, before, run)
         if holds_model(folder / TRAINING):
-            step = steps_done(folder / TRAINING)
-            out.print(f"Going on from step {step:,} of {settings.num_steps(data):,}", highlight=False)
+            out.print(f"Going on from step {steps_done(folder / TRAINING):,} of {steps:,}", highlight=False)
             if before.get("threads", threads()) != threads():
                 line = f"It began with {before['threads']} threads and goes on with {threads()}: sums round otherwise"
                 out.print(f"{line}, so the model will not be the same to the last bit.", highlight=False)
-            return load_model(folder / TRAINING, settings.device), step
+            return Where.CHECKPOINT
     if resume:
         out.print(f"There is no checkpoint in {folder} to go on from: beginning at the start", soft_wrap=True)
     check_writable(folder / RUN)  # before the tree, which takes a while
+    return Where.START
+
+
+def _start(
+    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, where: Where
+) -> tuple[TreeModel, int]:
+    """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
+    if where is Where.CHECKPOINT:
+        return load_model(folder / TRAINING, settings.device), steps_done(folder / TRAINING)
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
     tree = build(data, run["arity"], run["seed"])
     began = time.monotonic()
     model = start_model(settings, data, tree, say=lambda line: out.print(f"  {line}", highlight=False, soft_wrap=True))
     if settings.recipe.start is not None:
         out.print(f"Made the parts in closed form in {time.monotonic() - began:.0f} s", highlight=False)
-    write_run(folder, run)  # first, so that a run killed from here on can be resumed
+    with ranks().agreed() as first:
+        if first:
+            write_run(folder, run)  # first, so that a run killed from here on can be resumed
     return model, 0

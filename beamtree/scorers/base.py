@@ -31,6 +31,10 @@ class Scorer(nn.Module, ABC):
     def spread_over(self, shard: Shard) -> None:
         """Keep the rows of one shard alone; a scorer that does not say how is whole on every rank."""
 
+    def gathered(self) -> "Self | None":
+        """The whole scorer, on the first rank alone, where rows lie on several; all must call it."""
+        return self
+
     @abstractmethod
     def context(self, tree: Tree, x: Tensor) -> Any:
         """All that depends on the users x [B, ...] and a level, for all levels at once; only `forward` looks inside."""

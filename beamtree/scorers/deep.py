@@ -82,6 +82,17 @@ class DeepScorer(TableScorer):
         if not self.is_spread:
             self.table = SpreadTable.of(self.table, shard)
 
+    def gathered(self) -> "DeepScorer | None":
+        if not isinstance(self.table, SpreadTable):
+            return self
+        rows = self.table.whole()
+        if rows is None:
+            return None
+        scorer = DeepScorer(**self.settings(), seed=None).to(rows.dtype)
+        state = {name: value.cpu() for name, value in self.state_dict().items()}
+        scorer.load_state_dict({**state, "table.weight": rows}, assign=True)
+        return scorer
+
     def start_from(self, tree: Tree, vectors: Tensor) -> "DeepScorer":
         """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score."""
         dim = min(self.table.weight.shape[1], vectors.shape[1], HIDDEN[2]) // 2 * 2

@@ -13,6 +13,7 @@ from beamtree.seeds import mix
 from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
+SENT = 1 << 20  # rows that are sent at once
 DRAWN = 1 << 16  # rows that are drawn at once: a multiple of 16, by which torch draws
 
 
@@ -101,6 +102,25 @@ class SpreadTable(NodeTable):
         whole = own.new_zeros(len(self.shard.level(self.shard.cut)), own.shape[1])
         whole[runs.start : runs.stop] = own
         return self.shard.ranks.sum_(whole)
+
+    @torch.no_grad()
+    def whole(self) -> Tensor | None:
+        """All rows, in the first rank's memory, a piece at a time; None on the others, which must call it too."""
+        shard, now, weight = self.shard, self.shard.ranks, self.weight.detach()
+        found = torch.empty(shard.num_nodes, weight.shape[1], dtype=weight.dtype) if now.is_first else None
+        if found is not None:
+            found[: shard.num_top] = weight[: shard.num_top]
+        for level in shard.below:
+            spans, own = [shard.span(level, rank) for rank in range(now.size)], weight[shard.rows(level)]
+            for start in range(0, max(map(len, spans)), SENT):
+                parts = [span[start : start + SENT] for span in spans]
+                sizes = [len(part) if now.is_first else 0 for part in parts]
+                sent = [len(parts[now.rank]), *[0] * (now.size - 1)]
+                rows = now.exchange(own[start : start + SENT], sent, sizes)
+                if found is not None:
+                    for part, each in zip(parts, rows.split(sizes), strict=True):
+                        found[part.start : part.start + len(part)] = each
+        return found
 
     def of_items(self, tree: Tree, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")

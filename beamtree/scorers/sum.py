@@ -82,6 +82,12 @@ class SumScorer(TableScorer):
         if self.learned is not None:
             self.part(self.learned).spread_over(shard)
 
+    def gathered(self) -> "SumScorer | None":
+        if self.learned is None or not self.is_spread:
+            return self
+        part = self.part(self.learned).gathered()
+        return None if part is None else self.with_parts({self.learned: part.to(self.weights.device)})
+
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
         state = self.state_dict().items()

@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids, write_ids
-from beamtree.files.drafts import as_others_are, drafting, held
+from beamtree.distributed import ranks
+from beamtree.files.drafts import as_others_are, drafting, held, remove
 from beamtree.files.sealed import seal, whole_is_read, with_seal
 from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
+from beamtree.shards import Shard
 from beamtree.storage.settings import (
     AGAIN,
     DTYPES,
@@ -43,20 +45,24 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
+from beamtree.storage.shards import check_shards, read_shards, row_names
 from beamtree.tree import Tree, height_for
 
-OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt")
+OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt|shards-\d+b?")
 
 
 def save_model(model: TreeModel, folder: str | Path) -> None:
     """Write a model, and the ids of its items where it has them, to a folder.
 
     A model that was there is replaced only once all of the new one is written. Parts of a sum that count nothing are
-    left out.
+    left out. Where several ranks trained it, all call this, and the first writes.
     """
     if isinstance(model.scorer, SumScorer) and (lean := model.scorer.lean()) is not model.scorer:
         model = model.with_scorer(lean)
-    write_finished(Path(folder), model, model.ids)
+    whole = model.gathered()
+    with ranks().agreed():
+        if whole is not None and ranks().is_first:
+            write_finished(Path(folder), whole, whole.ids)
 
 
 def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
@@ -91,6 +97,9 @@ def _read_model(
     folder: Path, settings: dict[str, Any], device: torch.device | str, scorers: Sequence[type[Scorer]]
 ) -> TreeModel:
     check_files(folder, settings)
+    if "shards" in settings:
+        with ranks().agreed():
+            check_shards(folder, settings)
     with damaged(folder):
         items = read_tensors(folder, settings, "tree")
         _check_tree(folder, items["items"], settings["arity"])
@@ -104,6 +113,8 @@ def _read_model(
         ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
         model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
+        if "shards" in settings and ranks().size > 1:
+            scorer.spread_over(Shard.of(tree, ranks()))
         load_weights(folder, settings, model, assign=True)
     model.to(device).eval()
     if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(scorer, TableScorer):
@@ -142,10 +153,10 @@ def write_model(
                 if part == "items" and ids is not None:
                     write_ids(draft / file, ids.names)
                 else:
-                    _save_tensors(draft / file, parts[part])
+                    save_tensors(draft / file, parts[part])
                 flush(draft / file)
             seals = {part: {"file": file, **seal(draft / file)} for part, file in files.items()}
-            settings = _settings_of(model, progress, seals)
+            settings = settings_of(model, progress, seals)
             (draft / SETTINGS).write_text(json.dumps(with_seal(settings), indent=2) + "\n")
             flush(draft / SETTINGS)
             for file in files.values():
@@ -155,10 +166,10 @@ def write_model(
             flush(folder)
         for path in folder.iterdir():  # left by the model before, or by one cut short
             if OURS.fullmatch(path.name) and path.name not in files.values():
-                path.unlink()
+                remove(path)
 
 
-def _settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any]) -> dict[str, Any]:
+def settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMATS[0],
         "tree": model.tree.fingerprint(),
@@ -182,7 +193,7 @@ def _dtype(scorer: Scorer) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors import SafetensorError  # here, so that training without a folder needs torch alone
     from safetensors.torch import save_file
 
@@ -204,8 +215,13 @@ def check_room(folder: Path) -> set[str]:
 
 
 def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:
-    """Copy the weights into the model's, or let them take their place."""
+    """Copy the weights into the model's, or let them take their place; of rows on several ranks, this rank's."""
+    if "shards" in settings:
+        read_shards(folder, settings, model)
+        return
     weights = read_tensors(folder, settings, "weights")
+    for name, table in row_names(model).items():  # that one rank saved whole
+        weights[name] = table.shard.part(weights[name])
     try:
         model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
@@ -223,7 +239,8 @@ def _make_scorer(folder: Path, settings: dict[str, Any], more: Sequence[type[Sco
             raise ValueError(f"{folder} holds a {kind}, which is not of this package: pass its class, scorers=[{kind}]")
     try:
         with torch.device("meta"):  # nothing is allocated before the sizes are known to be those of the files
-            _check_shapes(folder, settings, kinds[name].from_settings(own, kinds))
+            if "shards" not in settings:
+                _check_shapes(folder, settings, kinds[name].from_settings(own, kinds))
         return kinds[name].from_settings(own, kinds)
     except TypeError as error:  # a scorer must take what its `settings` gave
         raise ValueError(f"{folder}: a {name} cannot be made from its settings: {error}") from error

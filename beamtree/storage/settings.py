@@ -41,7 +41,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     for key, kind in KINDS.items():
         if not isinstance(settings.get(key), kind) or (kind is int and isinstance(settings[key], bool)):
             raise ValueError(f"{path} is damaged: {key} is {str(settings.get(key))[:40]!r}; {AGAIN}")
-    if settings["dtype"] not in DTYPES or not set(settings["files"]) <= PARTS or not set(settings["files"]) >= NEEDED:
+    needed = {"tree"} if _is_shards(settings.get("shards")) else NEEDED
+    if settings["dtype"] not in DTYPES or not set(settings["files"]) <= PARTS or not set(settings["files"]) >= needed:
         raise ValueError(f"{path} is damaged: it does not name the files of a model; {AGAIN}")
     for part, known in settings["files"].items():
         if settings["format"] == 2 and isinstance(known, list) and len(known) == 2:
@@ -49,6 +50,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
         elif not isinstance(known, dict) or not isinstance(known.get("file"), str):
             raise ValueError(f"{path} is damaged: it does not name the file of its {part}; {AGAIN}")
     return settings
+
+
+def _is_shards(found: object) -> bool:
+    """Whether settings name files that several ranks wrote: see `storage.shards`."""
+    kinds = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
 
 
 def fingerprint(folder: Path) -> str:

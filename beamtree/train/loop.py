@@ -1,7 +1,7 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Data
-from beamtree.distributed import join
+from beamtree.distributed import Ranks, join
 from beamtree.files.drafts import held
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.seeds import epoch_order, mix
 from beamtree.shards import Shard
 from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
+from beamtree.train.alike import check_alike, one_blend
 from beamtree.train.blend import weigh_parts
 from beamtree.train.checkpoint import Checkpoints, Keeper
 from beamtree.train.optimizer import Optimizer, adam, set_lr
@@ -60,16 +61,23 @@ def fit(
         seed: of all that is random.
         on_step: hears the steps done, those in all, and the loss.
     """
-    run = Run(model, data, method, epochs, steps, batch_size, schedule or Schedule(), optimizer, val, checkpoints, seed)
-    with nullcontext() if checkpoints is None else held(Path(checkpoints.folder)):
-        return _take_steps(run, on_step)
+    ranks = join(model.tree.device.type)
+    with ranks.agreed():
+        schedule = schedule or Schedule()
+        run = Run(model, data, method, epochs, steps, batch_size, schedule, optimizer, val, checkpoints, seed)
+    check_alike(ranks, tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
+    with ExitStack() as stack:
+        with ranks.agreed():
+            if checkpoints is not None and ranks.is_first:
+                stack.enter_context(held(Path(checkpoints.folder)))
+        return _take_steps(run, ranks, on_step)
 
 
-def _take_steps(run: "Run", on_step: OnStep | None) -> Progress:
+def _take_steps(run: "Run", ranks: Ranks, on_step: OnStep | None) -> Progress:
     model, data, method = run.model, run.data, run.method
-    step, batches, keeper, watch = run.begin()
+    step, batches, keeper, watch = run.begin(ranks)
     progress = watch.begin(keeper.resume(run.total))
-    guard = Guard(run)
+    guard = Guard(run, ranks)
     for t in range(progress.step, run.total):
         if watch.is_over(progress):
             break
@@ -148,9 +156,8 @@ class Run:
         saved = self.checkpoints is not None and step % self.checkpoints.every == 0
         return saved or bool(self.check_every and step % self.check_every == 0)
 
-    def begin(self) -> "tuple[Stepper, Batches, Keeper, Watch]":
+    def begin(self, ranks: Ranks) -> "tuple[Stepper, Batches, Keeper, Watch]":
         """What takes the steps, what they read, what saves them, and what watches over them."""
-        ranks = join(self.model.tree.device.type)
         if ranks.size > 1:
             self.model.scorer.spread_over(Shard.of(self.model.tree, ranks))
         learner = _learner(self.model)
@@ -199,6 +206,7 @@ class Watch:
             return progress
         if progress.step:
             weigh_parts(self.keeper.model, self.validation.data)
+            one_blend(self.keeper.model)
         progress = self.validation.check(self.keeper.model, progress)
         if progress.checks_since_best == 0:
             self.keeper.keep_best()
@@ -215,8 +223,8 @@ class Guard:
     A GPU is not asked after every step: it keeps in mind the first that was bad, and is asked once in a while.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run, self._bad = run, torch.full((), -1, device=run.model.tree.device)
+    def __init__(self, run: Run, ranks: Ranks) -> None:
+        self.run, self.ranks, self._bad = run, ranks, torch.full((), -1, device=run.model.tree.device)
 
     @contextmanager
     def __call__(self, loss: Tensor, t: int) -> Iterator[None]:
@@ -227,7 +235,8 @@ class Guard:
             raise self._diverged(int(self._bad), "its loss is not finite")
         try:
             if due or last:
-                check_finite(self.run.model)
+                with self.ranks.agreed():
+                    check_finite(self.run.model)
             yield
         except NotFiniteError as error:
             raise self._diverged(t, str(error).split(":")[0]) from error

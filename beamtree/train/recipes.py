@@ -14,6 +14,8 @@ from beamtree.data import BeforeAfter, Data, Prepared, Windows
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.scorers import DeepScorer, Scorer, SumScorer
+from beamtree.shards import own_shard
+from beamtree.train.alike import one_model, one_tree
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
@@ -63,12 +65,12 @@ class Recipe:
 
 def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     """The deep scorer with shared rows, started from what users chose together."""
-    return DeepScorer(tree.num_nodes, seed=seed).start_from(tree, data.factors)
+    return DeepScorer(tree.num_nodes, seed=seed, shard=own_shard(tree)).start_from(tree, data.factors)
 
 
 def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     """The deep scorer with rows of their own drawn from N(0, 1)."""
-    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
+    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed, shard=own_shard(tree))
 
 
 def unlifted(make: MakeScorer) -> MakeScorer:
@@ -217,13 +219,14 @@ def chosen(table: dict[str, T], what: str, name: str) -> T:
 
 def start_model(settings: Settings, data: Prepared, tree: Tree, say: Say = silent) -> TreeModel:
     """The model as it is before the first step; `say` hears what was chosen for the parts in closed form."""
+    tree = one_tree(tree)
     top = first_level(tree, settings.beam_size)
     scorer = settings.recipe.scorer(tree, data, settings.seed)
     if settings.recipe.start is not None:
         scorer.check(data.train.observations())
         parts = settings.recipe.start(Start(tree, data, settings.seed, settings.device, top, say))
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
-    return TreeModel(tree, scorer, first_level=top, ids=data.items).to(settings.device)
+    return one_model(TreeModel(tree, scorer, first_level=top, ids=data.items).to(settings.device))
 
 
 def train_model(
@@ -258,6 +261,7 @@ def train_model(
     )
     if settings.refit:
         refit(model, data, settings.seed)
+        one_model(model)
     return progress
 
 

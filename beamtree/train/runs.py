@@ -9,14 +9,16 @@ data/                         the prepared data, where they were made for this r
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.files.drafts import drafting, put, remove
+from beamtree.distributed import ranks
+from beamtree.files.drafts import drafting, held, put, remove
 from beamtree.files.small import read_json, write_json
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
@@ -26,6 +28,16 @@ from beamtree.train.recipes import Recipe, Settings, recipe_name
 from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[bool]:
+    """Hold a folder for all ranks; whether this one is the first, which writes to it."""
+    with ExitStack() as stack:
+        with ranks().agreed() as first:
+            if first:
+                stack.enter_context(held(folder))
+        yield first
 
 
 def describe_run(

@@ -1,0 +1,125 @@
+"""Weights and moments that lie on several ranks, as a folder holds them; `storage.spread` writes them.
+
+    settings.json             what this is, and under `shards` the folder below with every file in it
+    tree-<step>.safetensors   the items on the leaf slots
+    shards-<step>/            weights and moments, as torch.distributed.checkpoint writes them, a file from each rank
+
+Any number of ranks reads it. Rows are divided where the levels below the cut are: each level is a tensor [nodes of the
+cut, nodes below one of them, dim] of which every rank has a run. As with every model, settings.json is replaced
+last, in one move. torch.distributed.checkpoint reads its list of files with pickle: read only what you wrote.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.distributed import Ranks, ranks
+from beamtree.files.sealed import check_sealed
+from beamtree.model import TreeModel
+from beamtree.scorers.spread import SpreadTable
+from beamtree.shards import Shard
+from beamtree.storage.settings import AGAIN
+
+Moments = Mapping[str, Tensor]  # by name: those of rows are as long as the rows
+
+
+def row_names(model: TreeModel) -> dict[str, SpreadTable]:
+    """The weights that are rows of several ranks, by their names in `state_dict`."""
+    modules = model.scorer.named_modules()
+    return {f"{name}.weight".lstrip("."): each for name, each in modules if isinstance(each, SpreadTable)}
+
+
+def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise a ValueError where a file that a rank wrote is not there as it was written."""
+    shards = settings["shards"]
+    for name, known in shards["files"].items():
+        try:
+            check_sealed(folder / shards["folder"], name, known, AGAIN)
+        except ValueError as error:
+            count = f"{len(shards['files'])} files from {shards['ranks']} ranks"
+            raise ValueError(f"{error} ({count} belong to {folder})") from error
+
+
+def read_shards(folder: Path, settings: Mapping[str, Any], model: TreeModel) -> None:
+    """Copy the weights into the model's: all of them, or this rank's."""
+    state = {f"weights.{name}": value.detach() for name, value in model.scorer.state_dict().items()}
+    _read(folder, settings, model, state)
+
+
+def read_moments(
+    folder: Path, settings: Mapping[str, Any], model: TreeModel, parameter: Callable[[int], Tensor]
+) -> dict[str, Tensor]:
+    """Adam's moments by name, <number of a parameter>.<name>: all of them, or this rank's."""
+    known = _reader(folder, settings).read_metadata().state_dict_metadata
+    rows = [name for name in settings["shards"]["rows"] if name.startswith("optimizer.")]
+    whole = [name for name in known if name.startswith("optimizer.") and name.partition(":")[0] not in rows]
+    state = {name: torch.empty_like(parameter(int(name.split(".")[1])), requires_grad=False) for name in rows}
+    state |= {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in whole}
+    _read(folder, settings, model, state)
+    return {name.removeprefix("optimizer."): value for name, value in state.items()}
+
+
+def _read(folder: Path, settings: Mapping[str, Any], model: TreeModel, state: dict[str, Tensor]) -> None:
+    tables, cut = row_names(model), int(settings["shards"]["cut"])
+    now = ranks() if tables else Ranks()
+    shard = Shard(model.tree.arity, model.tree.height, cut, now)
+    if any(table.shard != shard for table in tables.values()):
+        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+    names = [name for name in settings["shards"]["rows"] if name in state]
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with told(folder):
+        wanted = laid_out(state, names, shard)
+        load(wanted, storage_reader=_reader(folder, settings), no_dist=now.size == 1)
+
+
+def _reader(folder: Path, settings: Mapping[str, Any]) -> Any:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    return FileSystemReader(folder / settings["shards"]["folder"])
+
+
+def laid_out(state: Mapping[str, Tensor], rows: list[str], shard: Shard) -> dict[str, Any]:
+    """What torch.distributed.checkpoint is given: of rows the top, and every level below it with this rank's run."""
+    found: dict[str, Any] = {name: value for name, value in state.items() if name not in rows}
+    for name in rows:
+        value, dim = state[name], state[name].shape[1]
+        found[f"{name}:top"] = value[: shard.num_top]
+        for level in shard.below:
+            each = shard.arity ** (level - shard.cut)
+            run = value[shard.rows(level)].view(len(shard.runs(shard.ranks.rank)), each, dim)
+            found[f"{name}:{level}"] = run if shard.ranks.size == 1 else _part_of(run, len(shard.level(shard.cut)))
+    return found
+
+
+def _part_of(run: Tensor, nodes: int) -> Any:
+    """A run of one rank as a part of a tensor of all, which nobody has."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Divided
+
+    mesh = init_device_mesh(run.device.type, (ranks().size,))
+    shape = torch.Size((nodes, *run.shape[1:]))
+    stride = (run.shape[1] * run.shape[2], run.shape[2], 1)
+    return DTensor.from_local(run, mesh, [Divided(0)], run_check=False, shape=shape, stride=stride)
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Errors of torch.distributed.checkpoint, which are of a kind of their own, in one line."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        if isinstance(first, OSError):
+            raise OSError(first.errno, f"{folder}: {first.strerror or first}") from error
+        raise ValueError(f"{folder} is damaged ({type(first).__name__}: {first}): {AGAIN}") from error

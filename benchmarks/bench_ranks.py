@@ -1,0 +1,130 @@
+"""Training over ranks: memory of each, and throughput, against one rank of one thread, in one run.
+
+    python benchmarks/bench_ranks.py                      # 2 ranks against 1, a step of OTM
+    python benchmarks/bench_ranks.py --memory --ranks 4   # the table and its moments, 16 million items
+
+Ranks are processes of one thread on this machine over gloo. Where other programs use its cores, the time that passes
+says little: the CPU time of the busiest rank says what a rank has to do.
+"""
+
+import argparse
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+
+import torch
+
+import beamtree as bt
+from beamtree.data.instances import Instances
+from beamtree.distributed import join, ranks
+from beamtree.methods import sized
+from beamtree.scorers import DeepScorer, NodeTable
+from beamtree.shards import own_shard
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.step import Stepper
+
+WARM = 2  # steps before the clock starts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=float, default=None, help="2^17, or 2^24 with --memory")
+    parser.add_argument("--dim", type=int, default=24)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--beam-size", type=int, default=100)
+    parser.add_argument("--method", default="otm")
+    parser.add_argument("--optimizer", default="lazy")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--memory", action="store_true", help="the memory of a table, after one small step")
+    parser.add_argument("--profile", action="store_true", help="what the first rank spends its time on")
+    args = parser.parse_args()
+    args.items = int(args.items or (2**24 if args.memory else 2**17))
+    if args.memory:
+        args.steps, args.rounds, args.batch_size, args.beam_size = 1, 1, 4, 8
+    if "RANK" in os.environ:
+        print(json.dumps(work(args)), flush=True)
+        return
+    for _ in range(args.rounds):
+        one, several = start(1), start(args.ranks)
+        if args.memory:
+            compare_memory(one, several)
+        else:
+            compare_speed(one, several)
+
+
+def work(args: argparse.Namespace) -> dict[str, float]:
+    """Some steps on one rank."""
+    torch.set_num_threads(1)
+    join()
+    tree = bt.random_tree(args.items, seed=0)
+    scorer = DeepScorer(tree.num_nodes, args.dim, seed=0, shard=own_shard(tree))
+    model = bt.TreeModel(tree, scorer, first_level=6)
+    step = Stepper(model, OPTIMIZERS[args.optimizer](model, 1e-3), ranks())
+    generator = torch.Generator().manual_seed(1)
+    users = args.batch_size * (args.steps + WARM)
+    popular = (torch.rand(users, 79, generator=generator) ** 3 * args.items).long()  # a few items make most events
+    data, method = Instances(popular[:, :69], popular[:, 69:]), sized(args.method, args.beam_size, 2 * args.beam_size)
+    spent, began = 0.0, 0.0
+    profile = torch.profiler.profile() if args.profile and ranks().is_first else None
+    for t in range(args.steps + (0 if args.memory else WARM)):
+        if t == WARM:
+            ranks().wait()
+            spent, began = time.process_time(), time.perf_counter()
+            if profile is not None:
+                profile.start()
+        rows = torch.arange(t * args.batch_size, (t + 1) * args.batch_size)
+        step(method, *data.batch(rows), generator.manual_seed(t))
+    if profile is not None:
+        profile.stop()
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=25), file=sys.stderr)
+    passed, used = time.perf_counter() - began, time.process_time() - spent
+    table: NodeTable = scorer.table
+    moments = [each for each in step.optimizer.state[table.weight].values() if each.dim()]
+    held = sum(each.numel() * each.element_size() for each in (table.weight, *moments))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return {"seconds": passed / args.steps, "cpu": used / args.steps, "table": held / 2**20, "resident": most}
+
+
+def start(size: int) -> list[dict[str, float]]:
+    """What each of some ranks measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
+    started = []
+    for rank in range(size):
+        own = {**os.environ, **where, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen([sys.executable, *sys.argv], env=own, stdout=subprocess.PIPE, text=True))
+    answers = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit("a rank failed")
+    return [json.loads(answer.splitlines()[-1]) for answer in answers]
+
+
+def compare_speed(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:
+    alone, wall = one[0]["seconds"], max(each["seconds"] for each in several)
+    cpu, busiest = one[0]["cpu"], max(each["cpu"] for each in several)
+    print(
+        f"1 rank {alone * 1e3:.0f} ms a step ({cpu * 1e3:.0f} of a CPU), {len(several)} ranks {wall * 1e3:.0f} ms "
+        f"({busiest * 1e3:.0f} of a CPU each): {alone / wall:.2f} times by the clock, {cpu / busiest:.2f} by CPU time",
+        flush=True,
+    )
+
+
+def compare_memory(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:
+    alone, most = one[0], {key: max(each[key] for each in several) for key in ("table", "resident")}
+    share = most["table"] / alone["table"]
+    print(
+        f"table and moments: {alone['table']:,.0f} MiB on 1 rank, {most['table']:,.0f} on each of {len(several)}: "
+        f"{share:.3f}; resident at most {alone['resident']:,.0f} and {most['resident']:,.0f} MiB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
