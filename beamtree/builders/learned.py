@@ -62,14 +62,9 @@ def learn_tree(
     turns = passes if data.varies else 1  # else every pass would be the same
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level = 0
-    own = dealt(tree.num_items, tree.device)
     for bottom in _steps(tree, model.first_level, levels_at_once, max_weights):
-        weights = torch.zeros(len(own), tree.arity ** (bottom - level), device=tree.device)
-        for x, y in _instances(data, turns, batch_size, seed, tree.device):
-            item, added = _gains(model.query(x), y, place, level, bottom)
-            item, added = send(item % ranks().size, item, added)
-            weights.index_add_(0, item // ranks().size, added)
-        weights /= turns
+        instances = _instances(data, turns, batch_size, seed, tree.device)
+        weights = _weights(model, instances, place, level, bottom).div_(turns)
         place = _move(tree, weights, place, level, bottom, stay)
         level = bottom
     slots = torch.full_like(tree.items(), PAD)
@@ -96,6 +91,19 @@ def _instances(
             share = ranks().share(len(x))
             y = torch.full_like(y[:1], PAD) if share.is_empty else share.of(y)
             yield share.of(x), distinct(y)
+
+
+def _weights(
+    model: TreeModel, instances: Iterator[tuple[Tensor, Tensor]], place: Tensor, level: int, bottom: int
+) -> Tensor:
+    """What instances say of the nodes that each item may go to [n, C]: of the items dealt to this rank."""
+    tree, size = model.tree, ranks().size
+    found = torch.zeros(len(dealt(tree.num_items)), tree.arity ** (bottom - level), device=tree.device)
+    for x, y in instances:
+        item, gains = _gains(model.query(x), y, place, level, bottom)
+        item, gains = send(item % size, item, gains)
+        found.index_add_(0, item // size, gains)
+    return found
 
 
 def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> tuple[Tensor, Tensor]:

@@ -61,10 +61,10 @@ def _at_or_after(key: Tensor, bits: int, group: Tensor, size: Tensor, place: Ten
 def _place_among(some: Tensor, group: Tensor, groups: int, over: Ranks) -> Tensor:
     """The place of each of some entries among those of its group, on the ranks before this one and here [n]."""
     counts = torch.bincount(group[some], minlength=groups)
-    held = torch.stack(over.gather(counts))[: over.rank + 1]
+    before = torch.stack(over.gather(counts.cpu())[: over.rank + 1]).sum(0).to(counts.device) - counts
     at = some.nonzero().squeeze(1)
     order = group[at].argsort(stable=True)
     start = counts.cumsum(0) - counts
     found = torch.zeros_like(group)
     found[at[order]] = torch.arange(len(at), device=at.device) - start[group[at[order]]]
-    return found + (held.sum(0) - counts)[group]
+    return found + before[group]

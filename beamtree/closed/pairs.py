@@ -4,7 +4,6 @@ Over ranks each counts the pairs of its own users, and keeps the rows of its own
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -100,12 +99,6 @@ class Pairs:
         return Pairs(key, values[order], self.num_items, self.owner)
 
 
-def own_users(events: Events) -> Events:
-    """The events of those users whose pairs this rank counts."""
-    share = ranks().share(len(events))
-    return replace(events, offsets=events.offsets[share.start : share.stop + 1]) if ranks().size > 1 else events
-
-
 def owners(num_items: int, order: Tensor | None, device: torch.device) -> Tensor:
     """The rank that keeps each item's row [M]: runs of items in order; all others are dealt out."""
     found = torch.arange(num_items, device=device) % ranks().size
@@ -162,7 +155,7 @@ def _sent(found: Iterator[Entries], num_items: int, owner: Tensor) -> Iterator[E
 
 def together(events: Events, num_items: int, order: Tensor | None = None) -> Pairs:
     """XᵀX: how many users, or runs of users with many events, have both of two items; `order` as for `sum_pairs`."""
-    row, item = pairs(_in_runs(own_users(events)), num_items)
+    row, item = pairs(_in_runs(events.own()), num_items)
     lists = as_lists(row, item, int(row.max()) + 1 if len(row) else 0)
     return sum_pairs(_both(lists), num_items, row.device, order)
 

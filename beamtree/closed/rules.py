@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from beamtree.closed.pairs import own_users, sum_pairs
+from beamtree.closed.pairs import sum_pairs
 from beamtree.closed.partners import PARTNERS, Partners, strongest, whole_partners
 from beamtree.data.events import Events
 from beamtree.distributed import ranks
@@ -35,7 +35,7 @@ def next_partners(
         popular: the power of popularity that divides.
         most: partners of an item.
     """
-    events = own_users(events)
+    events = events.own()
     found = sum_pairs(_near(events, window, backward), num_items, events.offsets.device)
     popularity = ranks().sum_(events.popularity(num_items))
     place, column, value = found.rows(dealt(num_items, events.offsets.device))

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from beamtree.data.events import Events
 from beamtree.data.views import BeforeAfter
+from beamtree.distributed import ranks
+from beamtree.routes import joined
 from beamtree.tree import PAD
 
 DIM = 64
@@ -19,23 +21,28 @@ def factors(events: Events, num_items: int, *, run_length: int | None = None, di
 
     A says which user chose which item; with `run_length`, there are also rows for runs of about that many events of a
     user, so that what was chosen together in time counts for more. D_r and D_i say how many each row and item has. The
-    vectors have length 1 on average.
+    vectors have length 1 on average. Over ranks each has the rows of A for its own users.
     """
-    device = events.offsets.device
-    row, item = pairs(events, num_items, run_length)
-    value = (torch.bincount(row)[row] * torch.bincount(item)[item]).rsqrt()
-    shape = (int(row[-1]) + 1, num_items)
+    device, own = events.offsets.device, events.own()
+    row, item = pairs(own, num_items, run_length)
+    popularity = ranks().sum_(torch.bincount(item, minlength=num_items))
+    value = (torch.bincount(row)[row] * popularity[item]).rsqrt()
+    shape = (int(row[-1]) + 1 if len(row) else 0, num_items)
     matrix = torch.sparse_coo_tensor(torch.stack([row, item]), value, shape, check_invariants=False).coalesce()
     back = matrix.t().coalesce()
     generator = torch.Generator(device).manual_seed(seed)
     width = min(dim, num_items, len(events))
     basis = torch.randn(num_items, width, generator=generator, device=device)
     for _ in range(ROUNDS):
-        basis = torch.linalg.qr(torch.sparse.mm(back, torch.sparse.mm(matrix, basis))).Q
-    _, strength, turn = torch.linalg.svd(torch.sparse.mm(matrix, basis), full_matrices=False)
+        basis = torch.linalg.qr(ranks().sum_(torch.sparse.mm(back, torch.sparse.mm(matrix, basis)))).Q
+        ranks().broadcast_(basis)
+    found = torch.sparse.mm(matrix, basis)
+    if ranks().size > 1:  # the users' rows first, then those of runs, as one rank would have them
+        found = torch.cat([joined(found[: len(own)]), joined(found[len(own) :])])
+    _, strength, turn = torch.linalg.svd(found, full_matrices=False)
     vectors: Tensor = basis @ turn.T * strength
     length: Tensor = vectors.norm(dim=1).mean()
-    return vectors / length
+    return ranks().broadcast_(vectors / length)
 
 
 def pairs(events: Events, num_items: int, run_length: int | None = None) -> tuple[Tensor, Tensor]:
@@ -62,7 +69,8 @@ def choose_factors(train: Events, val: BeforeAfter, num_items: int) -> tuple[int
     by_user = factors(train, num_items)
     if len(val):
         by_run = factors(train, num_items, run_length=RUN_LENGTH)
-        if share_near_history(by_run, val) > BETTER * share_near_history(by_user, val):
+        near, near_by_user = (share_near_history(each, val) for each in (by_run, by_user))
+        if ranks().gather(near > BETTER * near_by_user)[0]:
             return RUN_LENGTH, by_run
     return None, by_user
 
