@@ -119,6 +119,15 @@ def test_a_user_without_history_and_an_item_without_partners_score_0(tree):
     assert not memory.whole_level(memory.context(tree, x), tree, tree.height).any()
 
 
+def test_repeats_of_users_without_any_history_score_0_on_every_level(tree):
+    """There was an index out of range where a level is small enough to be kept whole."""
+    repeats = RepeatScorer()
+    context = repeats.context(tree, torch.full((3, 5), PAD))
+    for level in range(tree.height, -1, -1):
+        nodes = torch.arange(tree.level(level).start, tree.level(level).stop).unsqueeze(0)
+        assert torch.equal(repeats(context, level, nodes), torch.zeros(3, nodes.shape[1]))
+
+
 def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
     memory = MemoryScorer.from_partners([some_partners()], [fading(0.5)])
     other = bt.random_tree(NUM_ITEMS + 1, arity=3)
