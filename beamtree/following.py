@@ -26,6 +26,7 @@ STOP, OPEN, USERS, SCORE, BEAT = range(5)
 NOTHING = -1
 BEATS = 2.0  # seconds between two words while nothing is asked, at most
 KINDS = torch.int64, torch.int32, torch.float32, torch.float64  # of users and nodes on the wire
+HEAD, ROOM = 7, 4096  # numbers that say what is to be done, and those of users or nodes that go with them if so few
 
 OpenPart = Callable[[str], tuple[TreeModel, str]]  # a model of which this rank has its part, and what tells it apart
 
@@ -68,8 +69,8 @@ class Lead:
         """Put users to a model, on all ranks."""
         kind = KINDS.index(x.dtype)
         with self._together():
-            number = self._tell(USERS, model, kind, *x.shape)
-            found = LedUsers(number, scorer.context(tree, self.now.broadcast_(x.contiguous())), len(x))
+            number = self._tell(USERS, model, kind, *x.shape, sent=x)
+            found = LedUsers(number, scorer.context(tree, x), len(x))
         self.keep(found, number)
         return found
 
@@ -77,8 +78,7 @@ class Lead:
         """Score nodes [B or 1, W] of a level, on all ranks."""
         kind = torch.int32 if scorer.shard.num_nodes < 2**31 else torch.int64
         with self._together():
-            self._tell(SCORE, users.number, KINDS.index(kind), *nodes.shape, level)
-            self.now.broadcast_(nodes.to(kind).contiguous())
+            self._tell(SCORE, users.number, KINDS.index(kind), *nodes.shape, level, sent=nodes.to(kind))
             scores: Tensor = scorer(users.context, level, nodes)
         return scores
 
@@ -90,19 +90,25 @@ class Lead:
                 self._over.set()
         self._thread.join()
 
-    def _tell(self, kind: int, *numbers: int) -> int:
+    def _tell(self, kind: int, *numbers: int, sent: Tensor | None = None) -> int:
         """Say what is to be done, and forgotten; the number of what comes of it."""
         if self._over.is_set():
             raise LostError("the ranks of this search have ended: start them again")
         while len(self._free) > 1:
             self._say(BEAT, self._free.popleft())
-        self._say(kind, self._free.popleft() if self._free else NOTHING, *numbers)
+        self._say(kind, self._free.popleft() if self._free else NOTHING, *numbers, sent=sent)
         self._count += kind in (OPEN, USERS)
         return self._count
 
-    def _say(self, kind: int, freed: int, *numbers: int) -> None:
-        told = [kind, freed, *numbers, *[NOTHING] * (5 - len(numbers))]
-        self.now.broadcast_(torch.tensor(told, dtype=torch.int64))
+    def _say(self, kind: int, freed: int, *numbers: int, sent: Tensor | None = None) -> None:
+        told = torch.full((HEAD + ROOM,), NOTHING)
+        told[: 2 + len(numbers)] = torch.tensor([kind, freed, *numbers])
+        goes_along = sent is not None and _goes_along(sent)
+        if sent is not None and goes_along:
+            told[HEAD : HEAD + sent.numel()] = sent.flatten()
+        self.now.broadcast_(told)
+        if sent is not None and not goes_along:
+            self.now.broadcast_(sent.contiguous())
         if kind == BEAT:
             self.now.wait()
         self._spoke = time.monotonic()
@@ -185,7 +191,7 @@ class LedScorer(Scorer):
 def follow(now: Ranks, open_part: OpenPart) -> None:
     """Do what the first rank asks, until it is enough."""
     things: dict[int, tuple[TreeModel, Any]] = {}  # a model, or a model with users
-    count, told = 0, torch.empty(7, dtype=torch.int64)
+    count, told = 0, torch.empty(HEAD + ROOM, dtype=torch.int64)
     while True:
         kind, freed, about, number, rows, width, level = _heard(now, told)
         things.pop(freed, None)
@@ -201,16 +207,24 @@ def follow(now: Ranks, open_part: OpenPart) -> None:
         else:
             model, context = things[about]
             sent = torch.empty(rows, width, dtype=KINDS[number], device=model.tree.device)
-            now.broadcast_(sent)
+            if _goes_along(sent):
+                sent.copy_(told[HEAD : HEAD + rows * width].view(rows, width))
+            else:
+                now.broadcast_(sent)
             if kind == USERS:
                 things[count] = model, _parted(model).context(model.tree, sent)
             else:
                 _parted(model)(context, level, sent.long())
 
 
+def _goes_along(sent: Tensor) -> bool:
+    """Whether users or nodes are so few that they go in one message with what is to be done."""
+    return sent.numel() <= ROOM and not sent.is_cuda and not sent.is_floating_point()
+
+
 def _heard(now: Ranks, told: Tensor) -> list[int]:
     try:
-        numbers: list[int] = now.broadcast_(told).tolist()
+        numbers: list[int] = now.broadcast_(told)[:HEAD].tolist()
         return numbers
     except LostError as error:
         raise LostError(f"rank {now.rank} lost the first one, which ended: start all ranks again") from error

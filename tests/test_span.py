@@ -8,6 +8,7 @@ import torch
 from ranks import run_ranks
 
 import beamtree as bt
+from beamtree import following
 from beamtree.closed.ials import Factors
 from beamtree.closed.partners import strongest
 from beamtree.data import Ids
@@ -126,6 +127,7 @@ def looked_at(model):
 def work(folder):
     """All ranks search at once, each with its part; then the first one searches, and the others follow."""
     now = join()
+    following.ROOM = 100  # so that some nodes go along with what is to be done, and others after it
 
     def open_part(name):
         return load_part(folder / name, now, top=CASES[name][3]), fingerprint(folder / name)
