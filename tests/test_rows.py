@@ -1,5 +1,7 @@
 """What is made over ranks, each having a part of the rows: the same as one rank makes."""
 
+import sys
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -110,6 +112,7 @@ def factors_over_ranks():
     import beamtree.closed.ials as room
 
     join()
+    sys.modules["beamtree.data.factors"].ALIKE = 0  # the package has a function of this name
     room.ROOM, found = 64, {}
     for name, (users, room.PULLED) in FACTORS.items():
         found[name] = products(a_log(users))

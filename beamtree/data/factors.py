@@ -5,11 +5,12 @@ from torch import Tensor
 
 from beamtree.data.events import Events
 from beamtree.data.views import BeforeAfter
-from beamtree.distributed import ranks
+from beamtree.distributed import Ranks, ranks
 from beamtree.routes import joined
 from beamtree.tree import PAD
 
 DIM = 64
+ALIKE = 1 << 24  # events up to which every rank does all of it: to the last bit what one rank does
 ROUNDS = 4  # of subspace iteration
 RUN_LENGTH = 10  # events of a run
 BETTER = 1.1  # runs are worth their rows where they say so much more
@@ -21,11 +22,12 @@ def factors(events: Events, num_items: int, *, run_length: int | None = None, di
 
     A says which user chose which item; with `run_length`, there are also rows for runs of about that many events of a
     user, so that what was chosen together in time counts for more. D_r and D_i say how many each row and item has. The
-    vectors have length 1 on average. Over ranks each has the rows of A for its own users.
+    vectors have length 1 on average. Over ranks each has the rows of A for its own users, where the log is large.
     """
-    device, own = events.offsets.device, events.own()
+    device, over = events.offsets.device, ranks() if len(events.item_numbers()) > ALIKE else Ranks()
+    own = events.own() if over.size > 1 else events
     row, item = pairs(own, num_items, run_length)
-    popularity = ranks().sum_(torch.bincount(item, minlength=num_items))
+    popularity = over.sum_(torch.bincount(item, minlength=num_items))
     value = (torch.bincount(row)[row] * popularity[item]).rsqrt()
     shape = (int(row[-1]) + 1 if len(row) else 0, num_items)
     matrix = torch.sparse_coo_tensor(torch.stack([row, item]), value, shape, check_invariants=False).coalesce()
@@ -34,10 +36,10 @@ def factors(events: Events, num_items: int, *, run_length: int | None = None, di
     width = min(dim, num_items, len(events))
     basis = torch.randn(num_items, width, generator=generator, device=device)
     for _ in range(ROUNDS):
-        basis = torch.linalg.qr(ranks().sum_(torch.sparse.mm(back, torch.sparse.mm(matrix, basis)))).Q
-        ranks().broadcast_(basis)
+        basis = torch.linalg.qr(over.sum_(torch.sparse.mm(back, torch.sparse.mm(matrix, basis)))).Q
+        over.broadcast_(basis)
     found = torch.sparse.mm(matrix, basis)
-    if ranks().size > 1:  # the users' rows first, then those of runs, as one rank would have them
+    if over.size > 1:  # the users' rows first, then those of runs, as one rank would have them
         found = torch.cat([joined(found[: len(own)]), joined(found[len(own) :])])
     _, strength, turn = torch.linalg.svd(found, full_matrices=False)
     vectors: Tensor = basis @ turn.T * strength
