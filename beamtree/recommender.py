@@ -20,6 +20,7 @@ from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
+from beamtree.train.alike import check_alike
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
 from beamtree.train.runs import (
@@ -166,15 +167,16 @@ class Recommender(Changing):
             on_step: hears the steps done, those in all, and the loss.
             on_check: hears the steps done and the recall on validation users.
         """
-        columns = {"user": user, "item": item, "time": time}
-        sizes = {"min_events": min_events, "val_users": val_users, "test_users": test_users}
-        options = {name: value for name, value in {**columns, **sizes}.items() if value is not None}
-        with join(self._how["device"]).agreed():
+        given = {"user": user, "item": item, "time": time, "min_events": min_events, "val_users": val_users}
+        options = {name: value for name, value in {**given, "test_users": test_users}.items() if value is not None}
+        with (together := join(self._how["device"])).agreed():
             data, own = open_log(log, self._how["seed"], options)
             settings = settle(data, **self._how)
+        run = describe_run(
+            settings, data.folder, self._tree_name, self._how["recipe"], arity=self._arity, **self._files
+        )
+        check_alike(together, **{**run, "data": data.train.fingerprint()})
         model = start_model(settings, data, self._build(data, self._arity, settings.seed))
-        recipe = self._how["recipe"]
-        run = describe_run(settings, data.folder, self._tree_name, recipe, arity=self._arity, **self._files)
         progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._where, self._owns_data, self._live = None, own, None
