@@ -96,7 +96,7 @@ class Recommender(Changing):
             "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
             "patience": patience, "device": device, "seed": seed, "refit": refit,
         }  # fmt: skip
-        self._arity, self._files = arity, {"items": items, "vectors": vectors}
+        self._built: dict[str, Any] = {"arity": arity, "items": items, "vectors": vectors}
         self._tree_name, self._build = any_builder(tree, items, vectors)
         self._model: TreeModel | None = None
         self._data: Prepared | None = None
@@ -172,11 +172,9 @@ class Recommender(Changing):
         with (together := join(self._how["device"])).agreed():
             data, own = open_log(log, self._how["seed"], options)
             settings = settle(data, **self._how)
-        run = describe_run(
-            settings, data.folder, self._tree_name, self._how["recipe"], arity=self._arity, **self._files
-        )
+        run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **self._built)
         check_alike(together, **{**run, "data": data.train.fingerprint()})
-        model = start_model(settings, data, self._build(data, self._arity, settings.seed))
+        model = start_model(settings, data, self._build(data, self._built["arity"], settings.seed))
         progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._where, self._owns_data, self._live = None, own, None
