@@ -133,7 +133,7 @@ def retrieve_items(
     _check_words(history, users, input, output, json, any((format, user, item, time)))
     names = chosen(FORMATS, "--format", format) if format else None
     filters = _lines(allowed), _lines(exclude)
-    question = Question(run.absolute(), m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
+    question = Question(run, m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
     _ask(question, Who(engine, address, workers, gpus, device), Asked(history, users, input, output, data, json))
 
 
@@ -147,7 +147,7 @@ def _ask(question: Question, who: Who, asked: Asked) -> None:
         asked.answer(search_in(open_run(question.run), question))
 
     if in_parts and asked.source is not None and asked.output is not None:
-        answer_folder(question, asked.source, asked.output, who)
+        answer_folder(question._replace(run=question.run.absolute()), asked.source, asked.output, who)
     else:
         wherever("retrieve", question.run, who.device, retrieve)
 
