@@ -187,13 +187,21 @@ class LedScorer(Scorer):
         self.scorer.check(x)
 
 
-@torch.no_grad()
 def follow(now: Ranks, open_part: OpenPart) -> None:
-    """Do what the first rank asks, until it is enough."""
+    """Do what the first rank asks, until it is enough; a LostError where a rank ended, whichever it was."""
+    try:
+        _follow(now, open_part)
+    except LostError as error:
+        told = f"rank {now.rank} lost another one, which ended or did not answer in time"
+        raise LostError(f"{told}: see what it said, and start all ranks again") from error
+
+
+@torch.no_grad()
+def _follow(now: Ranks, open_part: OpenPart) -> None:
     things: dict[int, tuple[TreeModel, Any]] = {}  # a model, or a model with users
     count, told = 0, torch.empty(HEAD + ROOM, dtype=torch.int64)
     while True:
-        kind, freed, about, number, rows, width, level = _heard(now, told)
+        kind, freed, about, number, rows, width, level = now.broadcast_(told)[:HEAD].tolist()
         things.pop(freed, None)
         count += kind in (OPEN, USERS)
         if kind == STOP:
@@ -220,14 +228,6 @@ def follow(now: Ranks, open_part: OpenPart) -> None:
 def _goes_along(sent: Tensor) -> bool:
     """Whether users or nodes are so few that they go in one message with what is to be done."""
     return sent.numel() <= ROOM and not sent.is_cuda and not sent.is_floating_point()
-
-
-def _heard(now: Ranks, told: Tensor) -> list[int]:
-    try:
-        numbers: list[int] = now.broadcast_(told)[:HEAD].tolist()
-        return numbers
-    except LostError as error:
-        raise LostError(f"rank {now.rank} lost the first one, which ended: start all ranks again") from error
 
 
 def _opened(now: Ranks, open_part: OpenPart, name: str) -> TreeModel | str:
