@@ -11,12 +11,11 @@ import argparse
 import json
 import os
 import resource
-import socket
-import subprocess
 import sys
 import time
 
 import torch
+from launch import measured
 
 import beamtree as bt
 from beamtree.data.instances import Instances
@@ -51,7 +50,7 @@ def main() -> None:
         print(json.dumps(work(args)), flush=True)
         return
     for _ in range(args.rounds):
-        one, several = start(1), start(args.ranks)
+        one, several = measured(1), measured(args.ranks)
         if args.memory:
             compare_memory(one, several)
         else:
@@ -89,21 +88,6 @@ def work(args: argparse.Namespace) -> dict[str, float]:
     held = sum(each.numel() * each.element_size() for each in (table.weight, *moments))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return {"seconds": passed / args.steps, "cpu": used / args.steps, "table": held / 2**20, "resident": most}
-
-
-def start(size: int) -> list[dict[str, float]]:
-    """What each of some ranks measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
-    started = []
-    for rank in range(size):
-        own = {**os.environ, **where, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        started.append(subprocess.Popen([sys.executable, *sys.argv], env=own, stdout=subprocess.PIPE, text=True))
-    answers = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("a rank failed")
-    return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
 
 def compare_speed(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:

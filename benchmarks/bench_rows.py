@@ -10,15 +10,13 @@ import argparse
 import json
 import os
 import resource
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from launch import measured
 
 import beamtree as bt
 from beamtree.builders.split import split_rows
@@ -82,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or make_up(Path(folder), args)
         for piece in args.pieces:
-            one, several = (start(size, piece, data) for size in (1, args.ranks))
+            one, several = (measured(size, ["--data", str(data), "--pieces", piece]) for size in (1, args.ranks))
             records.append(compare(piece, one[0], several))
     if args.json:
         args.json.write_text(json.dumps(records, indent=1))
@@ -115,22 +113,6 @@ def work(args: argparse.Namespace) -> dict[str, float]:
 def resident() -> float:
     """The most memory that was used so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def start(size: int, piece: str, data: Path) -> list[dict[str, float]]:
-    """What each of some ranks measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
-    started = []
-    for rank in range(size):
-        own = {**os.environ, **where, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, *sys.argv, "--data", str(data), "--pieces", piece]
-        started.append(subprocess.Popen(words, env=own, stdout=subprocess.PIPE, text=True))
-    answers = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("a rank failed")
-    return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
 
 def compare(piece: str, one: dict[str, float], several: list[dict[str, float]]) -> dict[str, object]:

@@ -10,14 +10,12 @@ says little: the CPU time of the busiest rank says what a rank has to do.
 import argparse
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from launch import measured
 
 import beamtree as bt
 from beamtree.closed.partners import Partners
@@ -48,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         bt.save_model(make(args), place)
         for _ in range(args.rounds):
-            compare(start(1, place), start(args.ranks, place))
+            compare(measured(1, BENCH_MODEL=place), measured(args.ranks, BENCH_MODEL=place))
 
 
 def make(args: argparse.Namespace) -> bt.TreeModel:
@@ -102,21 +100,6 @@ def work(args: argparse.Namespace, place: Path) -> dict[str, float]:
 def resident() -> float:
     """MiB that this process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def start(size: int, place: str) -> list[dict[str, float]]:
-    """What each of some ranks measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
-    started = []
-    for rank in range(size):
-        own = {**os.environ, **where, "RANK": str(rank), "OMP_NUM_THREADS": "1", "BENCH_MODEL": place}
-        started.append(subprocess.Popen([sys.executable, *sys.argv], env=own, stdout=subprocess.PIPE, text=True))
-    answers = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("a rank failed")
-    return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
 
 def compare(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:

@@ -8,13 +8,13 @@ write pulled rows rightly, and nothing of speed. One rank as torchrun starts it,
 
 import argparse
 import os
-import socket
 import statistics
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from launch import free_port
 from timing import times
 from torch import Tensor
 
@@ -93,9 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     items = int(args.items)
     plain = [step_ms(items)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
     dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
     dist.all_reduce(torch.ones(1, device="cuda"))

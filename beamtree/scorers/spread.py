@@ -132,26 +132,23 @@ class SpreadTable(NodeTable):
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
 
     def read(self, tree: Tree, *, share: bool) -> "SpreadVectors":
-        learning = torch.is_grad_enabled() and self.weight.requires_grad
         self.share = share
-        if learning:
-            self._kept = None
-        with torch.no_grad():
-            values = self.weight.detach()
-            if share:
-                values = self._sum_paths(tree) if learning else self.vectors(tree)
+        values, learning = self._values(tree, share)
         return SpreadVectors(self.shard, self.weight, values, self.found if learning else None)
 
+    @torch.no_grad()
     def _sum_paths(self, tree: Tree) -> Tensor:
         shard, weight = self.shard, self.weight
-        levels = [weight[shard.rows(0)]]
+        sums = torch.empty_like(weight, requires_grad=False)  # written once, as of a whole table
+        sums[0] = weight[0]
         for level in range(1, tree.height + 1):
-            above = levels[-1]
+            rows, above = shard.rows(level), sums[shard.rows(level - 1)]
             if level == shard.cut + 1:
                 runs = shard.runs(shard.ranks.rank)
                 above = above[runs.start : runs.stop]
-            levels.append(weight[shard.rows(level)] + above.repeat_interleave(tree.arity, dim=0))
-        return torch.cat(levels)
+            families = (len(above), tree.arity, weight.shape[1])
+            torch.add(weight[rows].view(families), above.unsqueeze(1), out=sums[rows].view(families))
+        return sums
 
     @torch.no_grad()
     def send_back(self) -> Tensor:

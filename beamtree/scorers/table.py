@@ -107,6 +107,11 @@ class NodeTable(nn.Module):
 
     def read(self, tree: Tree, *, share: bool) -> "Vectors":
         """Every node's vector for one step: its row, with `share` the sum of the rows on its path."""
+        values, learning = self._values(tree, share)
+        return Vectors(values, self.weight, _Gathered(self, tree, share) if learning else None)
+
+    def _values(self, tree: Tree, share: bool) -> tuple[Tensor, bool]:
+        """What a step reads of the rows that are here, and whether it learns."""
         learning = torch.is_grad_enabled() and self.weight.requires_grad
         if learning:
             self._kept = None
@@ -114,7 +119,7 @@ class NodeTable(nn.Module):
             values = self.weight.detach()
             if share:
                 values = self._sum_paths(tree) if learning else self.vectors(tree)
-        return Vectors(values, self.weight, _Gathered(self, tree, share) if learning else None)
+        return values, learning
 
     def blank(self) -> tuple[Tensor, Tensor]:
         """A gradient of 0 [num_nodes, dim] and its marks [num_nodes]: the spare ones, if there are any."""
