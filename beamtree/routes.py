@@ -5,6 +5,7 @@ items of a log are numbered by popularity, so every rank gets as many rows as an
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def turn(start: int) -> int:
 
 
 def pull(part: Tensor, rows: Tensor) -> Tensor:
-    """Some rows, each once, of a table that is dealt out, of which `part` is here."""
+    """Some rows of a table that is dealt out, of which `part` is here; all ranks must ask."""
     if ranks().size == 1:
         return part[rows]
     route = Route(rows % ranks().size)
@@ -80,6 +81,26 @@ def whole(part: Tensor, total: int) -> Tensor:
         theirs = part.contiguous() if rank == ranks().rank else part.new_empty(len(found[rank::size]), *part.shape[1:])
         found[rank::size] = ranks().broadcast_(theirs, rank)
     return found
+
+
+class Dealt(NamedTuple):
+    """A table that is dealt out, of which `part` is here: all of it where one rank works alone."""
+
+    part: Tensor
+    total: int
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Some rows, whoever has them; all ranks must ask."""
+        return pull(self.part, rows)
+
+    def whole(self) -> Tensor:
+        """All rows, on every rank."""
+        return whole(self.part, self.total)
+
+
+def deal(table: Tensor) -> Dealt:
+    """Keep the rows that are dealt to this rank, of a table that every rank has."""
+    return Dealt(table[ranks().rank :: ranks().size], len(table))
 
 
 def joined(part: Tensor) -> Tensor:

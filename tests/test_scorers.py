@@ -9,6 +9,7 @@ from beamtree.closed.ials import turned
 from beamtree.closed.partners import strongest
 from beamtree.kernels import products
 from beamtree.model import quantized
+from beamtree.routes import deal
 from beamtree.scorers import (
     SCORERS,
     DeepScorer,
@@ -188,7 +189,7 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
     scorer = DeepScorer(tree.num_nodes, share=share).start_from(tree, vectors)
     with torch.no_grad():
         scorer.table.weight.zero_()
-        scorer.table.start_from(tree, vectors[:, :24], share=share)
+        scorer.table.start_from(tree, deal(vectors[:, :24]), share=share)
         table = scorer.table.vectors(tree) if share else scorer.table.weight
         for node in range(tree.num_nodes):
             items = [int(i) for i in tree.item_of_leaf(torch.tensor(tree.leaves(node))) if i != PAD]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.kernels.products import Products, keep_halves, products, score_level
+from beamtree.routes import Dealt, deal
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
@@ -93,16 +94,21 @@ class DeepScorer(TableScorer):
         scorer.load_state_dict({**state, "table.weight": rows}, assign=True)
         return scorer
 
-    def start_from(self, tree: Tree, vectors: Tensor) -> "DeepScorer":
-        """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score."""
-        dim = min(self.table.weight.shape[1], vectors.shape[1], HIDDEN[2]) // 2 * 2
+    def start_from(self, tree: Tree, vectors: Tensor | Dealt) -> "DeepScorer":
+        """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score.
+
+        They may be dealt out over ranks. Where they are not, every rank has all of them.
+        """
+        given = vectors if isinstance(vectors, Dealt) else deal(vectors)
+        known = given.part.shape[1]
+        dim = min(self.table.weight.shape[1], known, HIDDEN[2]) // 2 * 2
         if not dim:
-            raise ValueError(f"vectors have {vectors.shape[1]} dimension: a scorer starts from two at least")
-        vectors = vectors[:, :dim].to(self.table.weight)
+            raise ValueError(f"vectors have {known} dimension: a scorer starts from two at least")
+        found = given._replace(part=given.part[:, :dim].to(self.table.weight))
         with torch.no_grad():
             self.table.weight.mul_(RANDOM_SHARE * USUAL_SCALE / self.scale)
-        self.table.start_from(tree, vectors, share=self.share)
-        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(WINDOWS), dim, vectors)
+        self.table.start_from(tree, found, share=self.share)
+        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(WINDOWS), dim, found.part)
         return self
 
     def context(self, tree: Tree, x: Tensor) -> DeepContext:

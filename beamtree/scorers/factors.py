@@ -10,6 +10,7 @@ from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
 from beamtree.data.views import HISTORY, recency
+from beamtree.routes import deal
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
@@ -58,7 +59,7 @@ class FactorScorer(TableScorer):
         dim = factors.items.shape[1]
         means = NodeTable(tree.num_nodes, dim, seed=None)
         nn.init.zeros_(means.weight)
-        means.start_from(tree, factors.items.cpu(), share=False)
+        means.start_from(tree, deal(factors.items.cpu()), share=False)
         scorer = cls(tree.num_nodes, dim, factors.penalty, factors.everywhere, power, seed=None)
         scorer.table.weight.copy_(means.weight.detach())
         scorer.spread = factors.spread.cpu()

@@ -7,6 +7,7 @@ nodes go to their owners, rows come back. Gradients go the same way back, once, 
 import torch
 from torch import Tensor
 
+from beamtree.routes import Dealt
 from beamtree.scorers.pulled import Pulled, SpreadVectors
 from beamtree.scorers.table import NodeTable
 from beamtree.seeds import mix
@@ -75,15 +76,13 @@ class SpreadTable(NodeTable):
         raise ValueError("these rows lie on several ranks: read them with `read`")
 
     @torch.no_grad()
-    def start_from(self, tree: Tree, vectors: Tensor, *, share: bool) -> None:
-        shard, dim = self.shard, vectors.shape[1]
-        first = tree.level(tree.height).start
-        own = shard.level(tree.height) if shard.cut == tree.height else shard.span(tree.height, shard.ranks.rank)
-        slots = tree.items()[own.start - first : own.stop - first].to(vectors.device)
+    def start_from(self, tree: Tree, vectors: Dealt, *, share: bool) -> None:
+        shard, dim = self.shard, vectors.part.shape[1]
+        slots = own_slots(tree, shard).to(vectors.part.device)
         real = slots != PAD
-        sums = vectors.new_zeros(len(slots), dim)
-        sums[real] = vectors[slots[real]]
-        count = real.to(vectors.dtype).unsqueeze(1)
+        sums = vectors.part.new_zeros(len(slots), dim)
+        sums[real] = vectors.at(slots[real])
+        count = real.to(sums.dtype).unsqueeze(1)
         for level in range(tree.height, -1, -1):
             if level == shard.cut < tree.height:
                 sums, count = self._of_all(sums), self._of_all(count)
@@ -188,3 +187,10 @@ class SpreadTable(NodeTable):
             total[above] += total[span].view(-1, shard.arity, total.shape[1]).sum(1)
             if len(marks[span]):
                 marks[above] |= marks[span].view(-1, shard.arity).amax(1)
+
+
+def own_slots(tree: Tree, shard: Shard) -> Tensor:
+    """The items on the leaf slots of one rank, PAD for none."""
+    first = tree.level(tree.height).start
+    own = shard.level(tree.height) if shard.cut == tree.height else shard.span(tree.height, shard.ranks.rank)
+    return tree.items()[own.start - first : own.stop - first]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from beamtree.routes import Dealt
 from beamtree.seeds import mix
 from beamtree.tree import PAD, Tree
 
@@ -48,11 +49,12 @@ class NodeTable(nn.Module):
         return values
 
     @torch.no_grad()
-    def start_from(self, tree: Tree, vectors: Tensor, *, share: bool) -> None:
+    def start_from(self, tree: Tree, of_items: Dealt, *, share: bool) -> None:
         """Add to the rows what makes every node's vector the mean of the items' below it.
 
         Vectors are [M, ≤ dim]; with `share` a row holds what its node differs by from its parent.
         """
+        vectors = of_items.whole()
         slots = tree.items().to(vectors.device)
         real = slots != PAD
         sums = vectors.new_zeros(len(slots), vectors.shape[1])
