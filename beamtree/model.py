@@ -83,13 +83,6 @@ class TreeModel(nn.Module):
         found = TreeModel(tree or self.tree, scorer, chained=self.chained, first_level=self.first_level)
         return found.with_items_of(self)
 
-    def gathered(self) -> "TreeModel | None":
-        """The whole model, on the first rank alone, where its rows lie on several; all must call it."""
-        if not self.scorer.is_spread:
-            return self
-        scorer = self.scorer.gathered()
-        return None if scorer is None else self.with_scorer(scorer.to(self.tree.device))
-
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with what another one over the same items knows of them."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams

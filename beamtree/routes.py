@@ -4,11 +4,12 @@ A table of which each rank has a part is dealt out in turn: of W ranks, rank r h
 items of a log are numbered by popularity, so every rank gets as many rows as any other, and as much work.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.distributed import ranks
 
@@ -39,6 +40,19 @@ class Route:
         found = torch.empty_like(answers)
         found[self._order] = answers
         return found
+
+    def back_lists(self, lengths: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+        """A list for each row that came here, one after the other, so long each; those for the rows that went out.
+
+        They come as they are given: lengths first, then the columns, in the order of the rows that went out.
+        """
+        theirs = ranks().exchange(lengths, self._received, self._sent)
+        given = [int(part.sum()) for part in lengths.split(self._received)]
+        taken = [int(part.sum()) for part in theirs.split(self._sent)]
+        _, at = entries_in(pad(theirs.cumsum(0), (1, 0)), self._order.argsort())
+        found = torch.empty_like(theirs)
+        found[self._order] = theirs
+        return found, *(ranks().exchange(column, given, taken)[at] for column in columns)
 
     def sender(self, device: torch.device) -> Tensor:
         """The rank that each row that comes here is from."""
@@ -98,6 +112,22 @@ class Dealt(NamedTuple):
         return whole(self.part, self.total)
 
 
+class Pieces(NamedTuple):
+    """A tensor of which every rank has a part, for the first rank to write: its rows in order, a piece at a time.
+
+    The other ranks get nothing, but must go through the pieces as well.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Callable[[], Iterator[Tensor]]
+
+
+def to_first(*columns: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks on the first one, rank by rank; none on the others."""
+    return send(torch.zeros(len(columns[0]), dtype=torch.int64, device=columns[0].device), *columns)
+
+
 def deal(table: Tensor) -> Dealt:
     """Keep the rows that are dealt to this rank, of a table that every rank has."""
     return Dealt(table[ranks().rank :: ranks().size], len(table))
@@ -120,3 +150,11 @@ def in_step(count: int) -> Iterator[int | None]:
     """0 … count - 1, then None as often as it takes until all ranks have had theirs."""
     for place in range(max(ranks().gather(count))):
         yield place if place < count else None
+
+
+def entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows of what is kept by rows: the place of each one's row in `rows`, and its own place."""
+    count = offsets[rows + 1] - offsets[rows]
+    place = torch.repeat_interleave(count)
+    first = count.cumsum(0) - count
+    return place, torch.arange(len(place), device=place.device) - first[place] + offsets[rows][place]

@@ -43,6 +43,7 @@ ALSO = {
     "storage/models.py": {"safetensors"},
     "storage/settings.py": {"safetensors"},
     "storage/parts.py": {"safetensors"},
+    "storage/tensors.py": {"safetensors"},
     "frames.py": {"polars"},
     "serve/metrics.py": {"prometheus_client"},
     **{f"serve/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},

@@ -163,7 +163,7 @@ def all_partners(name, users):
 
 
 def dense(partners):
-    found = torch.zeros(len(partners), len(partners))
+    partners, found = partners.whole(), torch.zeros(len(partners), len(partners))
     found[torch.repeat_interleave(partners.offsets.diff()), partners.items.long()] = partners.weights
     return found
 

@@ -8,13 +8,14 @@ import torch
 from ranks import run_ranks
 
 import beamtree as bt
-from beamtree import following
+from beamtree import following, shards
 from beamtree.closed.ials import Factors
 from beamtree.closed.partners import strongest
 from beamtree.data import Ids
 from beamtree.distributed import Ranks, join
 from beamtree.explain import explain
 from beamtree.following import Lead, follow
+from beamtree.routes import deal
 from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScorer, NodeTable, RepeatScorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.scorers.own import OwnTable
@@ -34,7 +35,8 @@ def deep(tree, share=True, lift=True):
 def factors(tree):
     generator = torch.Generator().manual_seed(3)
     vectors = torch.randn(ITEMS, 5, generator=generator)
-    return FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
+    own = deal(vectors).part
+    return FactorScorer.from_factors(tree, Factors(own, torch.ones(5), 0.1, 1.0), power=0.3)
 
 
 def memory(tree, seed=0):
@@ -150,8 +152,9 @@ def work(folder):
 
 def as_ranks_write_it(place, now):
     """The part of a model that all ranks wrote in training."""
+    shards.TOP = TOP
     model = a_model("sum")
-    model.scorer.spread_over(Shard.of(model.tree, now, TOP))
+    model.scorer.spread_over(Shard.of(model.tree, now))
     write_spread(place, model, 0, {}, set(), {})
     return load_part(place, now, top=TOP)
 

@@ -55,7 +55,14 @@ def ials(
 
 
 def ials_by_rows(
-    events: Events, num_items: int, *, dim: int, penalty: float, everywhere: float, rounds: int, seed: int
+    events: Events,
+    num_items: int,
+    *,
+    penalty: float,
+    everywhere: float,
+    dim: int = DIM,
+    rounds: int = ROUNDS,
+    seed: int = 0,
 ) -> Factors:
     """The same, with the vectors of those items alone that are dealt to this rank: for more than one rank can hold.
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.closed.lists import Lists, as_lists
-from beamtree.closed.partners import entries_in, summed
+from beamtree.closed.partners import summed
 from beamtree.data.events import Events
 from beamtree.data.factors import pairs
 from beamtree.data.views import HISTORY, stretches
 from beamtree.distributed import ranks
-from beamtree.routes import Route, joined, send, turn
+from beamtree.routes import Route, entries_in, joined, send, turn
 from beamtree.tree import PAD
 
 ROOM = 1 << 22  # pairs that are listed at once

@@ -1,13 +1,13 @@
 """Partners: for each item the few others that it speaks for, and how strongly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.distributed import ranks
-from beamtree.routes import dealt, joined, send, whole
+from beamtree.routes import dealt, entries_in, joined, send, whole
 
 PARTNERS = 100  # N: that an item has at most
 SORTED = 1 << 25  # entries that are sorted at once: more would need several times their own memory
@@ -15,15 +15,19 @@ SORTED = 1 << 25  # entries that are sorted at once: more would need several tim
 
 @dataclass(frozen=True)
 class Partners:
-    """The partners of item i are items[offsets[i]] … items[offsets[i + 1] - 1], the strongest first."""
+    """The partners of item i are items[offsets[i]] … items[offsets[i + 1] - 1], the strongest first.
+
+    With `total`, these are the lists of those of so many items alone that are dealt to this rank.
+    """
 
     offsets: Tensor  # int64 [M + 1]
     items: Tensor  # int32 [E]
     weights: Tensor  # [E]
+    total: int | None = None
 
     def __len__(self) -> int:
-        """How many items there are."""
-        return len(self.offsets) - 1
+        """How many items there are, wherever their lists are."""
+        return len(self.offsets) - 1 if self.total is None else self.total
 
     def cut(self, most: int) -> "Partners":
         """The same with at most so many of the strongest partners for each item."""
@@ -31,7 +35,26 @@ class Partners:
         place = torch.arange(len(self.items), device=held.device) - self.offsets[:-1].repeat_interleave(held)
         kept = place < most
         offsets = pad(held.clamp(max=most).cumsum(0), (1, 0))
-        return Partners(offsets, self.items[kept], self.weights[kept])
+        return replace(self, offsets=offsets, items=self.items[kept], weights=self.weights[kept])
+
+    def whole(self) -> "Partners":
+        """The partners of all items, on every rank."""
+        if self.total is None:
+            return self
+        size = ranks().size
+        held = whole(self.offsets.diff(), self.total)
+        offsets = pad(held.cumsum(0), (1, 0))
+        items, weights = joined(self.items), joined(self.weights)  # rank by rank
+        rows = torch.cat([torch.arange(rank, self.total, size, device=held.device) for rank in range(size)])
+        _, at = entries_in(offsets, rows)
+        found = Partners(offsets, torch.empty_like(items), torch.empty_like(weights))
+        found.items[at], found.weights[at] = items, weights
+        return found
+
+
+def dealt_partners(own: Partners, num_items: int) -> Partners:
+    """Lists of the items that are dealt to this rank, known as such; of all items where it works alone."""
+    return own if ranks().size == 1 else replace(own, total=num_items)
 
 
 def strongest(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int = PARTNERS) -> Partners:
@@ -65,7 +88,7 @@ class Collected:
         if ranks().size > 1:
             source, target, weight = send(source % ranks().size, source // ranks().size, target, weight)
         own = _strongest_in_rounds(source, target, weight, len(dealt(num_items)), most)
-        return whole_partners(own, num_items)
+        return dealt_partners(own, num_items)
 
 
 def _strongest_in_rounds(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int) -> Partners:
@@ -83,29 +106,6 @@ def _strongest_in_rounds(source: Tensor, target: Tensor, weight: Tensor, num_ite
         torch.cat([part.items for part in parts]),
         torch.cat([part.weights for part in parts]),
     )
-
-
-def whole_partners(part: Partners, num_items: int) -> Partners:
-    """The partners of all items, from those of the items that are dealt to each rank."""
-    size = ranks().size
-    if size == 1:
-        return part
-    held = whole(part.offsets.diff(), num_items)
-    offsets = pad(held.cumsum(0), (1, 0))
-    items, weights = joined(part.items), joined(part.weights)  # rank by rank
-    rows = torch.cat([torch.arange(rank, num_items, size, device=held.device) for rank in range(size)])
-    _, at = entries_in(offsets, rows)
-    found = Partners(offsets, torch.empty_like(items), torch.empty_like(weights))
-    found.items[at], found.weights[at] = items, weights
-    return found
-
-
-def entries_in(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of some rows of what is kept by rows: the place of each one's row in `rows`, and its own place."""
-    count = offsets[rows + 1] - offsets[rows]
-    place = torch.repeat_interleave(count)
-    first = count.cumsum(0) - count
-    return place, torch.arange(len(place), device=place.device) - first[place] + offsets[rows][place]
 
 
 def summed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.closed.pairs import sum_pairs
-from beamtree.closed.partners import PARTNERS, Partners, strongest, whole_partners
+from beamtree.closed.partners import PARTNERS, Partners, dealt_partners, strongest
 from beamtree.data.events import Events
 from beamtree.distributed import ranks
 from beamtree.routes import dealt
@@ -41,7 +41,7 @@ def next_partners(
     place, column, value = found.rows(dealt(num_items, events.offsets.device))
     weight = value / popularity.clamp(min=1)[column] ** popular
     own = strongest(place, column, weight, len(dealt(num_items)), most)
-    return whole_partners(own, num_items)
+    return dealt_partners(own, num_items)
 
 
 def _near(events: Events, window: int, backward: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

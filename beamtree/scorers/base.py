@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from beamtree.routes import Pieces
 from beamtree.scorers.table import NodeTable
 from beamtree.shards import Shard
 from beamtree.tree import Tree
@@ -31,9 +32,9 @@ class Scorer(nn.Module, ABC):
     def spread_over(self, shard: Shard) -> None:
         """Keep the rows of one shard alone; a scorer that does not say how is whole on every rank."""
 
-    def gathered(self) -> "Self | None":
-        """The whole scorer, on the first rank alone, where rows lie on several; all must call it."""
-        return self
+    def pieces(self) -> dict[str, Pieces]:
+        """The weights of which several ranks have a part, by their names in `state_dict`: whole, for a file."""
+        return {}
 
     @abstractmethod
     def context(self, tree: Tree, x: Tensor) -> Any:
@@ -123,7 +124,7 @@ class TableScorer(Scorer):
             vectors = vectors - self.table.read(tree, share=True).at(tree.parent(leaves))
         self.table.weight[leaves] = vectors.to(self.table.weight)
 
-    def for_search(self, tree: Tree) -> dict[str, Tensor]:
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
         """What a search makes of the weights before it begins, if that is large: saved with a finished model."""
         return {}
 

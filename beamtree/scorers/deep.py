@@ -1,6 +1,7 @@
 """The deep scorer of the paper's real data (supplement C.3)."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.kernels.products import Products, keep_halves, products, score_level
-from beamtree.routes import Dealt, deal
+from beamtree.routes import Dealt, Pieces, deal
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
@@ -83,16 +84,8 @@ class DeepScorer(TableScorer):
         if not self.is_spread:
             self.table = SpreadTable.of(self.table, shard)
 
-    def gathered(self) -> "DeepScorer | None":
-        if not isinstance(self.table, SpreadTable):
-            return self
-        rows = self.table.whole()
-        if rows is None:
-            return None
-        scorer = DeepScorer(**self.settings(), seed=None).to(rows.dtype)
-        state = {name: value.cpu() for name, value in self.state_dict().items()}
-        scorer.load_state_dict({**state, "table.weight": rows}, assign=True)
-        return scorer
+    def pieces(self) -> dict[str, Pieces]:
+        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
 
     def start_from(self, tree: Tree, vectors: Tensor | Dealt) -> "DeepScorer":
         """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score.
@@ -180,8 +173,11 @@ class DeepScorer(TableScorer):
         scorer.int8, scorer._kept = True, None
         return scorer
 
-    def for_search(self, tree: Tree) -> dict[str, Tensor]:
-        return {"vectors": self.table.vectors(tree)} if self.share else {}
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
+        if not self.share:
+            return {}
+        vectors = self.table.vectors(tree)
+        return {"vectors": self.table.pieces(vectors) if isinstance(self.table, SpreadTable) else vectors}
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         self.table.keep_vectors(tree, parts["vectors"])

@@ -10,13 +10,16 @@ from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
 from beamtree.data.views import HISTORY, recency
-from beamtree.routes import deal
+from beamtree.routes import Dealt, Pieces, dealt
 from beamtree.scorers.base import TableScorer, check_histories
-from beamtree.scorers.table import NodeTable
+from beamtree.scorers.spread import SpreadTable
+from beamtree.scorers.table import NodeTable, Vectors
+from beamtree.shards import Shard, own_shard
 from beamtree.tree import PAD, Tree
 
 
 class FactorContext(NamedTuple):
+    vectors: Vectors  # of every node
     user: Tensor  # [B, dim]
 
 
@@ -55,13 +58,13 @@ class FactorScorer(TableScorer):
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
-        """Every node's vector is the mean of those of the items below it."""
-        dim = factors.items.shape[1]
-        means = NodeTable(tree.num_nodes, dim, seed=None)
+        """Every node's vector is the mean of those of the items below it; over ranks, each has those of its shard."""
+        dim, shard = factors.items.shape[1], own_shard(tree)
+        means = NodeTable(tree.num_nodes, dim, seed=None) if shard is None else SpreadTable(shard, dim, seed=None)
         nn.init.zeros_(means.weight)
-        means.start_from(tree, deal(factors.items.cpu()), share=False)
-        scorer = cls(tree.num_nodes, dim, factors.penalty, factors.everywhere, power, seed=None)
-        scorer.table.weight.copy_(means.weight.detach())
+        means.start_from(tree, Dealt(factors.items.cpu(), tree.num_items), share=False)
+        scorer = cls(1, dim, factors.penalty, factors.everywhere, power, seed=None)
+        scorer.table = means.half().requires_grad_(False)
         scorer.spread = factors.spread.cpu()
         return scorer
 
@@ -69,41 +72,46 @@ class FactorScorer(TableScorer):
         return super().item_vectors(tree).float()
 
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
-        vectors = self.item_vectors(old)
-        found = self.from_factors(new.moved(Tensor.cpu), self.folding(vectors), self.power)
+        vectors, items = self.table.read(old, share=False), dealt(old.num_items, old.device)
+        (leaves,) = vectors.place([(old.height, old.leaf_of_item(items))])
+        found = self.from_factors(new.moved(Tensor.cpu), self.folding(vectors.at(leaves).float()), self.power)
         return found.to(self.spread.device)
 
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> FactorContext:
-        leaves = tree.leaf_of_item(x)
-        rows = self.table.add_up(tree.height, self._rows(self.table.place(tree.height, leaves)))
+        leaves, vectors = tree.leaf_of_item(x), self.table.read(tree, share=False)
+        (places,) = vectors.place([(tree.height, leaves)])
+        rows = self.table.add_up(tree.height, _rows(vectors, places))
         weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # a removed item says nothing here
-        return FactorContext(fold_in(self.folding(rows), rows, weights))
+        return FactorContext(vectors, fold_in(self.folding(rows), rows, weights))
 
     def folding(self, rows: Tensor) -> Factors:
         """Vectors of items, with what a fold-in needs beside."""
         return Factors(rows, self.spread, self.penalty, self.everywhere)
 
     def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        nodes = self.table.place(level, nodes)
+        (nodes,) = context.vectors.place([(level, nodes)])
         if kernels.fits(context.user):
             from beamtree.kernels.dots import dots
 
-            return dots(self.table.weight, context.user, nodes)
+            return dots(context.vectors.values, context.user, nodes)
         if len(nodes) == 1 and not nodes.is_cuda:
-            return context.user @ self._rows(nodes[0]).T
-        return torch.bmm(self._rows(nodes), context.user.unsqueeze(-1)).squeeze(-1)
-
-    def _rows(self, nodes: Tensor) -> Tensor:
-        """The vectors of nodes [..., dim], some vector where a node is PAD."""
-        if nodes.is_cuda:
-            return self.table.rows(nodes).float()
-        # numpy gathers rows in less time, and widens halves in a third of it.
-        rows = self.table.weight.detach().numpy().take(nodes.numpy(), axis=0, mode="clip")
-        return torch.from_numpy(rows.astype(np.float32))
+            return context.user @ _rows(context.vectors, nodes[0]).T
+        return torch.bmm(_rows(context.vectors, nodes), context.user.unsqueeze(-1)).squeeze(-1)
 
     def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+
+    @property
+    def is_spread(self) -> bool:
+        return isinstance(self.table, SpreadTable)
+
+    def spread_over(self, shard: Shard) -> None:
+        if not self.is_spread:
+            self.table = SpreadTable.of(self.table, shard).requires_grad_(False)
+
+    def pieces(self) -> dict[str, Pieces]:
+        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
 
     def settings(self) -> dict[str, Any]:
         rows, dim = self.table.num_nodes, self.table.weight.shape[1]
@@ -112,3 +120,12 @@ class FactorScorer(TableScorer):
 
     def check(self, x: Tensor) -> None:
         check_histories(x, HISTORY)
+
+
+def _rows(vectors: Vectors, places: Tensor) -> Tensor:
+    """The vectors at places [..., dim], some vector where a node is PAD."""
+    if places.is_cuda:
+        return vectors.at(places).float()
+    # numpy gathers rows in less time, and widens halves in a third of it.
+    rows = vectors.values.numpy().take(places.numpy(), axis=0, mode="clip")
+    return torch.from_numpy(rows.astype(np.float32))

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from beamtree.closed.partners import Partners
 from beamtree.data.views import HISTORY, recency
+from beamtree.distributed import ranks
+from beamtree.routes import Pieces
 from beamtree.scorers.base import Scorer, check_histories
+from beamtree.scorers.dealt import Kept, dealt_lists, pulled_lists, whole_lists
 from beamtree.scorers.lifted import Lifted, lifted
 from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
@@ -65,6 +68,7 @@ class MemoryScorer(LiftedScorer):
     def __init__(self, num_items: int, entries: int, lists: int = 1, seed: int | None = 0) -> None:
         super().__init__()
         self.num_items, self.lists = num_items, lists
+        self.dealt: int | None = None  # entries of all ranks, where this one has the lists of items dealt to it
         self.register_buffer("offsets", torch.zeros(lists * num_items + 1, dtype=torch.int64))
         self.register_buffer("partners", torch.zeros(entries, dtype=torch.int32))
         self.register_buffer("weights", torch.zeros(entries, dtype=torch.float16))
@@ -73,14 +77,19 @@ class MemoryScorer(LiftedScorer):
 
     @classmethod
     def from_partners(cls, lists: Sequence[Partners], recency: Sequence[Tensor]) -> "MemoryScorer":
-        """A memory of lists of partners and, for each, what the events of a history count [HISTORY]."""
-        memory = cls(len(lists[0]), sum(len(each.items) for each in lists), len(lists))
+        """A memory of lists of partners and, for each, what the events of a history count [HISTORY].
+
+        Lists of items that are dealt over ranks stay where they are.
+        """
+        memory = cls(len(lists[0]), 0, len(lists))
         ends = torch.tensor([0, *(len(each.items) for each in lists)]).cumsum(0).tolist()
         starts = [each.offsets[:-1].cpu() + end for each, end in zip(lists, ends, strict=False)]
         memory.offsets = torch.cat([*starts, torch.tensor(ends[-1:])])
         memory.partners = torch.cat([each.items for each in lists]).cpu()
         memory.weights = torch.cat([each.weights for each in lists]).cpu().half()
         memory.recency = torch.stack([each.cpu() for each in recency])
+        if lists[0].total is not None:
+            memory.dealt = int(ranks().sum_(torch.tensor(len(memory.partners))))
         return memory
 
     def grown(self, num_items: int) -> "MemoryScorer":
@@ -88,9 +97,14 @@ class MemoryScorer(LiftedScorer):
         more = num_items - self.num_items
         starts = self.offsets[:-1].view(self.lists, -1)
         ends = torch.cat([starts[1:, 0], self.offsets[-1:]]).unsqueeze(1).expand(-1, more)  # of each list
+        offsets = torch.cat([torch.cat([starts, ends], dim=1).flatten(), self.offsets[-1:]])
+        return self._of(num_items, Kept(offsets, self.partners, self.weights))
+
+    def _of(self, num_items: int, kept: Kept) -> "MemoryScorer":
+        """A memory of other items that reads its lists as this one does."""
         found = MemoryScorer(num_items, 0, self.lists).to(self.offsets.device)
-        found.offsets = torch.cat([torch.cat([starts, ends], dim=1).flatten(), self.offsets[-1:]])
-        found.partners, found.weights, found.recency = self.partners, self.weights, self.recency
+        found.recency = self.recency
+        found.keep(kept)
         return found
 
     def sources(self, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,6 +118,12 @@ class MemoryScorer(LiftedScorer):
         return named[entry], row % self.num_items, self.weights[entry].float() * counts
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.is_spread:
+            items = torch.unique(torch.cat([x.flatten(), x.new_zeros(1)]).clamp_(min=0))
+            place = torch.searchsorted(items, x.contiguous())
+            return self._of(len(items), pulled_lists(self.kept, self.lists, items)).entries(
+                place.masked_fill_(x == PAD, PAD)
+            )
         columns, shift, counts, place = self._reading(x)
         past = x.index_select(1, columns)
         row = (past + shift).clamp_(min=0)
@@ -129,4 +149,28 @@ class MemoryScorer(LiftedScorer):
         return self._read[1]
 
     def settings(self) -> dict[str, Any]:
-        return {"num_items": self.num_items, "entries": len(self.partners), "lists": self.lists}
+        entries = len(self.partners) if self.dealt is None else self.dealt
+        return {"num_items": self.num_items, "entries": entries, "lists": self.lists}
+
+    # Over ranks: each has the lists of the items dealt to it, for users that differ from rank to rank
+
+    @property
+    def is_spread(self) -> bool:
+        return self.dealt is not None
+
+    def spread_over(self, shard: Shard) -> None:
+        if not self.is_spread:
+            self.dealt = len(self.partners)
+            self.keep(dealt_lists(self.kept, self.lists))
+
+    @property
+    def kept(self) -> Kept:
+        """The lists that are here."""
+        return Kept(self.offsets, self.partners, self.weights)
+
+    def keep(self, kept: Kept) -> None:
+        """Take these for the lists that are here."""
+        self.offsets, self.partners, self.weights = (each.to(self.recency.device) for each in kept)
+
+    def pieces(self) -> dict[str, Pieces]:
+        return {} if self.dealt is None else whole_lists(self.kept, self.lists, self.num_items, self.dealt)

@@ -4,10 +4,12 @@ A rank holds the rows of its shard, and Adam its moments for these alone. What a
 nodes go to their owners, rows come back. Gradients go the same way back, once, when a step is done.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from beamtree.routes import Dealt
+from beamtree.routes import Dealt, Pieces, to_first
 from beamtree.scorers.pulled import Pulled, SpreadVectors
 from beamtree.scorers.table import NodeTable
 from beamtree.seeds import mix
@@ -102,24 +104,20 @@ class SpreadTable(NodeTable):
         whole[runs.start : runs.stop] = own
         return self.shard.ranks.sum_(whole)
 
-    @torch.no_grad()
-    def whole(self) -> Tensor | None:
-        """All rows, in the first rank's memory, a piece at a time; None on the others, which must call it too."""
-        shard, now, weight = self.shard, self.shard.ranks, self.weight.detach()
-        found = torch.empty(shard.num_nodes, weight.shape[1], dtype=weight.dtype) if now.is_first else None
-        if found is not None:
-            found[: shard.num_top] = weight[: shard.num_top]
-        for level in shard.below:
-            spans, own = [shard.span(level, rank) for rank in range(now.size)], weight[shard.rows(level)]
-            for start in range(0, max(map(len, spans)), SENT):
-                parts = [span[start : start + SENT] for span in spans]
-                sizes = [len(part) if now.is_first else 0 for part in parts]
-                sent = [len(parts[now.rank]), *[0] * (now.size - 1)]
-                rows = now.exchange(own[start : start + SENT], sent, sizes)
-                if found is not None:
-                    for part, each in zip(parts, rows.split(sizes), strict=True):
-                        found[part.start : part.start + len(part)] = each
-        return found
+    def pieces(self, rows: Tensor | None = None) -> Pieces:
+        """All rows of the table, or others that lie as these do, for the first rank to write."""
+        shard, own = self.shard, self.weight.detach() if rows is None else rows
+
+        def parts() -> Iterator[Tensor]:
+            yield own[: shard.num_top if shard.ranks.is_first else 0]
+            for level in shard.below:
+                of_level = own[shard.rows(level)]
+                for rank in range(shard.ranks.size):  # in the order of the nodes
+                    for start in range(0, len(shard.span(level, rank)), SENT):
+                        mine = of_level[start : start + SENT] if rank == shard.ranks.rank else of_level[:0]
+                        yield to_first(mine)[0]
+
+        return Pieces((shard.num_nodes, own.shape[1]), own.dtype, parts)
 
     def of_items(self, tree: Tree, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")

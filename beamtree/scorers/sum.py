@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from beamtree.routes import Pieces
 from beamtree.scorers.base import Scorer, TableScorer
 from beamtree.scorers.lifted import Lifted, lifted
 from beamtree.scorers.memory import LiftedScorer
@@ -79,14 +80,11 @@ class SumScorer(TableScorer):
         return any(self.part(name).is_spread for name in self.names)
 
     def spread_over(self, shard: Shard) -> None:
-        if self.learned is not None:
-            self.part(self.learned).spread_over(shard)
+        for name in self.names:
+            self.part(name).spread_over(shard)
 
-    def gathered(self) -> "SumScorer | None":
-        if self.learned is None or not self.is_spread:
-            return self
-        part = self.part(self.learned).gathered()
-        return None if part is None else self.with_parts({self.learned: part.to(self.weights.device)})
+    def pieces(self) -> dict[str, Pieces]:
+        return {f"parts.{name}.{key}": each for name in self.names for key, each in self.part(name).pieces().items()}
 
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
@@ -211,7 +209,7 @@ class SumScorer(TableScorer):
     def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
         raise ValueError("a sum has several rows for a leaf: put vectors into its parts")
 
-    def for_search(self, tree: Tree) -> dict[str, Tensor]:
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
         return {
             f"{name}.{key}": value
             for name, part in self.tables().items()

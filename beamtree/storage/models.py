@@ -12,11 +12,10 @@ killed at any moment leaves the old model or the new one, never half of each. se
 checksum, as `sealed` says, and one process at a time writes to a folder.
 """
 
-import errno
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from torch import Tensor
 
 from beamtree.data.ids import Ids, write_ids
 from beamtree.distributed import ranks
-from beamtree.files.drafts import as_others_are, drafting, held, remove
+from beamtree.files.drafts import drafting, held, remove
 from beamtree.files.sealed import seal, whole_is_read, with_seal
 from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
+from beamtree.scorers.dealt import Kept, dealt_lists
 from beamtree.shards import Shard
 from beamtree.storage.settings import (
     AGAIN,
@@ -45,7 +45,8 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
-from beamtree.storage.shards import check_shards, read_shards, row_names
+from beamtree.storage.shards import check_shards, list_names, read_shards, row_names
+from beamtree.storage.tensors import Tensors, begun, go_through, save_tensors
 from beamtree.tree import Tree, height_for
 
 OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt|shards-\d+b?")
@@ -55,23 +56,32 @@ def save_model(model: TreeModel, folder: str | Path) -> None:
     """Write a model, and the ids of its items where it has them, to a folder.
 
     A model that was there is replaced only once all of the new one is written. Parts of a sum that count nothing are
-    left out. Where several ranks trained it, all call this, and the first writes.
+    left out. Where several ranks trained it, all call this, and the first writes what each of them sends.
     """
     if isinstance(model.scorer, SumScorer) and (lean := model.scorer.lean()) is not model.scorer:
         model = model.with_scorer(lean)
-    whole = model.gathered()
-    with ranks().agreed():
-        if whole is not None and ranks().is_first:
-            write_finished(Path(folder), whole, whole.ids)
+    write_finished(Path(folder), model, model.ids)
 
 
 def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
-    """Write a model that is not in training: with what search makes of its weights."""
-    parts: dict[str, dict[str, Tensor]] = {}
+    """Write a model that is not in training, with what search makes of its weights; all ranks call it."""
+    if model.scorer.is_spread:
+        with ranks().agreed():
+            check_finite(model)
+    parts: dict[str, Tensors] = {"weights": {**model.scorer.state_dict(), **model.scorer.pieces()}}
     if isinstance(model.scorer, TableScorer):
         with torch.no_grad():
             parts["search"] = model.scorer.for_search(model.tree)
-    write_model(folder, model, 0, parts, {}, ids)
+    parts, left = begun(parts)
+    with ranks().agreed() as first:
+        try:
+            if first:
+                write_model(folder, model, 0, parts, {}, ids)
+        except (ValueError, OSError, MemoryError):
+            go_through(left)
+            raise
+        if not first:
+            go_through(left)
 
 
 def load_model(
@@ -139,7 +149,7 @@ def write_model(
     folder: Path,
     model: TreeModel,
     step: int,
-    more: dict[str, dict[str, Tensor]],
+    more: Mapping[str, Tensors],
     progress: dict[str, Any],
     ids: Ids | None = None,
 ) -> None:
@@ -148,7 +158,8 @@ def write_model(
         in_use = check_room(folder)
         check_finite(model)
         known = {} if model.popularity is None else {"events": model.popularity}
-        parts = {"tree": {"items": model.tree.items(), **known}, "weights": dict(model.scorer.state_dict()), **more}
+        tree = {"items": model.tree.items(), **known}
+        parts: dict[str, Tensors] = {"tree": tree, "weights": model.scorer.state_dict(), **more}
         files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
         if ids is not None:
             files["items"] = f"items-{step}.txt"
@@ -199,17 +210,6 @@ def _dtype(scorer: Scorer) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors import SafetensorError  # here, so that training without a folder needs torch alone
-    from safetensors.torch import save_file
-
-    try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
-    except SafetensorError as error:  # which is how a full disk is told
-        raise OSError(errno.ENOSPC if "os error 28" in str(error) else errno.EIO, f"{path.name}: {error}") from error
-    as_others_are(path)
-
-
 def check_room(folder: Path) -> set[str]:
     """Make the folder, or raise a ValueError if a model could not be saved there; the files now in use there."""
     if folder.exists() and not folder.is_dir():
@@ -228,6 +228,9 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
     weights = read_tensors(folder, settings, "weights")
     for name, table in row_names(model).items():  # that one rank saved whole
         weights[name] = table.shard.part(weights[name])
+    for prefix, memory in list_names(model).items():
+        memory.keep(dealt_lists(Kept(*(weights[f"{prefix}{name}"] for name in Kept._fields)), memory.lists))
+        weights |= {f"{prefix}{name}": value for name, value in memory.kept._asdict().items()}
     try:
         model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:

@@ -21,6 +21,8 @@ from torch import Tensor
 from beamtree.distributed import Ranks, ranks
 from beamtree.files.sealed import check_sealed
 from beamtree.model import TreeModel
+from beamtree.scorers.dealt import Kept, merged_lists
+from beamtree.scorers.memory import MemoryScorer
 from beamtree.scorers.spread import SpreadTable
 from beamtree.shards import Shard
 from beamtree.storage.settings import AGAIN
@@ -32,6 +34,12 @@ def row_names(model: TreeModel) -> dict[str, SpreadTable]:
     """The weights that are rows of several ranks, by their names in `state_dict`."""
     modules = model.scorer.named_modules()
     return {f"{name}.weight".lstrip("."): each for name, each in modules if isinstance(each, SpreadTable)}
+
+
+def list_names(model: TreeModel) -> dict[str, MemoryScorer]:
+    """The memories of which each rank has some lists, by what their names in `state_dict` begin with."""
+    modules = ((name, each) for name, each in model.scorer.named_modules() if isinstance(each, MemoryScorer))
+    return {f"{name}.".lstrip("."): each for name, each in modules if each.is_spread}
 
 
 def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -47,8 +55,39 @@ def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def read_shards(folder: Path, settings: Mapping[str, Any], model: TreeModel) -> None:
     """Copy the weights into the model's: all of them, or this rank's."""
-    state = {f"weights.{name}": value.detach() for name, value in model.scorer.state_dict().items()}
-    _read(folder, settings, model, state)
+    memories = {f"{name}.".lstrip("."): each for name, each in model.scorer.named_modules()}
+    over = ranks() if model.scorer.is_spread else Ranks()
+    for prefix in _of_lists(folder, settings):
+        memory = memories[prefix]
+        assert isinstance(memory, MemoryScorer)
+        memory.keep(_read_lists(folder, settings, prefix, memory.lists, over))
+    listed = {f"{prefix}{name}" for prefix in _of_lists(folder, settings) for name in Kept._fields}
+    whole = {name: value for name, value in model.scorer.state_dict().items() if name not in listed}
+    _read(folder, settings, model, {f"weights.{name}": value.detach() for name, value in whole.items()})
+
+
+def _of_lists(folder: Path, settings: Mapping[str, Any]) -> list[str]:
+    if "lists" not in settings["shards"]:
+        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+    found: list[str] = settings["shards"]["lists"]
+    return found
+
+
+def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: int, over: Ranks) -> Kept:
+    """The lists of items that are dealt to one of some ranks, from all that were written, a rank at a time."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    known, written = _reader(folder, settings).read_metadata().state_dict_metadata, settings["shards"]["ranks"]
+
+    def parts() -> Iterator[Kept]:
+        for rank in range(written):
+            names = [f"weights.{prefix}{name}:{rank}" for name in Kept._fields]
+            state = {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in names}
+            load(dict(state), storage_reader=_reader(folder, settings), no_dist=True)
+            yield Kept(*state.values())
+
+    with told(folder):
+        return merged_lists(parts(), lists, written, over)
 
 
 def read_moments(
@@ -72,19 +111,24 @@ def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard) -> dict[s
 
     known = _reader(folder, settings).read_metadata().state_dict_metadata
     rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
-    state = {}
+    state: dict[str, Tensor] = {}
+    lists_of: dict[str, Tensor] = {}
+    for prefix in _of_lists(folder, settings):
+        lists = known[f"weights.{prefix}recency"].size[0]
+        found = _read_lists(folder, settings, prefix, lists, Ranks())
+        lists_of |= {f"{prefix}{name}": value for name, value in found._asdict().items()}
     for name in (*rows, *(each for each in known if each.startswith("weights.") and ":" not in each)):
         top = known[f"{name}:top" if name in rows else name]
         size = (shard.num_rows, top.size[1]) if name in rows else top.size
         state[name] = torch.empty(size, dtype=top.properties.dtype)
     with told(folder):
         load(laid_out(state, rows, shard), storage_reader=_reader(folder, settings), no_dist=True)
-    return {name.removeprefix("weights."): value for name, value in state.items()}
+    return {**{name.removeprefix("weights."): value for name, value in state.items()}, **lists_of}
 
 
 def _read(folder: Path, settings: Mapping[str, Any], model: TreeModel, state: dict[str, Tensor]) -> None:
     tables, cut = row_names(model), int(settings["shards"]["cut"])
-    now = ranks() if tables else Ranks()
+    now = ranks() if model.scorer.is_spread else Ranks()
     shard = Shard(model.tree.arity, model.tree.height, cut, now)
     if any(table.shard != shard for table in tables.values()):
         raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")

@@ -12,9 +12,12 @@ from beamtree.files.drafts import drafting, held, remove
 from beamtree.files.sealed import seal, with_seal
 from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
-from beamtree.storage.models import OURS, check_room, save_tensors, settings_of
+from beamtree.scorers.dealt import Kept
+from beamtree.shards import Shard
+from beamtree.storage.models import OURS, check_room, settings_of
 from beamtree.storage.settings import SETTINGS, check_finite
-from beamtree.storage.shards import Moments, laid_out, row_names, told
+from beamtree.storage.shards import Moments, laid_out, list_names, row_names, told
+from beamtree.storage.tensors import save_tensors
 
 
 def write_spread(
@@ -33,9 +36,13 @@ def write_spread(
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # here: it takes a second to import
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    now, rows = ranks(), row_names(model)
-    shard = next(iter(rows.values())).shard
-    state = {f"weights.{name}": value.detach() for name, value in model.scorer.state_dict().items()}
+    now, rows, lists = ranks(), row_names(model), list_names(model)
+    shard = next((table.shard for table in rows.values()), Shard.of(model.tree, now))
+    listed = {f"{prefix}{name}" for prefix in lists for name in Kept._fields}
+    state = {
+        f"weights.{name}:{now.rank}" if name in listed else f"weights.{name}": value.detach()
+        for name, value in model.scorer.state_dict().items()
+    }
     state |= {f"optimizer.{name}": value for name, value in moments.items()}
     names = [*(f"weights.{name}" for name in rows), *(f"optimizer.{name}" for name in sorted(of_rows))]
     with ExitStack() as stack:
@@ -53,7 +60,8 @@ def write_spread(
         files = {name: known for each in now.gather(files) for name, known in each.items()}
         with now.agreed() as first, naming(folder):
             if first:
-                shards = {"folder": place.name, "cut": shard.cut, "ranks": now.size, "rows": names, "files": files}
+                whose = {"cut": shard.cut, "ranks": now.size, "rows": names, "lists": list(lists)}
+                shards = {"folder": place.name, **whose, "files": files}
                 _finish(folder, place, model, step, progress, shards)
 
 

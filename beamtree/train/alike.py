@@ -9,7 +9,6 @@ import torch
 from beamtree.distributed import Ranks, ranks
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
-from beamtree.storage.shards import row_names
 from beamtree.tree import Tree
 
 
@@ -38,10 +37,10 @@ def one_tree(tree: Tree) -> Tree:
 
 
 def one_model(model: TreeModel) -> TreeModel:
-    """The same model with the first rank's weights, but for rows that each has for itself."""
+    """The same model with the first rank's weights, but for those of which each has a part."""
     if ranks().size > 1:
-        rows = row_names(model)
-        whole = {name: value for name, value in model.scorer.state_dict().items() if name not in rows}
+        own = model.scorer.pieces()
+        whole = {name: value for name, value in model.scorer.state_dict().items() if name not in own}
         ranks().same(weights={name: list(value.shape) for name, value in whole.items()})
         for value in whole.values():
             ranks().broadcast_(value)

@@ -63,7 +63,7 @@ class Candidates:
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b: with σ(a g + b) for a sum g, the items put up first are as probable as they are often chosen [2]."""
-        total = self._scores @ torch.tensor([weights[name] for name in self.names], device=self.units.device)
+        total = self._scores @ self.units.new_tensor([weights[name] for name in self.names])
         best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
         real = best.values > -torch.inf
         return calibration(best.values[real], self._gain.gather(1, best.indices)[real] > 0)

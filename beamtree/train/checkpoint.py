@@ -121,11 +121,12 @@ def _save(
     if model.scorer.is_spread:
         write_spread(folder, model, step, moments, of_rows, progress)
         return
-    with ranks().agreed():
-        if ranks().is_first and progress:
+    if not progress:
+        write_finished(folder, model, ids=None)  # ids are saved once, with the finished model
+        return
+    with ranks().agreed() as first:
+        if first:
             write_model(folder, model, step, {"optimizer": dict(moments)}, progress)
-        elif ranks().is_first:
-            write_finished(folder, model, ids=None)  # ids are saved once, with the finished model
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
-from beamtree.closed import Factors, Partners, follow_partners, ials, next_partners, ridge_partners
-from beamtree.closed.ials import STRENGTHS
+from beamtree.closed import Factors, Partners, follow_partners, next_partners, ridge_partners
+from beamtree.closed.ials import STRENGTHS, ials_by_rows
 from beamtree.closed.pairs import followed, together
 from beamtree.closed.partners import PARTNERS
 from beamtree.closed.ridge import FEATURES as EXPLAINING
@@ -158,7 +158,8 @@ class Start:
 
         def fitted(pair: tuple[float, float], **size: int) -> Factors:
             penalty, everywhere = pair
-            return ials(self.log, self.data.num_items, penalty=penalty, everywhere=everywhere, seed=self.seed, **size)
+            known = {"num_items": self.data.num_items, "seed": self.seed, **size}
+            return ials_by_rows(self.log, penalty=penalty, everywhere=everywhere, **known)
 
         def made(factors: Factors, power: float = 0.0) -> FactorScorer:
             return FactorScorer.from_factors(self.tree, factors, power)

@@ -1,0 +1,322 @@
+"""Parts in closed form over ranks: each has some of the rows and lists, and all get the same answers."""
+
+import errno
+
+import pytest
+import torch
+from ranks import run_ranks
+from safetensors import safe_open
+
+import beamtree as bt
+from beamtree import shards
+from beamtree.closed.ials import Factors
+from beamtree.closed.partners import strongest
+from beamtree.data import Ids
+from beamtree.data.instances import Instances
+from beamtree.distributed import Ranks, join, ranks
+from beamtree.ingest.simulate import simulate
+from beamtree.methods import sized
+from beamtree.routes import Route, deal
+from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer, dealt
+from beamtree.scorers.dealt import Kept, dealt_lists, merged_lists
+from beamtree.scorers.memory import fading
+from beamtree.scorers.spread import SpreadTable
+from beamtree.shards import Shard
+from beamtree.storage import models, tensors
+from beamtree.train import Checkpoints, Schedule, Validation, constant
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.recipes import settle, start_model
+from beamtree.tree import PAD
+
+ITEMS, TOP = 90, 6
+
+
+def lists_of(seed, items=ITEMS):
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.randperm(items**2, generator=generator)[: 8 * items]
+    weights = torch.randn(len(key), generator=generator)
+    return strongest(key // items, key % items, weights, items, 9)
+
+
+def a_memory():
+    return MemoryScorer.from_partners([lists_of(0), lists_of(1)], [fading(0.5), fading(2.0, newest=3)])
+
+
+def a_model(dtype=torch.float32):
+    """A sum of all kinds of parts, whole on whoever makes it before ranks are joined."""
+    tree = bt.random_tree(ITEMS, 3, seed=1)
+    vectors = torch.randn(ITEMS, 5, generator=torch.Generator().manual_seed(3))
+    factors = FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
+    learned = DeepScorer(tree.num_nodes, 6, scale=0.3, seed=2).to(dtype)
+    parts = {"memory": a_memory(), "repeats": RepeatScorer(), "factors": factors, "deep": learned}
+    scorer = SumScorer(parts, tree.height, "deep").weigh(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
+    model = bt.TreeModel(tree, scorer, first_level=2, ids=Ids([f"i{number}" for number in range(ITEMS)]))
+    return model.eval()
+
+
+def histories(users=23, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(ITEMS, (users, 12), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.2] = PAD
+    x[0] = PAD
+    return Instances(x, torch.randint(ITEMS, (users, 4), generator=generator))
+
+
+def spread(model):
+    """The same model, of which this rank keeps its part."""
+    model.scorer.spread_over(Shard.of(model.tree, join()))
+    return model
+
+
+def test_a_list_comes_for_every_row_that_went_out():
+    for ours in run_ranks(3, lists_that_came):
+        assert ours == "well"
+
+
+def lists_that_came():
+    now = join()
+    to = torch.tensor([2, 0, 1, 1, 0][: 2 + now.rank])
+    route = Route(to)
+    row = route.there(torch.arange(len(to)) + 10 * now.rank)
+    lengths = row % 4
+    values = row.repeat_interleave(lengths)
+    held, found = route.back_lists(lengths, values)
+    own = torch.arange(len(to)) + 10 * now.rank
+    assert torch.equal(held, own % 4)
+    assert torch.equal(found, own.repeat_interleave(own % 4))
+    return "well"
+
+
+@pytest.mark.parametrize(("came_from", "size"), [(3, 2), (1, 3), (4, 1), (2, 5)])
+def test_lists_of_some_ranks_are_dealt_anew(came_from, size, monkeypatch):
+    """Also to ranks that get none: there are four items."""
+    whole = MemoryScorer.from_partners([lists_of(0, 4), lists_of(1, 4)], [fading(0.5)] * 2).kept
+
+    def as_rank(rank, count, work):
+        now = Ranks()
+        now.rank, now.size = rank, count
+        monkeypatch.setattr(dealt, "ranks", lambda: now)
+        return work(now)
+
+    parts = [as_rank(rank, came_from, lambda now: dealt_lists(whole, 2)) for rank in range(came_from)]
+    for rank in range(size):
+        ours = as_rank(rank, size, lambda now: merged_lists(parts, 2, came_from, now))
+        expected = as_rank(rank, size, lambda now: dealt_lists(whole, 2))
+        assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+
+
+def answers(model, rank, size):
+    """What a model finds for every `size`-th user, and what it says of nodes on every level."""
+    x = histories().x[rank::size]
+    items, scores = bt.retrieve(model, x, beam_size=12, m=10)
+    query = model.query(x)
+    levels = [query.whole_level(level).tolist() for level in query.levels]
+    return items.tolist(), scores.tolist(), levels
+
+
+def answers_of_ranks(top):
+    shards.TOP = top
+    model = a_model()
+    parts = {name: len(value) for name, value in model.scorer.state_dict().items() if name in whole_names()}
+    model = spread(model)
+    own = {name: len(value) for name, value in model.scorer.state_dict().items() if name in parts}
+    with torch.no_grad():
+        return answers(model, ranks().rank, ranks().size), parts, own
+
+
+def whole_names():
+    rows = [f"parts.{name}.table.weight" for name in ("deep", "factors")]
+    return [*rows, *(f"parts.memory.{name}" for name in Kept._fields)]
+
+
+@pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10), (2, 1000)])
+def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
+    alone = a_model()
+    for rank, (theirs, parts, own) in enumerate(run_ranks(size, answers_of_ranks, top)):
+        with torch.no_grad():
+            items, scores, levels = answers(alone, rank, size)
+        assert theirs[0] == items
+        torch.testing.assert_close(torch.tensor(theirs[1]), torch.tensor(scores), atol=1e-6, rtol=1e-6)
+        for one, other in zip(theirs[2], levels, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-5, rtol=1e-5)
+        assert all(own[f"parts.memory.{name}"] < 1.3 / size * parts[f"parts.memory.{name}"] for name in Kept._fields)
+        if top < 1000:
+            assert all(own[name] < parts[name] for name in parts), "each has a part"
+
+
+# Files
+
+
+def saved(folder, top):
+    shards.TOP = top
+    tensors.SENT = dealt.SENT = 7
+    bt.save_model(spread(a_model()), folder)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_write_the_file_that_one_writes(tmp_path, size):
+    bt.save_model(a_model(), tmp_path / "one")
+    run_ranks(size, saved, tmp_path / "several", TOP)
+    for file in ("weights-0.safetensors", "search-0.safetensors", "tree-0.safetensors"):
+        with safe_open(tmp_path / "one" / file, "pt") as one, safe_open(tmp_path / "several" / file, "pt") as several:
+            assert set(one.keys()) == set(several.keys())
+            for key in one.keys():  # noqa: SIM118
+                ours, theirs = one.get_tensor(key), several.get_tensor(key)
+                assert ours.dtype == theirs.dtype
+                exact = "vectors" not in key  # sums of rows, which a rank adds up in the same order
+                assert torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs)
+    found = bt.load_model(tmp_path / "several")
+    x = histories().x
+    assert torch.equal(bt.retrieve(found, x, beam_size=12, m=10)[0], bt.retrieve(a_model(), x, beam_size=12, m=10)[0])
+
+
+def saved_on_a_full_disk(folder):
+    shards.TOP = TOP
+    model = spread(a_model())
+    if ranks().is_first:
+
+        def write(*arguments):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        models.save_tensors = write
+    try:
+        bt.save_model(model, folder)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path):
+    told = run_ranks(2, saved_on_a_full_disk, tmp_path / "model", seconds=60)
+    assert all("No space left on device" in line for line in told)
+    assert not (tmp_path / "model" / "settings.json").exists()
+
+
+# Checkpoints
+
+
+def trained(folder, steps, asks=False):
+    """Train on to so many steps from whatever is in the folder; all weights in the end."""
+    shards.TOP = TOP
+    model = a_model(torch.float64)
+    now = join()
+    if (folder / "settings.json").exists():
+        model = bt.load_model(folder)
+    bt.fit(
+        model,
+        histories(),
+        sized("otm", 4, 6),
+        steps=steps,
+        batch_size=7,
+        optimizer=OPTIMIZERS["lazy"],
+        schedule=Schedule(0.01, constant),
+        val=Validation(histories(9, seed=5), beam_size=8, m=6, every=2) if asks else None,
+        checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True),
+    )
+    final = folder.parent / f"{folder.name}-{steps}-{now.size}"
+    bt.save_model(model, final)
+    now.wait()
+    return {name: value.tolist() for name, value in bt.load_model(final).scorer.state_dict().items()}
+
+
+def check_near(expected, found):
+    for name, weights in expected.items():
+        ours, theirs = (torch.tensor(each, dtype=torch.float64) for each in (weights, found[name]))
+        assert ours.shape == theirs.shape
+        assert float((ours - theirs).abs().max()) < 1e-6, name
+
+
+def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "TOP", TOP)
+    expected = trained(tmp_path / "unbroken", 5)
+    for steps, size in ((2, 2), (3, 3), (5, 2)):
+        found = run_ranks(size, trained, tmp_path / "run", steps)
+        assert list((tmp_path / "run").glob("shards-*"))
+        if steps == 3:
+            trained(tmp_path / "run", 4)  # alone
+    for each in found:
+        check_near(expected, each)
+
+
+def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "TOP", TOP)
+    expected = trained(tmp_path / "alone", 4, True)
+    for each in run_ranks(2, trained, tmp_path / "two", 4, True):
+        check_near(expected, each)
+
+
+# The start
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    simulate(folder / "log.parquet", users=120, items=80, events=3000, seed=0)
+    bt.prepare(folder / "log.parquet", folder / "data", val_users=10, test_users=10)
+    return folder / "data"
+
+
+def started(folder, out):
+    shards.TOP = TOP
+    now = join()
+    data = bt.load_data(folder)
+    model = start_model(settle(data, steps=2), data, bt.random_tree(data.num_items, 2, seed=0))
+    bt.save_model(model, out)
+    tables = {name: isinstance(part.table, SpreadTable) for name, part in model.scorer.tables().items()}
+    lists = {name: part.is_spread for name, part in model.scorer.parts.items() if isinstance(part, MemoryScorer)}
+    return model.scorer.is_spread, tables, lists, now.size
+
+
+def test_what_is_made_over_ranks_stays_there(tmp_path, prepared, monkeypatch):
+    monkeypatch.setattr(shards, "TOP", TOP)
+    started(prepared, tmp_path / "one")
+    for is_spread, tables, lists, _ in run_ranks(2, started, prepared, tmp_path / "two"):
+        assert is_spread
+        assert tables
+        assert all(tables.values())
+        assert lists
+        assert all(lists.values())
+    one, two = (bt.load_model(tmp_path / name).scorer for name in ("one", "two"))
+    for what, chosen in one.made.items():
+        assert two.made[what] == pytest.approx(chosen, rel=1e-4), what
+    ours, theirs = (told_by(scorer) for scorer in (one, two))
+    for name, value in ours.items():
+        torch.testing.assert_close(theirs[name], value, atol=2e-3, rtol=2e-3, msg=name)
+
+
+def told_by(scorer):
+    """What the parts say, whichever way vectors are turned and equal partners are put."""
+    rows = scorer.part("factors").table.weight.float()
+    memory = scorer.part("memory")
+    said = torch.zeros(len(memory.offsets) - 1, memory.num_items)
+    said[torch.repeat_interleave(memory.offsets.diff()), memory.partners.long()] = memory.weights.float()
+    return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
+
+
+def moved(size):
+    shards.TOP = TOP
+    model = a_model()
+    other = bt.random_tree(ITEMS, 2, seed=9)
+    if size > 1:
+        model = spread(model)
+    found = model.scorer.part("factors").on_tree(model.tree, other)
+    assert found.is_spread == (size > 1)
+    x = histories().x
+    with torch.no_grad():
+        return [level.tolist() for level in levels_of(bt.TreeModel(other, found), x)]
+
+
+def levels_of(model, x):
+    query = model.query(x)
+    return [query.whole_level(level) for level in query.levels]
+
+
+def test_factors_follow_their_items_to_another_tree_over_ranks():
+    alone = moved(1)
+    for theirs in run_ranks(2, moved, 2):
+        for one, other in zip(alone, theirs, strict=True):
+            torch.testing.assert_close(torch.tensor(other), torch.tensor(one), atol=1e-3, rtol=1e-3)
+
+
+def test_whole_vectors_are_dealt():
+    assert torch.equal(deal(torch.arange(6)).whole(), torch.arange(6))
