@@ -5,15 +5,20 @@ from itertools import product
 import pytest
 import torch
 from ranks import run_ranks
+from test_ranks import errors_of, farthest, whole
 
 import beamtree as bt
 from beamtree import shards
+from beamtree.data.instances import Instances
 from beamtree.distributed import join, ranks
+from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, SumScorer, carried
 from beamtree.scorers.pulled import SpreadVectors
 from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable, same_depth
 from beamtree.shards import Shard
+from beamtree.train import Checkpoints, Schedule, constant
+from beamtree.train.joint import fit_jointly
 from beamtree.tree import PAD, Tree
 
 ITEMS, DIM = 37, 5
@@ -138,3 +143,80 @@ def test_rows_on_several_ranks_follow_their_items_as_those_of_one(size, top):
     for away, pulled in run_ranks(size, carry_all, top):
         assert max(away.values()) < 1e-12, away
         assert 0 < pulled <= PULLED
+
+
+# Training and learning trees in turn
+
+
+def instances(users, seed):
+    """What follows an item is the next one, so that a tree can be learned."""
+    x = torch.randint(ITEMS, (users, 6), generator=torch.Generator().manual_seed(seed))
+    return Instances(x, (x[:, :3] + 1) % ITEMS)
+
+
+class CutShortError(Exception):
+    """Somebody ends a run."""
+
+
+def train_jointly(folder=None, cut_short=None, seed=0):
+    """What was said of each tree, the last one that was kept, and all weights; nothing of a run that is cut short."""
+    shards.TOP = 5
+    join()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _train_jointly(folder, cut_short, seed)
+    except CutShortError:
+        return None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _train_jointly(folder, cut_short, seed):
+    tree, lines = bt.random_tree(ITEMS, seed=1), []
+    model = bt.TreeModel(tree, DeepScorer(tree.num_nodes, DIM, scale=0.3, seed=2), first_level=2)
+
+    def train(model, turn, place):
+        how = {"batch_size": 10, "schedule": Schedule(0.01, constant)}
+        how["checkpoints"] = None if place is None else Checkpoints(place, resume=True)
+        bt.fit(model, instances(30, 3), sized("otm", 6, 6), steps=2 if turn == cut_short else 3 + turn, **how)
+        if turn == cut_short:
+            raise CutShortError
+
+    how = {"rounds": 3, "stay": 0.0, "seed": seed, "folder": folder, "say": lines.append}
+    model = fit_jointly(model, instances(40, 4), instances(25, 5), train, **how)
+    assert model.scorer.is_spread == (ranks().size > 1)
+    return lines, model.tree.fingerprint(), whole(model)
+
+
+def check_runs(runs, expected):
+    for lines, tree, weights in runs:
+        assert (lines, tree) == expected[:2]
+        assert farthest(expected[2], weights) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A run by one rank, in which one new tree is kept and the next one rejected."""
+    before, shards.TOP = shards.TOP, 5
+    found = train_jointly()
+    shards.TOP = before
+    assert [line.rsplit(": ", 1)[1] for line in found[0][1:]] == ["kept", "rejected, the old is kept"]
+    return found
+
+
+def several_runs(begun, begins):
+    """By these ranks: one from the start, one that others began, one that others will go on with, and a wrong one."""
+    runs = [train_jointly(), train_jointly(begun), train_jointly(begins, cut_short=1)]
+    return runs, errors_of(lambda: train_jointly(seed=ranks().rank))
+
+
+def test_trees_are_learned_with_the_scorer_over_ranks_as_by_one(tmp_path, monkeypatch, alone):
+    """Also where another number of ranks began a round."""
+    monkeypatch.setattr(shards, "TOP", 5)
+    assert train_jointly(tmp_path / "by one", cut_short=1) is None
+    for runs, told in run_ranks(2, several_runs, tmp_path / "by one", tmp_path / "by two"):
+        check_runs(runs[:2], alone)
+        assert runs[2] is None
+        assert told == "seed is 0 on rank 0 and 1 on rank 1: start all ranks alike"
+    assert len(list((tmp_path / "by two" / "round-1" / "start" / "shards-0").glob("*.distcp"))) == 2
+    check_runs([train_jointly(tmp_path / "by two")], alone)
