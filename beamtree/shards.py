@@ -105,8 +105,17 @@ class Shard:
         if level <= self.cut:
             span = self.level(level)
             return slice(span.start, span.stop)
-        span, at = self.span(level, self.ranks.rank), (level - self.cut - 1) * self.ranks.size + self.ranks.rank
-        return slice(span.start - self.offsets[at], span.stop - self.offsets[at])
+        span, offset = self.span(level, self.ranks.rank), self.offset(level)
+        return slice(span.start - offset, span.stop - offset)
+
+    def offset(self, level: int) -> int:
+        """What to take from a node of a level that this rank has for the number of its row."""
+        return 0 if level <= self.cut else self.offsets[(level - self.cut - 1) * self.ranks.size + self.ranks.rank]
+
+    def above(self, level: int) -> slice:
+        """Where in this rank's table the rows of the parents of its nodes of a level are, below the root."""
+        rows, runs = self.rows(level - 1), self.runs(self.ranks.rank)
+        return slice(rows.start + runs.start, rows.start + runs.stop) if level == self.cut + 1 else rows
 
     def part(self, rows: Tensor) -> Tensor:
         """The rows of this rank, of those of all nodes."""

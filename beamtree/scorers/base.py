@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.routes import Pieces
+from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable
 from beamtree.shards import Shard
 from beamtree.tree import Tree
@@ -104,8 +105,13 @@ class TableScorer(Scorer):
         return self.table.of_items(tree, share=self.share)
 
     def on_tree(self, old: Tree, new: Tree) -> "TableScorer":
-        """A scorer for another tree over the same items that knows what this one does: rows follow the items."""
+        """A scorer for another tree over the same items that knows what this one does: rows follow the items.
+
+        Rows that lie on several ranks do so again, and all must call it.
+        """
         settings = {**self.settings(), "num_nodes": new.num_nodes}
+        if isinstance(self.table, SpreadTable):
+            settings["shard"] = self.table.shard_of(new)
         scorer = type(self)(**settings, seed=None).to(self.table.weight)
         scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.on_tree(old, new, share=self.share)})
         return scorer

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from beamtree.routes import Dealt, Pieces, to_first
+from beamtree.scorers.carried import carried, to_differences
 from beamtree.scorers.pulled import Pulled, SpreadVectors
-from beamtree.scorers.table import NodeTable
+from beamtree.scorers.table import NodeTable, same_depth
 from beamtree.seeds import mix
 from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
@@ -122,8 +123,19 @@ class SpreadTable(NodeTable):
     def of_items(self, tree: Tree, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
 
+    def shard_of(self, tree: Tree) -> Shard:
+        """The rows that this rank has of another tree."""
+        same = (tree.arity, tree.height) == (self.shard.arity, self.shard.height)
+        return self.shard if same else Shard.of(tree, self.shard.ranks)
+
+    @torch.no_grad()
     def on_tree(self, old: Tree, new: Tree, *, share: bool) -> Tensor:
-        raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
+        """What a whole table gives for another tree, of it the rows of this rank; all ranks must call it."""
+        shard, depths = self.shard_of(new), [same_depth(new, level, old) for level in range(new.height + 1)]
+        vectors, count = carried(lambda: self.read(old, share=share), old, new, shard, depths)
+        if shard == self.shard:
+            torch.where((count > 0).unsqueeze(1), vectors, self._values(old, share)[0], out=vectors)
+        return to_differences(vectors, shard) if share else vectors
 
     def deeper(self, old: Tree, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")
@@ -139,10 +151,7 @@ class SpreadTable(NodeTable):
         sums = torch.empty_like(weight, requires_grad=False)  # written once, as of a whole table
         sums[0] = weight[0]
         for level in range(1, tree.height + 1):
-            rows, above = shard.rows(level), sums[shard.rows(level - 1)]
-            if level == shard.cut + 1:
-                runs = shard.runs(shard.ranks.rank)
-                above = above[runs.start : runs.stop]
+            rows, above = shard.rows(level), sums[shard.above(level)]
             families = (len(above), tree.arity, weight.shape[1])
             torch.add(weight[rows].view(families), above.unsqueeze(1), out=sums[rows].view(families))
         return sums
@@ -178,10 +187,7 @@ class SpreadTable(NodeTable):
         """Add the gradients of some levels to those of the rows above, from the last level up."""
         shard = self.shard
         for level in reversed(levels):
-            span, above = shard.rows(level), shard.rows(level - 1)
-            if level == shard.cut + 1:
-                runs = shard.runs(shard.ranks.rank)
-                above = slice(above.start + runs.start, above.start + runs.stop)
+            span, above = shard.rows(level), shard.above(level)
             total[above] += total[span].view(-1, shard.arity, total.shape[1]).sum(1)
             if len(marks[span]):
                 marks[above] |= marks[span].view(-1, shard.arity).amax(1)

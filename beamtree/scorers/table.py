@@ -80,18 +80,20 @@ class NodeTable(nn.Module):
         """Rows for another tree over the same items [num_nodes of the new one, dim]: what was learned follows them.
 
         A node's vector is the mean, over the items that now lie below it, of the vectors that lay above each of them on
-        this level; a leaf's is that of its item's leaf. On the same tree nothing changes.
+        this level; a leaf's is that of its item's leaf. On the same tree nothing changes. Where nothing lies below, a
+        row stays if the trees are of one shape, and is 0 if not.
         """
         vectors = self.read(old, share=share).values
-        rows = vectors.clone() if old.num_nodes == new.num_nodes else vectors.new_zeros(new.num_nodes, vectors.shape[1])
-        items = torch.arange(new.num_items, device=new.device)
-        was, now = old.leaf_of_item(items), new.leaf_of_item(items)
+        same = (old.arity, old.height) == (new.arity, new.height)
+        rows = vectors.clone() if same else vectors.new_zeros(new.num_nodes, vectors.shape[1])
+        leaves = torch.stack([tree.leaf_of_item(torch.arange(new.num_items, device=new.device)) for tree in (old, new)])
+        was, now = leaves[:, (leaves != PAD).all(0)]  # of items that both hold
         for level in range(new.height + 1):
             span = new.level(level)
             place = new.ancestor(now, level) - span.start
             count = torch.bincount(place, minlength=len(span)).unsqueeze(1)
             sums = rows.new_zeros(len(span), rows.shape[1])
-            sums.index_add_(0, place, vectors[old.ancestor(was, _same_depth(new, level, old))])
+            sums.index_add_(0, place, vectors[old.ancestor(was, same_depth(new, level, old))])
             rows[span.start : span.stop] = torch.where(count > 0, sums / count, rows[span.start : span.stop])
         if share:
             for level in range(new.height, 0, -1):
@@ -286,7 +288,7 @@ class _At(torch.autograd.Function):
         return grads[0].new_zeros(()), None, None, None
 
 
-def _same_depth(tree: Tree, level: int, other: Tree) -> int:
+def same_depth(tree: Tree, level: int, other: Tree) -> int:
     """The level of another tree that has about as many nodes; its leaves for the leaves."""
     if level == tree.height:
         return other.height

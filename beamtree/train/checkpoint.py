@@ -86,7 +86,7 @@ class Keeper:
     def keep_best(self) -> None:
         """Take the model as it is for the best so far."""
         if self.folder is not None:
-            _save(self.folder / BEST, self.model, {}, set(), 0, {})
+            keep_model(self.folder / BEST, self.model)
         else:
             self._best = {name: value.detach().clone() for name, value in self.model.scorer.changing().items()}
 
@@ -96,6 +96,11 @@ class Keeper:
             self.model.scorer.load_state_dict(self._best, strict=False)
         elif progress.best_step >= 0 and self.folder is not None:
             _load_own_weights(self.folder / BEST, self.model)
+
+
+def keep_model(folder: Path, model: TreeModel) -> None:
+    """Write a model that is not in training to a folder; all ranks call it."""
+    _save(folder, model, {}, set(), 0, {})
 
 
 def save_checkpoint(
