@@ -18,8 +18,11 @@ from launch import free_port
 from timing import times
 from torch import Tensor
 
-from beamtree import DeepScorer, Tree, TreeModel, otm, tdm
+from beamtree import DeepScorer, Tree, TreeModel, distributed, otm, retrieve, tdm
+from beamtree.closed import Factors, Partners
 from beamtree.distributed import Ranks, _Group, join
+from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
+from beamtree.scorers.memory import fading
 from beamtree.shards import Shard
 from beamtree.train.optimizer import lazy
 from beamtree.train.recipes import first_level
@@ -58,17 +61,53 @@ def rows_of(model: TreeModel) -> Tensor:
     return model.scorer.table.weight.detach()
 
 
+def with_parts(items: int) -> TreeModel:
+    """Factors and memory, drawn."""
+    tree, generator = Tree(torch.arange(items)), torch.Generator().manual_seed(0)
+    factors = Factors(torch.randn(items, 64, generator=generator), torch.ones(64), 0.1, 1.0)
+    named = torch.randint(items, (items * 20,), generator=generator).int()
+    lists = Partners(torch.arange(0, len(named) + 1, 20), named, torch.rand(len(named), generator=generator))
+    parts = {
+        "factors": FactorScorer.from_factors(tree, factors, 0.3),
+        "memory": MemoryScorer.from_partners([lists, lists], [fading(0.5), fading(2.0, newest=3)]),
+    }
+    return TreeModel(tree, SumScorer(parts, tree.height), first_level=first_level(tree, 400)).to("cuda").eval()
+
+
+@torch.no_grad()
+def parts_apart(items: int, rank: int) -> str:
+    """What users of this rank get from parts that lie on two, against parts that lie here."""
+    x = torch.randint(items, (33, 69), generator=torch.Generator().manual_seed(rank)).to("cuda")
+    model = with_parts(items)
+    alone, scores = retrieve(model, x, beam_size=400, m=100)
+    distributed._now = Staged()
+    model.scorer.spread_over(Shard.of(model.tree, distributed.ranks()))
+    found, theirs = retrieve(model, x, beam_size=400, m=100)
+    distributed._now = Ranks()
+    alike, apart = float((found == alone).float().mean()), float((scores - theirs).abs().max())
+    return f"{alike:.2%} of places alike, scores {apart:.1e} apart"
+
+
+def rows_together(table: Any) -> Tensor:
+    """All rows on the first rank."""
+    distributed._now = table.shard.ranks
+    found = torch.cat(list(table.pieces().parts()))
+    distributed._now = Ranks()
+    return found
+
+
 def one_of_two(rank: int, port: int, items: int, steps: int, found: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=2)
+    found.put(f"rank {rank}, parts in closed form: {parts_apart(items, rank)}")
     for method in (otm(50), tdm(100)):
         for share in (True, False):
             after = [trained(items, count, method, share, Staged()) for count in (1, steps)]
-            first, (_, losses) = after[0][0].scorer.table.whole(), after[1]
+            first, (_, losses) = rows_together(after[0][0].scorer.table), after[1]
             if rank == 0:
                 begin, _ = trained(items, 0, method, share, None)
                 alone, _ = trained(items, 1, method, share, None)
-                moved, expected = (each - rows_of(begin) for each in (first.cuda(), rows_of(alone)))
+                moved, expected = (each - rows_of(begin) for each in (first, rows_of(alone)))
                 apart = float((moved - expected).norm() / expected.norm())
                 alone_losses = trained(items, steps, method, share, None)[1]
                 loss = max(abs(a / b - 1) for a, b in zip(losses, alone_losses, strict=True))
