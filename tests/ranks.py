@@ -6,11 +6,15 @@ import socket
 import traceback
 
 
+# Ranks are copies of one process that has imported all of this once: that takes seconds, and a copy none.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.tensor", "beamtree", "pytest"])
+
+
 def run_ranks(size, work, *arguments, seconds=120):
     """What `work(*arguments)` returns on each of some ranks: plain things, such as lists and numbers."""
-    spawn = multiprocessing.get_context("spawn")
-    found, port = spawn.Queue(), free_port()
-    ranks = [spawn.Process(target=_begin, args=(rank, size, port, found, work, arguments)) for rank in range(size)]
+    found, port = FORKED.Queue(), free_port()
+    ranks = [FORKED.Process(target=_begin, args=(rank, size, port, found, work, arguments)) for rank in range(size)]
     for process in ranks:
         process.start()
     try:
