@@ -16,7 +16,7 @@ import torch
 import beamtree as bt
 from beamtree import methods
 from beamtree.data import Ids, Instances
-from beamtree.scorers import FixedScorer
+from beamtree.scorers import FixedScorer, RepeatScorer
 from beamtree.storage import models
 from beamtree.storage.settings import SETTINGS, holds_model
 from beamtree.train import Checkpoints, Schedule, constant, steps_done
@@ -261,6 +261,14 @@ def test_missing_parts_are_named(tmp_path):
     weight.unlink()
     with pytest.raises(ValueError, match="is missing"):
         bt.load_model(tmp_path / "model")
+
+
+def test_a_scorer_without_weights_is_saved_too(tmp_path):
+    model = bt.TreeModel(bt.random_tree(20, 2, seed=0), RepeatScorer())
+    bt.save_model(model, tmp_path)
+    x = torch.tensor([[3, 4, -1], [-1, -1, -1]])
+    again = bt.load_model(tmp_path)
+    assert torch.equal(bt.retrieve(again, x, beam_size=5, m=3)[0], bt.retrieve(model, x, beam_size=5, m=3)[0])
 
 
 def test_saving_leaves_other_peoples_files_alone(tmp_path):

@@ -120,10 +120,8 @@ class MemoryScorer(LiftedScorer):
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.is_spread:
             items = torch.unique(torch.cat([x.flatten(), x.new_zeros(1)]).clamp_(min=0))
-            place = torch.searchsorted(items, x.contiguous())
-            return self._of(len(items), pulled_lists(self.kept, self.lists, items)).entries(
-                place.masked_fill_(x == PAD, PAD)
-            )
+            place = torch.searchsorted(items, x.contiguous()).masked_fill_(x == PAD, PAD)
+            return self._of(len(items), pulled_lists(self.kept, self.lists, items)).entries(place)
         columns, shift, counts, place = self._reading(x)
         past = x.index_select(1, columns)
         row = (past + shift).clamp_(min=0)
@@ -171,6 +169,7 @@ class MemoryScorer(LiftedScorer):
     def keep(self, kept: Kept) -> None:
         """Take these for the lists that are here."""
         self.offsets, self.partners, self.weights = (each.to(self.recency.device) for each in kept)
+        self._read = None, ()
 
     def pieces(self) -> dict[str, Pieces]:
         return {} if self.dealt is None else whole_lists(self.kept, self.lists, self.num_items, self.dealt)

@@ -160,7 +160,7 @@ def write_model(
         known = {} if model.popularity is None else {"events": model.popularity}
         tree = {"items": model.tree.items(), **known}
         parts: dict[str, Tensors] = {"tree": tree, "weights": model.scorer.state_dict(), **more}
-        files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors}
+        files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors or part == "weights"}
         if ids is not None:
             files["items"] = f"items-{step}.txt"
         if in_use & set(files.values()):  # never write over a file that the last good model needs
