@@ -4,11 +4,11 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import polars as pl
 import pytest
@@ -262,26 +262,114 @@ def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
     assert "part-late.parquet" in json.loads((out / "answers.json").read_text())["parts"]
 
 
-def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeypatch, ray, run):
-    users, mark = write_users(tmp_path / "users"), tmp_path / "mark"
+@pytest.mark.parametrize(
+    ("over", "when"),
+    [("one", "within"), *(pytest.param("every", each, marks=slow) for each in ("before", "within", "after"))],
+)
+def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeypatch, ray, run, over, when):
+    """One dies over a part: before its work, over a half-written file, or when it is there and nobody knows.
+
+    Of every part there are more than a single one has tries.
+    """
+    users, marks = write_users(tmp_path / "users"), tmp_path / "marks"
+    marks.mkdir()
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
 
     class Fatal(answers.Worker):
         def answer(self, part):
-            if part.output.name == "part-2.parquet" and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().answer(part)
+            first = not (marks / part.output.name).exists() and (over == "every" or not any(marks.iterdir()))
+            (marks / part.output.name).touch()
+            if first and when == "before":
+                die()
+            if first and when == "within":
+                files.put = die
+            tally = super().answer(part)
+            if first:
+                die()
+            return tally
 
     monkeypatch.setattr(answers, "Worker", Fatal)
-    tally = answer(Question(run), users, tmp_path / "out", answers.on_cluster(ray, "cpu"))
-    assert mark.exists()
+    one_worker = answers.on_cluster(ray._replace(workers=1), "cpu")
+    tally = answer(Question(run), users, tmp_path / "out", one_worker)
+    assert sorted(os.listdir(marks)) == sorted(os.listdir(users))
+    assert len(os.listdir(marks)) > cluster.TRIES + 1
     assert tally.users == len(MANY)
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(["answers.json", *os.listdir(users)])
+    for part in os.listdir(users):
+        asked = pl.read_parquet(users / part)["user"].to_list()
+        answered = pl.read_parquet(tmp_path / "out" / part).group_by("user").len()
+        assert dict(answered.iter_rows()) == dict.fromkeys(asked, 10)
     same(all_answers(tmp_path / "out"), dict(sorted(expected(run, MANY).items())))
 
 
-def test_gpus_that_are_not_there_are_one_line(ray):
-    with pytest.raises(ValueError, match="gpus=1: a worker needs as much, and the cluster has 0"):
-        answers.on_cluster(ray, "cuda")
+@slow
+def test_a_part_that_kills_every_worker_is_one_line_and_the_others_stay(tmp_path, monkeypatch, ray, run):
+    users, out = write_users(tmp_path / "users"), tmp_path / "out"
+    for module_ in (answers, cluster):
+        monkeypatch.setattr(module_, "TRIES", 1)
+
+    class Fatal(answers.Worker):
+        def answer(self, part):
+            if part.output.name == "part-none.parquet":  # the last
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().answer(part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "Worker", Fatal)
+        one_worker = answers.on_cluster(ray._replace(workers=1), "cpu")
+        with pytest.raises(OSError, match="was lost 2 times over the same work") as error:
+            answer(Question(run), users, out, one_worker)
+    assert "\n" not in str(error.value)
+    assert sorted(os.listdir(out)) == ["answers.json", *(f"part-{part}.parquet" for part in range(4))]
+    assert answer(Question(run), users, out, answers.on_cluster(ray, "cpu")).users == 0
+    same(all_answers(out), dict(sorted(expected(run, MANY).items())))
+
+
+def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, run):
+    """More of them than the cluster has CPUs; and paths that mean something else in the folder of a worker."""
+    write_users(tmp_path / "users")
+    monkeypatch.chdir(tmp_path)
+    signal.alarm(100)  # with a part each, they were waited for without end
+    question = Question(Path(os.path.relpath(run)))
+    answer(question, "users", Path("out"), answers.on_cluster(ray._replace(workers=5), "cpu"))
+    signal.alarm(0)
+    same(all_answers(Path("out")), dict(sorted(expected(run, MANY).items())))
+
+
+def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
+    """It counts a GPU that no machine has, as one does whose machine has gone."""
+    monkeypatch.setattr(cluster, "STARTS", 2)
+    users = write_users(tmp_path / "users")
+    line = "no worker has started within 2 seconds, and 0 of the 0 GPUs of the cluster are free: try again when more"
+    with pytest.raises(OSError, match=line):
+        answer(Question(run), users, tmp_path / "out", answers.on_cluster(ray._replace(resources={"GPU": 1.0}), "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "line"),
+    [
+        ("cuda", None, "device=cuda: a worker takes 1 GPU, and the cluster has none: choose device=cpu"),
+        ("cuda", 0.5, "device=cuda: a worker takes 0.5 GPU, and the cluster has none: choose device=cpu"),
+        ("cuda", 2.0, "gpus=2: a worker computes on one GPU, so give 1 or less"),
+        ("cuda:1", None, "device=cuda:1: choose cpu or cuda; Ray gives each worker its GPU"),
+    ],
+)
+def test_gpus_that_are_not_there_are_one_line(ray, device, gpus, line):
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        answers.on_cluster(ray, device, gpus)
+
+
+@slow
+def test_a_worker_without_beamtree_is_one_line(ray, monkeypatch):
+    """Or without a file of it: what is sent by name is not there."""
+    monkeypatch.setitem(sys.modules, "nowhere", ModuleType("nowhere"))
+    exec("def work():\n    pass", vars(sys.modules["nowhere"]))
+    with pytest.raises(
+        ValueError, match=r"^a worker of Ray cannot start \(No module named 'nowhere'\): install beamtr"
+    ):
+        list(ray.run(sys.modules["nowhere"].work, [()]))
 
 
 @slow
@@ -396,15 +484,6 @@ def test_clusters_that_do_not_answer_are_one_line(tmp_path, run, words, line):
     for command in (prepare_words, ["retrieve", run, "--input", "users", "--output", "answers"]):
         assert refused(tmp_path, *command, *words).startswith(line)
     assert sorted(set(os.listdir(tmp_path)) - {"answers"}) == before
-
-
-def test_something_else_at_an_address_is_one_line(tmp_path, monkeypatch):
-    """It takes the connection, and never says a word."""
-    monkeypatch.setattr(cluster, "SECONDS", 5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"address={address}: no Ray answers there within 5 seconds"):
-            cluster.connected(address).__enter__()
 
 
 def test_ray_wants_a_folder_and_its_extra(tmp_path, run, monkeypatch):

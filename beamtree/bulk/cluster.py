@@ -5,10 +5,9 @@ Who works there sees the same files under the same names as this process does, a
 
 import logging
 import os
+import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,21 +17,23 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from beamtree import __version__
+from beamtree.bulk.address import check_answers, take_token
 from beamtree.extras import needs
 from beamtree.files.small import one_line
 from beamtree.ingest.engine import Engine
 
-SECONDS = 60  # within which a cluster must answer
+SECONDS = 60  # that one waits for workers to end
+STARTS = 300  # seconds within which a first worker must start, of a cluster that may have to add a machine for it
 ROWS = 1 << 23  # of a log in one share
 STORE = 128 << 20  # bytes of a local object store: what travels are names and counts
 TRIES = 3  # more, where a worker is lost
 SPARE = 1  # CPUs that a local cluster counts beyond those that work: with none, Ray waits where it needs one itself
+INSTALL = f"install beamtree {__version__} on every machine of the cluster"
 LONGEST = 40  # characters of a folder for Ray: its sockets lie deep inside, and a socket's name has 107 at most
 ALONE = {"POLARS_MAX_THREADS": "1"}  # a worker is one CPU
 LOCAL = {**ALONE, "RAY_worker_niceness": "0"}  # and here it counts as much as this process
 # No reports to Ray's makers; and what Ray would print of lost workers to the standard output goes nowhere.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-PROBE = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR'); ray.shutdown()"
 
 
 class Cluster(NamedTuple):
@@ -96,6 +97,8 @@ def connected(address: str | None = None, workers: int | None = None, *, gpus: b
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    if address is not None:
+        take_token()
     with needs("ray", "working on Ray"):
         import ray
     with ExitStack() as stack:
@@ -110,13 +113,17 @@ def connected(address: str | None = None, workers: int | None = None, *, gpus: b
                 "_temp_dir": stack.enter_context(_short_folder()),
             }
         else:
-            _check_answers(address)
-            options = {"address": address, "runtime_env": {"env_vars": ALONE}}
+            options = {"address": check_answers(address), "runtime_env": {"env_vars": ALONE}}
         if ray.is_initialized():
             raise ValueError("this process is connected to Ray already: leave it with ray.shutdown() first")
         stack.callback(ray.shutdown)
         with _refused(address), _inherited(LOCAL):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        if address is not None:
+            first = ray.remote(num_cpus=1, max_retries=TRIES)(_checked).remote(mark(), bool, ())
+            await_worker(ray, [first], "CPU")
+            with plain_errors():
+                ray.get(first)
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         yield Cluster(ray, workers or max(1, int(resources.get("CPU", 1))), resources)
 
@@ -151,26 +158,16 @@ def _short_folder() -> Iterator[str]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _check_answers(address: str) -> None:
-    """Raise a ValueError where no cluster answers; Ray itself would wait for minutes, and end the process."""
-    if address != "auto":
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"address={address}: give HOST:PORT, ray://HOST:PORT or auto")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS / 6).close()
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"address={address}: nothing answers there ({one_line(error)})") from error
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE, address], capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"address={address}: no Ray answers there within {SECONDS} seconds") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it ended without a word"]
-        token = "where the cluster asks for a token, give it as Ray says, in RAY_AUTH_TOKEN"
-        raise ValueError(f"address={address}: Ray cannot use it: {one_line(lines[-1])}; {token}")
+def await_worker(ray: Any, told: list[Any], what: str) -> None:
+    """Wait for the first of some calls; an OSError where no worker starts, for want of CPUs or of GPUs.
+
+    Ray would wait for ever.
+    """
+    done, _ = ray.wait(told, timeout=STARTS)
+    if not done:
+        free, there = ray.available_resources().get(what, 0.0), ray.cluster_resources().get(what, 0.0)
+        counts = f"{free:g} of the {there:g} {what}s of the cluster are free"
+        raise OSError(f"no worker has started within {STARTS} seconds, and {counts}: try again when more are")
 
 
 @contextmanager
@@ -190,10 +187,19 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayTaskError as error:
+        _check_imports(str(error.cause), error)
         raise error.cause from None
     except ray.exceptions.OutOfMemoryError as error:
         raise MemoryError(f"on a worker of Ray: {one_line(error)}") from error
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RayActorError) as error:
+        _check_imports(str(error), error)
         raise OSError(f"a worker of Ray was lost {TRIES + 1} times over the same work: {one_line(error)}") from error
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray: {one_line(error)}") from error
+
+
+def _check_imports(text: str, error: Exception) -> None:
+    """Raise a ValueError where a worker could not even import what it should do; Ray tells the whole story."""
+    missing = re.search(r"^(ModuleNotFoundError|ImportError): (.*)", text, re.MULTILINE)
+    if missing is not None:
+        raise ValueError(f"a worker of Ray cannot start ({one_line(missing[2])}): {INSTALL}") from error
