@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.distributed import ranks
+from beamtree.seeds import draw_rows
 
 PULLED = 1 << 19  # rows that a rank pulls at once, unless one list is longer
 
@@ -77,6 +78,16 @@ def turn(start: int) -> int:
     return (ranks().rank - start) % ranks().size
 
 
+def drawn(total: int, dim: int, generator: torch.Generator) -> Tensor:
+    """The rows of a table from N(0, 1) that are this rank's [n, dim]: each draws all of it, a piece at a time."""
+    found, place = torch.empty(len(dealt(total)), dim, device=generator.device), 0
+    for start, piece in draw_rows(total, dim, generator):
+        own = piece[turn(start) :: ranks().size]
+        found[place : place + len(own)] = own  # and no view of the piece is kept
+        place += len(own)
+    return found
+
+
 def pull(part: Tensor, rows: Tensor) -> Tensor:
     """Some rows of a table that is dealt out, of which `part` is here; all ranks must ask."""
     if ranks().size == 1:
@@ -130,7 +141,7 @@ def to_first(*columns: Tensor) -> tuple[Tensor, ...]:
 
 def deal(table: Tensor) -> Dealt:
     """Keep the rows that are dealt to this rank, of a table that every rank has."""
-    return Dealt(table[ranks().rank :: ranks().size], len(table))
+    return Dealt(table[ranks().rank :: ranks().size].contiguous(), len(table))
 
 
 def joined(part: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import time
 import torch
 
 from beamtree import DeepScorer, TreeModel, evaluate
-from beamtree.builders.cluster import split_tree
+from beamtree.builders.split import split_tree
 from beamtree.data import BeforeAfter, Events
 from beamtree.model import quantized
 

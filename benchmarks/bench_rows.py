@@ -9,7 +9,7 @@ programs use its cores, the time that passes says little: the CPU time of the bu
 import argparse
 import json
 import os
-import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from beamtree.closed import next_partners, ridge_partners
 from beamtree.closed.ials import ials_by_rows
 from beamtree.closed.pairs import together
 from beamtree.data import Prepared
+from beamtree.data.factors import factors_by_rows
 from beamtree.distributed import join, ranks
 
 CENTRES = 500  # that vectors to cluster lie around
@@ -34,6 +35,12 @@ def factors(data: Prepared, args: argparse.Namespace) -> object:
     """Implicit ALS, two rounds."""
     size = {"dim": args.dim, "rounds": 2, "penalty": 0.005, "everywhere": 0.003, "seed": 0}
     return ials_by_rows(data.train.events, data.num_items, **size)
+
+
+def near(data: Prepared, args: argparse.Namespace) -> object:
+    """Co-occurrence factors, as those of a log that is too large to do all of it on every rank."""
+    sys.modules[factors_by_rows.__module__].ALIKE = 0  # type: ignore[attr-defined]
+    return factors_by_rows(data.train.events, data.num_items, dim=args.dim)
 
 
 def ridge(data: Prepared, args: argparse.Namespace) -> object:
@@ -57,7 +64,7 @@ def cluster(data: Prepared, args: argparse.Namespace) -> object:
     return split_rows(centres[near] + torch.randn(len(near), args.dim, generator=generator), args.vectors)
 
 
-PIECES: dict[str, Piece] = {"factors": factors, "together": ridge, "next": rules, "cluster": cluster}
+PIECES: dict[str, Piece] = {"factors": factors, "near": near, "together": ridge, "next": rules, "cluster": cluster}
 
 
 def main() -> None:
@@ -111,8 +118,9 @@ def work(args: argparse.Namespace) -> dict[str, float]:
 
 
 def resident() -> float:
-    """The most memory that was used so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    """The most memory that was used so far, in MiB, as Linux knows it; `resource` also counts whoever started us."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
 
 def compare(piece: str, one: dict[str, float], several: list[dict[str, float]]) -> dict[str, object]:

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from beamtree import Tree, cluster_tree, random_tree
 from beamtree.builders.category import in_order
-from beamtree.builders.cluster import Chosen, of_categories, shared_nodes, split_tree
+from beamtree.builders.cluster import of_categories, shared_nodes
+from beamtree.builders.split import Chosen, split_tree
 from beamtree.data import BeforeAfter, Events, factors
+from beamtree.routes import deal
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.
@@ -112,7 +114,7 @@ class Tastes:
         generator = torch.Generator().manual_seed(0)
         self.train = self._users(100, 0, generator)
         self.val = self._users(50, 32 if new else 0, generator)
-        self.factors = factors(self.train.events, 64, dim=8)
+        self.own_factors = deal(factors(self.train.events, 64, dim=8))
 
     def _users(self, users, later, generator):
         first, then = (torch.randint(0, 8, (users, 6), generator=generator) for _ in range(2))

@@ -2,13 +2,15 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from beamtree.builders.category import category_order
-from beamtree.builders.split import Chosen, split_rows, split_tree, sums
+from beamtree.builders.split import Chosen, split_rows, sums
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.data.factors import pairs
 from beamtree.distributed import ranks
 from beamtree.metrics import hits
+from beamtree.routes import deal
 from beamtree.tree import PAD, Tree
 
 CATEGORY_WEIGHT = 1e6  # how often items are to be chosen before their category leaves the one above it for good
@@ -40,21 +42,36 @@ def cluster_tree(
             shape = list(vectors.shape)
             raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
         return vector_tree(vectors, arity=arity, seed=seed)
-    unit = torch.nn.functional.normalize(data.factors)
-    found = [split_tree(unit, arity=arity, seed=seed)]
+    factors, run = data.own_factors, own_run(data.num_items)
+    own = normalize(factors.at(run))
+    found = [split_rows(own, data.num_items, arity=arity, seed=seed)]
     if len(data.val) or categories is not None:
-        chosen = Chosen(*pairs(data.train.events, data.num_items, data.run_length))
+        chosen = own_chosen(data)
     if len(data.val):
-        found.append(split_tree(unit, chosen, arity=arity, seed=seed))
+        found.append(split_rows(own, data.num_items, chosen, arity=arity, seed=seed))
     if categories is not None:
-        times = torch.bincount(chosen.item, minlength=data.num_items).unsqueeze(1)
+        times = ranks().sum_(torch.bincount(chosen.item, minlength=data.num_items)).unsqueeze(1)
         order = category_order(categories, data.train.events)
-        alike = of_categories(unit * times, categories)[order]  # what is equal stays in order
-        found.append(_renamed(split_tree(alike, arity=arity, seed=seed), order))
+        alike = of_categories(normalize(factors.part) * deal(times).part, deal(categories).part)
+        own = factors._replace(part=alike).at(order[run])  # what is equal stays in order
+        found.append(_renamed(split_rows(own, data.num_items, arity=arity, seed=seed), order))
     if not len(data.val):
         return found[-1]
     shared = ranks().gather([shared_nodes(tree, data.val) for tree in found])[0]
     return found[shared.index(max(shared))]
+
+
+def own_run(num_items: int) -> Tensor:
+    """The items whose vectors this rank cuts into groups."""
+    share = ranks().share(num_items)
+    return torch.arange(share.start, share.stop)
+
+
+def own_chosen(data: Prepared) -> Chosen:
+    """What the users of this rank chose, their rows numbered after those of the ranks before it."""
+    row, item = pairs(data.train.events.own(), data.num_items, data.run_length)
+    rows = ranks().gather(int(row[-1]) + 1 if len(row) else 0)
+    return Chosen(row + sum(rows[: ranks().rank]), item)
 
 
 def of_categories(vectors: Tensor, categories: Tensor, category_weight: float = CATEGORY_WEIGHT) -> Tensor:
@@ -62,15 +79,15 @@ def of_categories(vectors: Tensor, categories: Tensor, category_weight: float = 
 
     Vectors are as long as items were chosen often. A category lies where the one above it does, moved toward the sum of
     its items' vectors, and an item from its category toward its own. So one that nobody chose lies where its category
-    is, and one that few chose near it.
+    is, and one that few chose near it. Over ranks, each gives items of its own, and sums are those of all.
     """
-    unit = torch.nn.functional.normalize
-    at = unit(vectors.sum(0, keepdim=True)).expand_as(vectors)
-    for category in categories.view(len(vectors), -1).T:
-        total = sums(vectors, category, int(category.max()) + 1)
+    at = normalize(ranks().sum_(vectors.sum(0, keepdim=True))).expand_as(vectors)
+    for category in (categories if categories.dim() > 1 else categories.unsqueeze(1)).T:
+        groups = max(ranks().gather(int(category.max()) + 1 if len(category) else 0))
+        total = ranks().sum_(sums(vectors, category, groups))
         above = torch.zeros_like(total).index_copy_(0, category, at)  # the same for all of a category
-        at = unit(total + category_weight * above)[category]
-    return unit(vectors + category_weight * at)
+        at = normalize(total + category_weight * above)[category]
+    return normalize(vectors + category_weight * at)
 
 
 def _renamed(tree: Tree, items: Tensor) -> Tree:
@@ -82,7 +99,7 @@ def _renamed(tree: Tree, items: Tensor) -> Tree:
 def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
     """A tree over the directions of any vectors [M, dim]."""
     share = ranks().share(len(vectors))
-    own = torch.nn.functional.normalize(vectors[share.start : share.stop].float())
+    own = normalize(vectors[share.start : share.stop].float())
     return split_rows(own, len(vectors), arity=arity, seed=seed)
 
 

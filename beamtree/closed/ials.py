@@ -12,8 +12,7 @@ from torch import Tensor
 from beamtree.closed.lists import Lists, chosen
 from beamtree.data.events import Events
 from beamtree.distributed import ranks
-from beamtree.routes import PULLED, in_step, pull, turn, whole
-from beamtree.seeds import draw_rows
+from beamtree.routes import PULLED, drawn, in_step, pull, whole
 
 ROOM = 1 << 18  # entries that are solved for at once
 DIM, ROUNDS = 192, 4
@@ -71,17 +70,12 @@ def ials_by_rows(
     dim = min(dim, num_items)
     users, items = chosen(events, num_items)
     generator = torch.Generator(events.offsets.device).manual_seed(seed)
-    vectors = _drawn(num_items, dim, generator) * 0.1 / dim**0.5
+    vectors = drawn(num_items, dim, generator) * 0.1 / dim**0.5
     for _ in range(rounds):
         of_items = turned(vectors, penalty, everywhere, num_items)
         of_users = turned(_solve(of_items, users, num_items), penalty, everywhere, len(events))
         vectors = _solve(of_users, items, len(events))
     return turned(vectors, penalty, everywhere, num_items)
-
-
-def _drawn(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Those rows of a table from N(0, 1) that are this rank's."""
-    return torch.cat([piece[turn(start) :: ranks().size] for start, piece in draw_rows(count, dim, generator)])
 
 
 def turned(vectors: Tensor, penalty: float, everywhere: float, count: int | None = None) -> Factors:

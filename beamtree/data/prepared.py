@@ -34,6 +34,7 @@ from beamtree.data.views import BeforeAfter
 from beamtree.files.drafts import drafting, put, tidy
 from beamtree.files.sealed import check_sealed, read_sealed, seal, whole_is_read, with_seal
 from beamtree.files.small import check_replaceable, flush, naming
+from beamtree.routes import Dealt
 
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
@@ -85,12 +86,17 @@ class Prepared:
         return events, [*names[:first][~again], *names[first:]]
 
     @cached_property
-    def _factors(self) -> tuple[int | None, Tensor]:
+    def _factors(self) -> tuple[int | None, Dealt]:
         return choose_factors(self.train.events, self.val, self.num_items)
 
     @property
     def factors(self) -> Tensor:
         """Vectors of the items, from what the training users chose together [M, ≤ 64]."""
+        return self.own_factors.whole()
+
+    @property
+    def own_factors(self) -> Dealt:
+        """The same, of which each rank has those of the items that are dealt to it."""
         return self._factors[1]
 
     @property

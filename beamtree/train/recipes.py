@@ -65,7 +65,7 @@ class Recipe:
 
 def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     """The deep scorer with shared rows, started from what users chose together."""
-    return DeepScorer(tree.num_nodes, seed=seed, shard=own_shard(tree)).start_from(tree, data.factors)
+    return DeepScorer(tree.num_nodes, seed=seed, shard=own_shard(tree)).start_from(tree, data.own_factors)
 
 
 def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
