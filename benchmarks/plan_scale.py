@@ -1,6 +1,7 @@
 """What a catalogue needs on so many GPUs: rows, moments, bytes on the wire, rounds of a beam, a checkpoint, a step.
 
-    python benchmarks/plan_scale.py --items 1e9 --gpus 64 [--arity 8] [--apart] [--batch 64] [--wire 50] [--json FILE]
+    python benchmarks/plan_scale.py --items 1e9 --gpus 64 [--arity 8] [--apart] [--factors 192] [--partners 300]
+        [--batch 64] [--wire 50] [--json FILE]
 
 Rows are counted as the package divides them. Milliseconds come from constants that `bench_large.py` measured on one
 H200 (MEASURED, with what they were measured at); the speed of the wire and of the disk are what you say they are.
@@ -16,6 +17,8 @@ from beamtree.shards import TOP, Shard
 from beamtree.tree import height_for
 
 HISTORY, BYTES = 69, 4  # events that a user is known by; bytes of a number
+HALF, PARTNER, LIST = 2, 6, 8  # bytes of a number of factors, of a partner with its weight, and of where a list begins
+LISTS = 3  # of partners: what goes together, what comes next, what follows
 
 
 class Measured(NamedTuple):
@@ -47,6 +50,8 @@ class Plan:
     moments_gb: float
     gradient_gb: float
     sums_gb: float
+    factors_gb: float
+    memory_gb: float
     tree_gb: float  # the same on every GPU
     total_gb: float
     fits: bool
@@ -74,13 +79,18 @@ def plan(
     arity: int = 2,
     dim: int = 24,
     share: bool = True,
+    factors: int = 0,
+    partners: int = 0,
     batch: int = 64,
     beam_size: int = 400,
     wire: float = 50.0,
     latency: float = 30.0,
     disk: float = 2.0,
 ) -> Plan:
-    """The arithmetic. `wire` and `disk` are GB/s of one GPU, `latency` microseconds of one exchange."""
+    """The arithmetic. `wire` and `disk` are GB/s of one GPU, `latency` microseconds of one exchange.
+
+    Parts in closed form: `factors` are numbers of a node, `partners` those of an item in all lists.
+    """
     height = height_for(int(items), arity)
     cut = max(level for level in range(height + 1) if arity**level <= TOP)
     shard = Shard(arity, height, cut, Group(gpus))
@@ -88,7 +98,10 @@ def plan(
     weights = shard.num_rows * row / 1e9
     sums = weights if share else 0.0
     tree = (8 * len(shard.level(height)) + 8 * items + shard.num_nodes) / 1e9  # slots, leaves, and who may be entered
-    total = 4 * weights + sums + shard.num_rows / 1e9 + tree  # two moments, a gradient, and a mark of one byte
+    folded = shard.num_rows * factors * HALF / 1e9
+    memory = -(-items // gpus) * (partners * PARTNER + LISTS * LIST) / 1e9 if partners else 0.0
+    total = 4 * weights + sums + shard.num_rows / 1e9  # two moments, a gradient, and a mark of one byte
+    total += folded + memory + tree
     below = len(shard.below) if gpus > 1 else 0
     seen = batch * (arity * beam_size + HISTORY)  # nodes of a level that a step reads, each counted once
     distinct = min(seen, len(shard.level(height)))
@@ -98,11 +111,11 @@ def plan(
     compute += MEASURED.sums_ms * weights / MEASURED.table_gb if share else 0.0
     waits = below * 3 * latency / 1000  # counts, ids, rows
     on_wire = sent / wire + waits if gpus > 1 else 0.0
-    checkpoint = 3 * shard.num_nodes * row / 1e9
+    checkpoint = 3 * shard.num_nodes * row / 1e9 + shard.num_nodes * factors * HALF / 1e9 + memory * gpus
     step = compute + on_wire
     return Plan(
         items, gpus, arity, share, batch, shard.num_nodes, shard.num_rows, shard.num_top,
-        weights, 2 * weights, weights, sums, tree, total, total <= MEASURED.memory_gb,
+        weights, 2 * weights, weights, sums, folded, memory, tree, total, total <= MEASURED.memory_gb,
         below, sent, checkpoint, checkpoint / gpus / disk, compute, on_wire, step, 1000 * batch * gpus / step,
     )  # fmt: skip
 
@@ -118,6 +131,8 @@ def lines(found: Plan) -> list[str]:
         f"  moments            {found.moments_gb:>13.1f} GB",
         f"  gradient           {found.gradient_gb:>13.1f} GB",
         f"  sums down paths    {found.sums_gb:>13.1f} GB",
+        f"  folded factors     {found.factors_gb:>13.1f} GB",
+        f"  memory             {found.memory_gb:>13.1f} GB",
         f"  the tree           {found.tree_gb:>13.1f} GB   on every GPU",
         f"  together           {found.total_gb:>13.1f} GB   {fits}",
         f"  exchanges          {found.rounds:>16}   levels of a beam, of {found.sent_mb:.0f} MB sent in a step",
@@ -134,6 +149,8 @@ def main() -> None:
     parser.add_argument("--arity", type=int, default=2)
     parser.add_argument("--dim", type=int, default=24, help="numbers in a row")
     parser.add_argument("--apart", action="store_true", help="rows of their own, not shared with ancestors")
+    parser.add_argument("--factors", type=int, default=0, help="numbers of folded factors; 192 in the recipe beamtree")
+    parser.add_argument("--partners", type=int, default=0, help="of an item in all lists; 300 at most there")
     parser.add_argument("--batch", type=int, default=64, help="users of a step, of one GPU")
     parser.add_argument("--beam-size", type=int, default=400)
     parser.add_argument("--wire", type=float, default=50.0, help="GB/s that one GPU sends to others")
@@ -145,6 +162,7 @@ def main() -> None:
     if args.items < 2 or args.gpus < 1 or args.arity < 2 or min(args.wire, args.disk, args.batch) <= 0:
         parser.error("give at least 2 items, 1 GPU, 2 children, and speeds above 0")
     how = {"arity": args.arity, "dim": args.dim, "share": not args.apart, "batch": args.batch}
+    how |= {"factors": args.factors, "partners": args.partners}
     how |= {"beam_size": args.beam_size, "wire": args.wire, "latency": args.latency, "disk": args.disk}
     if args.table:
         print(table(how))

@@ -1,8 +1,12 @@
 """The arithmetic of docs/scale.md counts what the package holds."""
 
 import pytest
-from plan_scale import Group, plan
+import torch
+from plan_scale import LISTS, Group, plan
 
+from beamtree.closed import Partners
+from beamtree.scorers import MemoryScorer
+from beamtree.scorers.memory import fading
 from beamtree.scorers.spread import SpreadTable
 from beamtree.shards import TOP, Shard
 from beamtree.tree import Tree
@@ -16,6 +20,20 @@ def test_a_plan_counts_the_rows_that_a_rank_has(items, arity, gpus):
     found = plan(items, gpus, arity=arity)
     assert (found.nodes, found.rows) == (tree.num_nodes, len(table.weight))
     assert found.weights_gb == pytest.approx(table.weight.nbytes / 1e9)
+
+
+def test_a_plan_counts_the_parts_that_a_rank_has():
+    """Of three ranks the first, of lists that are all full."""
+    tree, gpus = Tree(range(9000), 2), Group(3)
+    factors = SpreadTable(Shard.of(tree, gpus, TOP), 192, seed=None, dtype=torch.float16)
+    lists = Partners(torch.arange(0, 90_001, 10), torch.zeros(90_000, dtype=torch.int32), torch.rand(90_000))
+    memory = MemoryScorer.from_partners([lists] * LISTS, [fading(0.5)] * LISTS).kept
+    alone, found = (plan(9000, size, factors=192, partners=10 * LISTS) for size in (1, 3))
+    assert found.factors_gb == pytest.approx(factors.weight.nbytes / 1e9)
+    assert alone.memory_gb == pytest.approx(sum(each.nbytes for each in memory) / 1e9, rel=1e-4)
+    assert found.memory_gb == pytest.approx(alone.memory_gb / 3)
+    plain = plan(9000, 3)
+    assert found.total_gb - plain.total_gb == pytest.approx(found.factors_gb + found.memory_gb)
 
 
 def test_more_gpus_hold_less_each_and_send_more():
