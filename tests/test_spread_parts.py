@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,6 +194,24 @@ def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path):
     told = run_ranks(2, saved_on_a_full_disk, tmp_path / "model", seconds=60)
     assert all("No space left on device" in line for line in told)
     assert not (tmp_path / "model" / "settings.json").exists()
+
+
+def one_item(folder):
+    """All that is done with lists of one item, of which two of three ranks have none."""
+    lists = strongest(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]), 1)
+    memory = MemoryScorer.from_partners([lists], [fading(0.5)])
+    tree = bt.random_tree(1, 2, seed=0)
+    bt.save_model(spread(bt.TreeModel(tree, memory)), folder)
+    own = replace(lists, offsets=lists.offsets[: 2 if ranks().is_first else 1], total=1)
+    own = own if ranks().is_first else replace(own, items=own.items[:0], weights=own.weights[:0])
+    return own.whole().weights.tolist()
+
+
+def test_ranks_that_no_item_is_dealt_to_take_part(tmp_path):
+    assert run_ranks(3, one_item, tmp_path / "model") == [[0.5]] * 3
+    found = bt.load_model(tmp_path / "model").scorer
+    assert found.offsets.tolist() == [0, 1]
+    assert found.weights.tolist() == [0.5]
 
 
 # Checkpoints
