@@ -25,7 +25,10 @@ from beamtree.scorers.memory import fading
 from beamtree.scorers.spread import SpreadTable
 from beamtree.shards import Shard
 from beamtree.storage import models
+from beamtree.storage.models import load_weights
+from beamtree.storage.settings import read_settings
 from beamtree.train import Checkpoints, Schedule, Validation, constant
+from beamtree.train.checkpoint import keep_model
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import settle, start_model
 from beamtree.tree import PAD
@@ -258,6 +261,33 @@ def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch
             trained(tmp_path / "run", 4)  # alone
     for each in found:
         check_near(expected, each)
+
+
+def with_fewer_partners():
+    model = a_model()
+    lists = [lists_of(0).cut(3), lists_of(1).cut(3)]
+    model.scorer.put("memory", MemoryScorer.from_partners(lists, [fading(0.5), fading(2.0, newest=3)]))
+    return model
+
+
+def taken_over(folder, by_all):
+    """Weights of a folder in a model whose memory was made a little otherwise, saved again."""
+    shards.TOP = TOP
+    given, model = a_model(), with_fewer_partners()
+    join()
+    keep_model(folder / "given", spread(given) if by_all else given)
+    ranks().wait()
+    load_weights(folder / "given", read_settings(folder / "given"), spread(model))
+    bt.save_model(model, folder / "again")
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_a_memory_takes_lists_of_other_lengths(tmp_path, by_all):
+    """As of parts that were made again by another number of ranks, before a checkpoint is read."""
+    run_ranks(2, taken_over, tmp_path, by_all)
+    found, expected = bt.load_model(tmp_path / "again").scorer.part("memory"), a_memory()
+    for name, ours in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], ours)
 
 
 def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkeypatch):
