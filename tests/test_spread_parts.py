@@ -345,6 +345,20 @@ def told_by(scorer):
     return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
 
 
+def from_whole_factors():
+    """Rows of factors that every rank has whole, as `ials` gives them."""
+    shards.TOP = TOP
+    alone = a_model().scorer.part("factors")
+    join()
+    after = a_model().scorer.part("factors")
+    alone.spread_over(after.table.shard)
+    return torch.equal(alone.table.weight, after.table.weight)
+
+
+def test_factors_that_every_rank_has_are_not_taken_for_a_part():
+    assert run_ranks(3, from_whole_factors) == [True] * 3
+
+
 def moved(size):
     shards.TOP = TOP
     model = a_model()
