@@ -68,9 +68,10 @@ def send(to: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     return tuple(route.there(column) for column in columns)
 
 
-def dealt(total: int, device: torch.device | None = None) -> Tensor:
-    """The rows of a table that are this rank's."""
-    return torch.arange(ranks().rank, total, ranks().size, device=device)
+def dealt(total: int, device: torch.device | None = None, rank: int | None = None) -> Tensor:
+    """The rows of a table that are this rank's, or another's."""
+    first = ranks().rank if rank is None else rank
+    return torch.arange(min(first, total), total, ranks().size, device=device)  # none where there are more ranks
 
 
 def turn(start: int) -> int:

@@ -352,6 +352,7 @@ def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
     [
         ("cuda", None, "device=cuda: a worker takes 1 GPU, and the cluster has none: choose device=cpu"),
         ("cuda", 0.5, "device=cuda: a worker takes 0.5 GPU, and the cluster has none: choose device=cpu"),
+        ("cpu", 0.5, "gpus=0.5: a worker on cpu needs no GPU, and the cluster has none: leave gpus out"),
         ("cuda", 2.0, "gpus=2: a worker computes on one GPU, so give 1 or less"),
         ("cuda:1", None, "device=cuda:1: choose cpu or cuda; Ray gives each worker its GPU"),
     ],

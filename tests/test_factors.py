@@ -195,3 +195,16 @@ def test_whole_and_own_factors_of_prepared_data_are_the_same(tmp_path):
     assert data.factors is data.own_factors.part
     assert data.own_factors.total == data.num_items == len(data.factors)
     assert torch.equal(data.factors, room.factors(data.train.events, data.num_items, run_length=data.run_length))
+
+
+def known_before_ranks_meet(folder):
+    data = bt.load_data(folder)
+    alone = data.factors
+    join()
+    some = torch.arange(5)
+    return torch.equal(data.factors, alone) and torch.equal(data.own_factors.at(some), alone[some])
+
+
+def test_factors_that_a_rank_found_alone_are_not_taken_for_a_part(tmp_path):
+    bt.prepare(a_frame(60), tmp_path / "data", val_users=9, test_users=9)
+    assert run_ranks(2, known_before_ranks_meet, tmp_path / "data", seconds=30) == [True, True]

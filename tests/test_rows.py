@@ -8,6 +8,7 @@ from ranks import run_ranks
 
 import beamtree as bt
 from beamtree import routes
+from beamtree.baselines.ranking import as_matrix
 from beamtree.builders import learn_tree, split
 from beamtree.builders.matching import rank_in
 from beamtree.builders.select import parts_over_ranks
@@ -189,6 +190,17 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
             theirs, ours = torch.tensor(found[name][kind]), torch.tensor(weights)
             torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=f"{name}, {kind}")
         assert held == entries, "every entry is with one rank"
+
+
+def rules_of_a_baseline(size):
+    if size > 1:
+        join()
+    return as_matrix(next_partners(a_log(), 53)).toarray().tolist()
+
+
+def test_a_baseline_has_the_partners_of_all_items_on_every_rank():
+    found, alone = (torch.tensor(each) for each in (on_ranks(2, rules_of_a_baseline, 2), rules_of_a_baseline(1)))
+    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-4)
 
 
 # Trees

@@ -1,6 +1,8 @@
 """Parts in closed form over ranks: each has some of the rows and lists, and all get the same answers."""
 
 import errno
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,8 +24,11 @@ from beamtree.scorers.dealt import Kept, dealt_lists, merged_lists
 from beamtree.scorers.memory import fading
 from beamtree.scorers.spread import SpreadTable
 from beamtree.shards import Shard
-from beamtree.storage import models, tensors
+from beamtree.storage import models
+from beamtree.storage.models import load_weights
+from beamtree.storage.settings import read_settings
 from beamtree.train import Checkpoints, Schedule, Validation, constant
+from beamtree.train.checkpoint import keep_model
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import settle, start_model
 from beamtree.tree import PAD
@@ -147,16 +152,16 @@ def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
 # Files
 
 
-def saved(folder, top):
+def saved(folder, top, dtype):
     shards.TOP = top
-    tensors.SENT = dealt.SENT = 7
-    bt.save_model(spread(a_model()), folder)
+    sys.modules[SpreadTable.__module__].SENT = dealt.SENT = 7
+    bt.save_model(spread(a_model(dtype)), folder)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_write_the_file_that_one_writes(tmp_path, size):
-    bt.save_model(a_model(), tmp_path / "one")
-    run_ranks(size, saved, tmp_path / "several", TOP)
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.float32), (2, torch.bfloat16)])
+def test_ranks_write_the_file_that_one_writes(tmp_path, size, dtype):
+    bt.save_model(a_model(dtype), tmp_path / "one")
+    run_ranks(size, saved, tmp_path / "several", TOP, dtype)
     for file in ("weights-0.safetensors", "search-0.safetensors", "tree-0.safetensors"):
         with safe_open(tmp_path / "one" / file, "pt") as one, safe_open(tmp_path / "several" / file, "pt") as several:
             assert set(one.keys()) == set(several.keys())
@@ -165,6 +170,8 @@ def test_ranks_write_the_file_that_one_writes(tmp_path, size):
                 assert ours.dtype == theirs.dtype
                 exact = "vectors" not in key  # sums of rows, which a rank adds up in the same order
                 assert torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs)
+    if dtype != torch.float32:
+        return  # what is written is all that is asked of it
     found = bt.load_model(tmp_path / "several")
     x = histories().x
     assert torch.equal(bt.retrieve(found, x, beam_size=12, m=10)[0], bt.retrieve(a_model(), x, beam_size=12, m=10)[0])
@@ -190,6 +197,24 @@ def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path):
     told = run_ranks(2, saved_on_a_full_disk, tmp_path / "model", seconds=60)
     assert all("No space left on device" in line for line in told)
     assert not (tmp_path / "model" / "settings.json").exists()
+
+
+def one_item(folder):
+    """All that is done with lists of one item, of which two of three ranks have none."""
+    lists = strongest(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]), 1)
+    memory = MemoryScorer.from_partners([lists], [fading(0.5)])
+    tree = bt.random_tree(1, 2, seed=0)
+    bt.save_model(spread(bt.TreeModel(tree, memory)), folder)
+    own = replace(lists, offsets=lists.offsets[: 2 if ranks().is_first else 1], total=1)
+    own = own if ranks().is_first else replace(own, items=own.items[:0], weights=own.weights[:0])
+    return own.whole().weights.tolist()
+
+
+def test_ranks_that_no_item_is_dealt_to_take_part(tmp_path):
+    assert run_ranks(3, one_item, tmp_path / "model") == [[0.5]] * 3
+    found = bt.load_model(tmp_path / "model").scorer
+    assert found.offsets.tolist() == [0, 1]
+    assert found.weights.tolist() == [0.5]
 
 
 # Checkpoints
@@ -236,6 +261,33 @@ def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch
             trained(tmp_path / "run", 4)  # alone
     for each in found:
         check_near(expected, each)
+
+
+def with_fewer_partners():
+    model = a_model()
+    lists = [lists_of(0).cut(3), lists_of(1).cut(3)]
+    model.scorer.put("memory", MemoryScorer.from_partners(lists, [fading(0.5), fading(2.0, newest=3)]))
+    return model
+
+
+def taken_over(folder, by_all):
+    """Weights of a folder in a model whose memory was made a little otherwise, saved again."""
+    shards.TOP = TOP
+    given, model = a_model(), with_fewer_partners()
+    join()
+    keep_model(folder / "given", spread(given) if by_all else given)
+    ranks().wait()
+    load_weights(folder / "given", read_settings(folder / "given"), spread(model))
+    bt.save_model(model, folder / "again")
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_a_memory_takes_lists_of_other_lengths(tmp_path, by_all):
+    """As of parts that were made again by another number of ranks, before a checkpoint is read."""
+    run_ranks(2, taken_over, tmp_path, by_all)
+    found, expected = bt.load_model(tmp_path / "again").scorer.part("memory"), a_memory()
+    for name, ours in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], ours)
 
 
 def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkeypatch):
@@ -291,6 +343,20 @@ def told_by(scorer):
     said = torch.zeros(len(memory.offsets) - 1, memory.num_items)
     said[torch.repeat_interleave(memory.offsets.diff()), memory.partners.long()] = memory.weights.float()
     return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
+
+
+def from_whole_factors():
+    """Rows of factors that every rank has whole, as `ials` gives them."""
+    shards.TOP = TOP
+    alone = a_model().scorer.part("factors")
+    join()
+    after = a_model().scorer.part("factors")
+    alone.spread_over(after.table.shard)
+    return torch.equal(alone.table.weight, after.table.weight)
+
+
+def test_factors_that_every_rank_has_are_not_taken_for_a_part():
+    assert run_ranks(3, from_whole_factors) == [True] * 3
 
 
 def moved(size):

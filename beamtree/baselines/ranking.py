@@ -113,7 +113,8 @@ def weighted(x: Tensor, weights: Tensor, num_items: int) -> csr_matrix:
 
 
 def as_matrix(partners: Partners) -> csr_matrix:
-    """What each item says of each other [M, M]."""
+    """What each item says of each other [M, M], on every rank."""
+    partners = partners.whole()
     parts = partners.weights.numpy(), partners.items.numpy(), partners.offsets.numpy()
     return csr_matrix(parts, (len(partners), len(partners)))
 

@@ -41,6 +41,8 @@ def on_cluster(cluster: Cluster, device: str, gpus: float | None = None) -> Work
     there = cluster.resources.get("GPU", 0.0)
     if share > 1:
         raise ValueError(f"gpus={share:g}: a worker computes on one GPU, so give 1 or less")
+    if share > there and device == "cpu":
+        raise ValueError(f"gpus={share:g}: a worker on cpu needs no GPU, and the cluster has none: leave gpus out")
     if share > there:
         raise ValueError(f"device={device}: a worker takes {share:g} GPU, and the cluster has none: choose device=cpu")
     most = cluster.workers if not share else min(cluster.workers, int(there / share))

@@ -41,11 +41,10 @@ class Partners:
         """The partners of all items, on every rank."""
         if self.total is None:
             return self
-        size = ranks().size
         held = whole(self.offsets.diff(), self.total)
         offsets = pad(held.cumsum(0), (1, 0))
         items, weights = joined(self.items), joined(self.weights)  # rank by rank
-        rows = torch.cat([torch.arange(rank, self.total, size, device=held.device) for rank in range(size)])
+        rows = torch.cat([dealt(self.total, held.device, rank) for rank in range(ranks().size)])
         _, at = entries_in(offsets, rows)
         found = Partners(offsets, torch.empty_like(items), torch.empty_like(weights))
         found.items[at], found.weights[at] = items, weights

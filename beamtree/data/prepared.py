@@ -31,6 +31,7 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
+from beamtree.distributed import ranks
 from beamtree.files.drafts import drafting, put, tidy
 from beamtree.files.sealed import check_sealed, read_sealed, seal, whole_is_read, with_seal
 from beamtree.files.small import check_replaceable, flush, naming
@@ -86,12 +87,19 @@ class Prepared:
         return events, [*names[:first][~again], *names[first:]]
 
     @cached_property
+    def _found(self) -> dict[int, tuple[int | None, Dealt]]:
+        """By the number of ranks: what one found before it joined others is no part of theirs."""
+        return {}
+
+    @property
     def _factors(self) -> tuple[int | None, Dealt]:
-        return choose_factors(self.train.events, self.val, self.num_items)
+        if ranks().size not in self._found:
+            self._found[ranks().size] = choose_factors(self.train.events, self.val, self.num_items)
+        return self._found[ranks().size]
 
     @property
     def factors(self) -> Tensor:
-        """Vectors of the items, from what the training users chose together [M, ≤ 64]."""
+        """Vectors of the items, from what the training users chose together [M, ≤ 64]; over ranks, all must ask."""
         return self.own_factors.whole()
 
     @property

@@ -10,7 +10,7 @@ from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
 from beamtree.data.views import HISTORY, recency
-from beamtree.routes import Dealt, Pieces, dealt
+from beamtree.routes import Dealt, Pieces, deal, dealt
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable, Vectors
@@ -58,11 +58,16 @@ class FactorScorer(TableScorer):
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
-        """Every node's vector is the mean of those of the items below it; over ranks, each has those of its shard."""
+        """Every node's vector is the mean of those of the items below it; over ranks, each has those of its shard.
+
+        The items' may be dealt out over ranks. Where they are not, every rank has all of them.
+        """
         dim, shard = factors.items.shape[1], own_shard(tree)
         means = NodeTable(tree.num_nodes, dim, seed=None) if shard is None else SpreadTable(shard, dim, seed=None)
         nn.init.zeros_(means.weight)
-        means.start_from(tree, Dealt(factors.items.cpu(), tree.num_items), share=False)
+        given = factors.items.cpu()
+        vectors = deal(given) if len(given) == tree.num_items else Dealt(given, tree.num_items)
+        means.start_from(tree, vectors, share=False)
         scorer = cls(1, dim, factors.penalty, factors.everywhere, power, seed=None)
         scorer.table = means.half().requires_grad_(False)
         scorer.spread = factors.spread.cpu()

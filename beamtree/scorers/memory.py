@@ -166,8 +166,9 @@ class MemoryScorer(LiftedScorer):
         """The lists that are here."""
         return Kept(self.offsets, self.partners, self.weights)
 
-    def keep(self, kept: Kept) -> None:
-        """Take these for the lists that are here."""
+    def keep(self, kept: Kept, dealt: int | None = None) -> None:
+        """Take these for the lists that are here; with `dealt`, of so many entries of all ranks, where it is spread."""
+        self.dealt = self.dealt if self.dealt is None or dealt is None else dealt
         self.offsets, self.partners, self.weights = (each.to(self.recency.device) for each in kept)
         self._read = None, ()
 

@@ -229,7 +229,8 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
     for name, table in row_names(model).items():  # that one rank saved whole
         weights[name] = table.shard.part(weights[name])
     for prefix, memory in list_names(model).items():
-        memory.keep(dealt_lists(Kept(*(weights[f"{prefix}{name}"] for name in Kept._fields)), memory.lists))
+        whole = Kept(*(weights[f"{prefix}{name}"] for name in Kept._fields))
+        memory.keep(dealt_lists(whole, memory.lists), len(whole.partners))
         weights |= {f"{prefix}{name}": value for name, value in memory.kept._asdict().items()}
     try:
         model.scorer.load_state_dict(weights, assign=assign)

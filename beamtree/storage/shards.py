@@ -60,7 +60,7 @@ def read_shards(folder: Path, settings: Mapping[str, Any], model: TreeModel) -> 
     for prefix in _of_lists(folder, settings):
         memory = memories[prefix]
         assert isinstance(memory, MemoryScorer)
-        memory.keep(_read_lists(folder, settings, prefix, memory.lists, over))
+        memory.keep(*_read_lists(folder, settings, prefix, memory.lists, over))
     listed = {f"{prefix}{name}" for prefix in _of_lists(folder, settings) for name in Kept._fields}
     whole = {name: value for name, value in model.scorer.state_dict().items() if name not in listed}
     _read(folder, settings, model, {f"weights.{name}": value.detach() for name, value in whole.items()})
@@ -73,8 +73,11 @@ def _of_lists(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: int, over: Ranks) -> Kept:
-    """The lists of items that are dealt to one of some ranks, from all that were written, a rank at a time."""
+def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: int, over: Ranks) -> tuple[Kept, int]:
+    """The lists of items that are dealt to one of some ranks, from all that were written, a rank at a time.
+
+    Beside them, how many entries were written.
+    """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     known, written = _reader(folder, settings).read_metadata().state_dict_metadata, settings["shards"]["ranks"]
@@ -86,8 +89,9 @@ def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: i
             load(dict(state), storage_reader=_reader(folder, settings), no_dist=True)
             yield Kept(*state.values())
 
+    entries = sum(known[f"weights.{prefix}partners:{rank}"].size[0] for rank in range(written))
     with told(folder):
-        return merged_lists(parts(), lists, written, over)
+        return merged_lists(parts(), lists, written, over), entries
 
 
 def read_moments(
@@ -115,7 +119,7 @@ def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard) -> dict[s
     lists_of: dict[str, Tensor] = {}
     for prefix in _of_lists(folder, settings):
         lists = known[f"weights.{prefix}recency"].size[0]
-        found = _read_lists(folder, settings, prefix, lists, Ranks())
+        found, _ = _read_lists(folder, settings, prefix, lists, Ranks())
         lists_of |= {f"{prefix}{name}": value for name, value in found._asdict().items()}
     for name in (*rows, *(each for each in known if each.startswith("weights.") and ":" not in each)):
         top = known[f"{name}:top" if name in rows else name]

@@ -17,8 +17,8 @@ from beamtree.routes import Pieces
 Tensors = Mapping[str, Tensor | Pieces]
 # How safetensors names what numbers are kept in.
 KINDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32",
-    torch.uint8: "U8",
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
 
@@ -72,6 +72,8 @@ def _write(path: Path, tensors: Tensors) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, each in in_order(tensors):
+        if each.dtype not in KINDS:
+            raise ValueError(f"{path.name}: {name} is {each.dtype}, which is not written; choose another dtype")
         begin, end = end, end + math.prod(each.shape) * each.dtype.itemsize
         header[name] = {"dtype": KINDS[each.dtype], "shape": list(each.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -83,6 +85,6 @@ def _write(path: Path, tensors: Tensors) -> None:
             for piece in each.parts() if isinstance(each, Pieces) else (each.detach(),):
                 if piece.dtype != each.dtype:
                     raise ValueError(f"{path.name}: {name} is {each.dtype}, and a piece of it {piece.dtype}")
-                file.write(piece.cpu().contiguous().flatten().numpy().data)
+                file.write(piece.cpu().contiguous().flatten().view(torch.uint8).numpy().data)  # numpy knows no bfloat16
             if file.tell() - first != header[name]["data_offsets"][1]:
                 raise ValueError(f"{path.name}: the pieces of {name} are not as long as all of it")
