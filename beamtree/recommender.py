@@ -8,7 +8,7 @@ from beamtree.answers import Answer, History, answer, as_columns, history_of_use
 from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
-from beamtree.distributed import join
+from beamtree.distributed import join, ranks
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.frames import frame
 from beamtree.ingest.logs import open_log
@@ -28,7 +28,6 @@ from beamtree.train.runs import (
     RUN,
     data_folder,
     describe_run,
-    finish_run,
     holding,
     ids_of,
     open_data,
@@ -256,14 +255,13 @@ class Recommender(Changing):
         source = self._data.folder if self._data is not None else self._where and self._where[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
-        with holding(folder) as first:
-            if first:
-                if source is not None:
+        with holding(folder):
+            with ranks().agreed() as first:
+                if first and source is not None:
                     replace_data(folder, source if self._owns_data else None)
-                write_run(folder, run)
-                if self.progress is not None:
-                    finish_run(folder, self.progress)
-                self._save_events(folder)
+                if first:
+                    write_run(folder, run, self.progress)
+                    self._save_events(folder)
             save_model(model, folder)
 
     @classmethod

@@ -2,15 +2,17 @@
 
 import errno
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from command import largest_file
 from ranks import run_ranks
 from safetensors import safe_open
 
 import beamtree as bt
-from beamtree import shards
+from beamtree import recommender, shards
 from beamtree.closed.ials import Factors
 from beamtree.closed.partners import strongest
 from beamtree.data import Ids
@@ -177,26 +179,37 @@ def test_ranks_write_the_file_that_one_writes(tmp_path, size, dtype):
     assert torch.equal(bt.retrieve(found, x, beam_size=12, m=10)[0], bt.retrieve(a_model(), x, beam_size=12, m=10)[0])
 
 
-def saved_on_a_full_disk(folder):
+def write_nothing(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def told_by_saving(folder, moment):
+    """What each rank says where the first finds its disk full."""
     shards.TOP = TOP
-    model = spread(a_model())
-    if ranks().is_first:
-
-        def write(*arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        models.save_tensors = write
-    try:
-        bt.save_model(model, folder)
-    except (OSError, ValueError) as error:
-        return str(error)
+    sys.modules[SpreadTable.__module__].SENT = dealt.SENT = 7
+    shop = bt.Recommender()
+    shop._model = spread(a_model())
+    place = nullcontext()
+    if ranks().is_first and moment == "within":
+        place = largest_file(9000)  # the tree fits, and some of the weights
+    elif ranks().is_first:
+        where, name = {"model": (models, "save_tensors"), "run": (recommender, "write_run")}[moment]
+        setattr(where, name, write_nothing)
+    with place:
+        try:
+            shop.save(folder)
+        except (OSError, ValueError) as error:
+            return str(error)
     return ""
 
 
-def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path):
-    told = run_ranks(2, saved_on_a_full_disk, tmp_path / "model", seconds=60)
-    assert all("No space left on device" in line for line in told)
-    assert not (tmp_path / "model" / "settings.json").exists()
+@pytest.mark.parametrize("moment", ["run", "model", "within"])
+def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path, moment):
+    told = run_ranks(2, told_by_saving, tmp_path / "run", moment, seconds=30)
+    why = "File too large" if moment == "within" else "No space left on device"
+    assert all(why in line for line in told), told
+    assert not (tmp_path / "run" / "settings.json").exists()
+    assert not [path for path in (tmp_path / "run").rglob("*.safetensors*") if path.is_file()]
 
 
 def one_item(folder):

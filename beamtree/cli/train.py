@@ -234,7 +234,9 @@ def _start(
 ) -> tuple[TreeModel, int]:
     """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
     if where is Where.CHECKPOINT:
-        return load_model(folder / TRAINING, settings.device), steps_done(folder / TRAINING)
+        with ranks().agreed():  # that all ranks see it
+            step = steps_done(folder / TRAINING)
+        return load_model(folder / TRAINING, settings.device), step
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
     tree = build(data, run["arity"], run["seed"])
     began = time.monotonic()

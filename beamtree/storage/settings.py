@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beamtree.distributed import LostError
 from beamtree.files.sealed import check_sealed, read_sealed
 from beamtree.files.small import one_line
 from beamtree.model import TreeModel
@@ -128,6 +129,6 @@ def damaged(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if isinstance(error, torch.cuda.OutOfMemoryError | LostError):
             raise
         raise ValueError(f"{folder} is damaged, its settings fit no model ({one_line(error, 120)}): {AGAIN}") from error

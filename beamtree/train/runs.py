@@ -31,13 +31,13 @@ RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[bool]:
-    """Hold a folder for all ranks; whether this one is the first, which writes to it."""
+def holding(folder: Path) -> Iterator[None]:
+    """Hold a folder for all ranks, of which the first writes to it."""
     with ExitStack() as stack:
         with ranks().agreed() as first:
             if first:
                 stack.enter_context(held(folder))
-        yield first
+        yield
 
 
 def describe_run(
@@ -72,9 +72,11 @@ def describe_run(
     }
 
 
-def write_run(folder: Path, run: dict[str, Any]) -> None:
-    """Begin a run: how it comes to be."""
+def write_run(folder: Path, run: dict[str, Any], brought: Progress | None = None) -> None:
+    """Begin a run: how it comes to be, and what its training brought where it is over."""
     write_json(folder / RUN, {**run, "threads": threads(), "torch": str(torch.__version__), "commit": commit()})
+    if brought is not None:
+        finish_run(folder, brought)
 
 
 def threads() -> int:
