@@ -20,8 +20,8 @@ from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScore
 from beamtree.scorers.memory import fading
 from beamtree.scorers.own import OwnTable
 from beamtree.shards import Shard
-from beamtree.storage.parts import load_part
-from beamtree.storage.settings import fingerprint
+from beamtree.storage.parts import InShards, load_part
+from beamtree.storage.settings import fingerprint, read_settings
 from beamtree.storage.spread import write_spread
 from beamtree.tree import PAD
 
@@ -156,6 +156,10 @@ def as_ranks_write_it(place, now):
     model = a_model("sum")
     model.scorer.spread_over(Shard.of(model.tree, now))
     write_spread(place, model, 0, {}, set(), {})
+    shard, settings = Shard.of(model.tree, now), read_settings(place)
+    read = InShards(place, settings, model.tree, shard).read("parts.memory.partners", range(2000))
+    assert bool(shard.owned(shard.height, model.tree.leaf_of_item(read.long())).all()), "of others nothing is kept"
+    assert now.sum_(torch.tensor(len(read))) == settings["scorer_settings"]["parts"]["memory"][1]["entries"]
     return load_part(place, now, top=TOP)
 
 

@@ -32,6 +32,12 @@ def of_rows(kept: Kept, rows: Tensor) -> Kept:
     return Kept(pad(held.cumsum(0), (1, 0)), kept.partners[at], kept.weights[at])
 
 
+def of_entries(kept: Kept, wanted: Tensor) -> Kept:
+    """The same lists with some of their entries alone [E]."""
+    before = pad(wanted.cumsum(0), (1, 0))
+    return Kept(before[kept.offsets], kept.partners[wanted], kept.weights[wanted])
+
+
 def dealt_lists(whole: Kept, lists: int) -> Kept:
     """The lists of the items that are dealt to this rank, out of those of all items."""
     rows = torch.arange(len(whole.offsets) - 1, device=whole.offsets.device).view(lists, -1)

@@ -19,6 +19,7 @@ from beamtree.shards import Shard
 from beamtree.storage.models import read_tree
 from beamtree.storage.settings import check_files, check_finite, damaged, file_of, read_settings
 from beamtree.storage.shards import check_shards, read_part
+from beamtree.tree import Tree
 
 TABLE = "table.weight"
 
@@ -53,11 +54,11 @@ class InFiles:
 
 
 class InShards:
-    """The weights of a model that several ranks wrote: of divided rows those of one shard, and all else whole."""
+    """The weights of a model that several ranks wrote: of rows and partners those of one shard, and all else whole."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], shard: Shard) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], tree: Tree, shard: Shard) -> None:
         self._rows = {name.removeprefix("weights.") for name in settings["shards"]["rows"]}
-        self._state, self._shard = read_part(folder, settings, shard), shard
+        self._state, self._shard = read_part(folder, settings, tree, shard), shard
 
     def length(self, name: str) -> int:
         return len(self._state[name])
@@ -95,7 +96,7 @@ def load_part(
     with damaged(folder):
         tree, known = read_tree(folder, settings)
         shard = Shard.of(tree, now, top)
-        with _opened(folder, settings, shard) as weights:
+        with _opened(folder, settings, tree, shard) as weights:
             scorer = part_of(settings["scorer"], settings["scorer_settings"], tree, shard, weights)
         ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
@@ -105,9 +106,9 @@ def load_part(
 
 
 @contextmanager
-def _opened(folder: Path, settings: dict[str, Any], shard: Shard) -> Iterator[Weights]:
+def _opened(folder: Path, settings: dict[str, Any], tree: Tree, shard: Shard) -> Iterator[Weights]:
     if "shards" in settings:
-        yield InShards(folder, settings, shard)
+        yield InShards(folder, settings, tree, shard)
         return
     from safetensors import SafetensorError, safe_open
 

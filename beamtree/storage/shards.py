@@ -21,11 +21,12 @@ from torch import Tensor
 from beamtree.distributed import Ranks, ranks
 from beamtree.files.sealed import check_sealed
 from beamtree.model import TreeModel
-from beamtree.scorers.dealt import Kept, merged_lists
+from beamtree.scorers.dealt import Kept, merged_lists, of_entries
 from beamtree.scorers.memory import MemoryScorer
 from beamtree.scorers.spread import SpreadTable
 from beamtree.shards import Shard
 from beamtree.storage.settings import AGAIN
+from beamtree.tree import Tree
 
 Moments = Mapping[str, Tensor]  # by name: those of rows are as long as the rows
 
@@ -73,10 +74,17 @@ def _of_lists(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: int, over: Ranks) -> tuple[Kept, int]:
+def _read_lists(
+    folder: Path,
+    settings: Mapping[str, Any],
+    prefix: str,
+    lists: int,
+    over: Ranks,
+    wanted: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Kept, int]:
     """The lists of items that are dealt to one of some ranks, from all that were written, a rank at a time.
 
-    Beside them, how many entries were written.
+    Beside them, how many entries were written. With `wanted`, entries of partners that it names alone are kept.
     """
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -87,7 +95,8 @@ def _read_lists(folder: Path, settings: Mapping[str, Any], prefix: str, lists: i
             names = [f"weights.{prefix}{name}:{rank}" for name in Kept._fields]
             state = {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in names}
             load(dict(state), storage_reader=_reader(folder, settings), no_dist=True)
-            yield Kept(*state.values())
+            part = Kept(*state.values())
+            yield part if wanted is None else of_entries(part, wanted(part.partners))
 
     entries = sum(known[f"weights.{prefix}partners:{rank}"].size[0] for rank in range(written))
     with told(folder):
@@ -107,8 +116,8 @@ def read_moments(
     return {name.removeprefix("optimizer."): value for name, value in state.items()}
 
 
-def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard) -> dict[str, Tensor]:
-    """The weights by name, of rows those of a shard: each rank reads for itself."""
+def read_part(folder: Path, settings: Mapping[str, Any], tree: Tree, shard: Shard) -> dict[str, Tensor]:
+    """The weights by name, of rows and of partners those of a shard: each rank reads for itself."""
     if int(settings["shards"]["cut"]) != shard.cut:
         raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -117,9 +126,14 @@ def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard) -> dict[s
     rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
     state: dict[str, Tensor] = {}
     lists_of: dict[str, Tensor] = {}
+
+    def own(partners: Tensor) -> Tensor:
+        leaves = tree.leaf_of_item(partners.long())
+        return shard.owned(shard.height, leaves) if shard.cut < shard.height else torch.ones_like(leaves).bool()
+
     for prefix in _of_lists(folder, settings):
         lists = known[f"weights.{prefix}recency"].size[0]
-        found, _ = _read_lists(folder, settings, prefix, lists, Ranks())
+        found, _ = _read_lists(folder, settings, prefix, lists, Ranks(), own)
         lists_of |= {f"{prefix}{name}": value for name, value in found._asdict().items()}
     for name in (*rows, *(each for each in known if each.startswith("weights.") and ":" not in each)):
         top = known[f"{name}:top" if name in rows else name]
