@@ -4,7 +4,7 @@ A table of which each rank has a part is dealt out in turn: of W ranks, rank r h
 items of a log are numbered by popularity, so every rank gets as many rows as any other, and as much work.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -127,12 +127,12 @@ class Dealt(NamedTuple):
 class Pieces(NamedTuple):
     """A tensor of which every rank has a part, for the first rank to write: its rows in order, a piece at a time.
 
-    The other ranks get nothing, but must go through the pieces as well.
+    They are gone through once. The other ranks get nothing, but must go through them as well.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: Callable[[], Iterator[Tensor]]
+    parts: Iterator[Tensor]
 
 
 def to_first(*columns: Tensor) -> tuple[Tensor, ...]:

@@ -57,8 +57,8 @@ class Shard:
         return range(first + runs.start * below, first + runs.stop * below)
 
     def owned(self, level: int, nodes: Tensor) -> Tensor:
-        """Which nodes of a level below the cut are this rank's; PAD is nobody's."""
-        span = self.span(level, self.ranks.rank)
+        """Which nodes of a level this rank has; PAD is nobody's."""
+        span = self.level(level) if level <= self.cut else self.span(level, self.ranks.rank)
         return (nodes >= span.start) & (nodes < span.stop)
 
     @property

@@ -91,7 +91,7 @@ def parts_apart(items: int, rank: int) -> str:
 def rows_together(table: Any) -> Tensor:
     """All rows on the first rank."""
     distributed._now = table.shard.ranks
-    found = torch.cat(list(table.pieces().parts()))
+    found = torch.cat(list(table.pieces().parts))
     distributed._now = Ranks()
     return found
 

@@ -100,6 +100,13 @@ class TableScorer(Scorer):
     table: NodeTable
     share = False  # whether a node's vector is the sum of the rows on its path
 
+    @property
+    def is_spread(self) -> bool:
+        return isinstance(self.table, SpreadTable)
+
+    def pieces(self) -> dict[str, Pieces]:
+        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
+
     def item_vectors(self, tree: Tree) -> Tensor:
         """What the leaves of the items are known by [M, dim]."""
         return self.table.of_items(tree, share=self.share)

@@ -104,7 +104,7 @@ def whole_lists(own: Kept, lists: int, num_items: int, entries: int) -> dict[str
             yield value[item.argsort(stable=True)]
 
     return {
-        "offsets": Pieces((lists * num_items + 1,), torch.int64, offsets),
-        "partners": Pieces((entries,), own.partners.dtype, lambda: column(own.partners)),
-        "weights": Pieces((entries,), own.weights.dtype, lambda: column(own.weights)),
+        "offsets": Pieces((lists * num_items + 1,), torch.int64, offsets()),
+        "partners": Pieces((entries,), own.partners.dtype, column(own.partners)),
+        "weights": Pieces((entries,), own.weights.dtype, column(own.weights)),
     }

@@ -76,16 +76,9 @@ class DeepScorer(TableScorer):
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
         self.slopes = nn.ParameterList(nn.Parameter(torch.full((size,), SLOPE)) for size in HIDDEN)
 
-    @property
-    def is_spread(self) -> bool:
-        return isinstance(self.table, SpreadTable)
-
     def spread_over(self, shard: Shard) -> None:
         if not self.is_spread:
             self.table = SpreadTable.of(self.table, shard)
-
-    def pieces(self) -> dict[str, Pieces]:
-        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
 
     def start_from(self, tree: Tree, vectors: Tensor | Dealt) -> "DeepScorer":
         """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score.

@@ -10,7 +10,7 @@ from beamtree import kernels
 from beamtree.closed.ials import Factors, fold_in
 from beamtree.closed.pairs import newest_of_each
 from beamtree.data.views import HISTORY, recency
-from beamtree.routes import Dealt, Pieces, deal, dealt
+from beamtree.routes import Dealt, deal, dealt
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable, Vectors
@@ -107,16 +107,9 @@ class FactorScorer(TableScorer):
     def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
-    @property
-    def is_spread(self) -> bool:
-        return isinstance(self.table, SpreadTable)
-
     def spread_over(self, shard: Shard) -> None:
         if not self.is_spread:
             self.table = SpreadTable.of(self.table, shard).requires_grad_(False)
-
-    def pieces(self) -> dict[str, Pieces]:
-        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
 
     def settings(self) -> dict[str, Any]:
         rows, dim = self.table.num_nodes, self.table.weight.shape[1]

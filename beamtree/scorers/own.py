@@ -24,7 +24,7 @@ class OwnTable(NodeTable):
         super().__init__(0, rows.shape[1], seed=None)
         self.shard, self.weight = shard, nn.Parameter(rows, requires_grad=False)
         spans = [shard.span(level, shard.ranks.rank) for level in shard.below]
-        shifts = [span.start - shard.rows(level).start for level, span in zip(shard.below, spans, strict=True)]
+        shifts = [shard.offset(level) for level in shard.below]
         known = {"starts": [span.start for span in spans], "stops": [span.stop for span in spans], "shifts": shifts}
         for name, numbers in known.items():  # of each level below the cut
             self.register_buffer(name, torch.tensor(numbers, dtype=torch.int64), persistent=False)
@@ -37,8 +37,8 @@ class OwnTable(NodeTable):
         """Rows of nodes of a level, PAD for PAD, and the row of zeros for those of others."""
         if level <= self.shard.cut:
             return nodes
-        shift = self.shard.span(level, self.shard.ranks.rank).start - self.shard.rows(level).start
-        places = torch.where(self.shard.owned(level, nodes), nodes - shift, self.shard.num_rows)
+        owned = self.shard.owned(level, nodes)
+        places = torch.where(owned, nodes - self.shard.offset(level), self.shard.num_rows)
         return places.masked_fill_(nodes == PAD, PAD)
 
     def add_up(self, level: int, values: Tensor) -> Tensor:

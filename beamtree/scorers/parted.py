@@ -143,14 +143,13 @@ def _of_memory(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shar
     scorer = MemoryScorer(**{**settings, "entries": 0}, seed=None)
     scorer.recency = weights.whole(f"{prefix}recency")
     offsets, count = weights.whole(f"{prefix}offsets"), weights.length(f"{prefix}partners")
-    divided = shard.cut < shard.height  # else all ranks have all
     starts, partners, said = torch.empty_like(offsets), [], []
     kept = first = 0
     for start in range(0, count, PIECE):
         piece = range(start, min(start + PIECE, count))
         named = weights.read(f"{prefix}partners", piece)
         leaves = tree.leaf_of_item(named.long())
-        own = shard.owned(shard.height, leaves) if divided else torch.ones_like(leaves, dtype=torch.bool)
+        own = shard.owned(shard.height, leaves)
         last = int(torch.searchsorted(offsets, piece.stop))  # lists that begin in this piece
         before = torch.nn.functional.pad(own.cumsum(0), (1, 0))
         starts[first:last] = kept + before[offsets[first:last] - start]
@@ -215,8 +214,4 @@ def _rows(name: str, shard: Shard, weights: Weights) -> Tensor:
 def _sum_paths(shard: Shard, rows: Tensor) -> None:
     """Add to each row those above it, from the root down."""
     for level in range(1, shard.height + 1):
-        above = rows[shard.rows(level - 1)]
-        if level == shard.cut + 1:
-            runs = shard.runs(shard.ranks.rank)
-            above = above[runs.start : runs.stop]
-        rows[shard.rows(level)] += above.repeat_interleave(shard.arity, dim=0)
+        rows[shard.rows(level)] += rows[shard.above(level)].repeat_interleave(shard.arity, dim=0)

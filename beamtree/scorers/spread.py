@@ -118,7 +118,7 @@ class SpreadTable(NodeTable):
                         mine = of_level[start : start + SENT] if rank == shard.ranks.rank else of_level[:0]
                         yield to_first(mine)[0]
 
-        return Pieces((shard.num_nodes, own.shape[1]), own.dtype, parts)
+        return Pieces((shard.num_nodes, own.shape[1]), own.dtype, parts())
 
     def of_items(self, tree: Tree, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model lie on several ranks: save it, and open it on one")

@@ -46,7 +46,7 @@ from beamtree.storage.settings import (
     read_tensors,
 )
 from beamtree.storage.shards import check_shards, list_names, read_shards, row_names
-from beamtree.storage.tensors import Tensors, begun, go_through, save_tensors
+from beamtree.storage.tensors import Tensors, go_through, pieces_of, save_tensors
 from beamtree.tree import Tree, height_for
 
 OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt|shards-\d+b?")
@@ -72,7 +72,7 @@ def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
     if isinstance(model.scorer, TableScorer):
         with torch.no_grad():
             parts["search"] = model.scorer.for_search(model.tree)
-    parts, left = begun(parts)
+    left = pieces_of(parts)
     with ranks().agreed() as first:
         try:
             if first:

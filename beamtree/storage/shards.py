@@ -10,7 +10,7 @@ last, in one move. torch.distributed.checkpoint reads its list of files with pic
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,20 @@ def row_names(model: TreeModel) -> dict[str, SpreadTable]:
     return {f"{name}.weight".lstrip("."): each for name, each in modules if isinstance(each, SpreadTable)}
 
 
+def memories(model: TreeModel) -> dict[str, MemoryScorer]:
+    """The memories among its parts, by what their names in `state_dict` begin with."""
+    modules = model.scorer.named_modules()
+    return {f"{name}.".lstrip("."): each for name, each in modules if isinstance(each, MemoryScorer)}
+
+
 def list_names(model: TreeModel) -> dict[str, MemoryScorer]:
-    """The memories of which each rank has some lists, by what their names in `state_dict` begin with."""
-    modules = ((name, each) for name, each in model.scorer.named_modules() if isinstance(each, MemoryScorer))
-    return {f"{name}.".lstrip("."): each for name, each in modules if each.is_spread}
+    """Those of which each rank has some lists."""
+    return {prefix: each for prefix, each in memories(model).items() if each.is_spread}
+
+
+def names_of_lists(prefixes: Iterable[str]) -> set[str]:
+    """What the lists of memories are called in `state_dict`."""
+    return {f"{prefix}{name}" for prefix in prefixes for name in Kept._fields}
 
 
 def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -56,13 +66,11 @@ def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def read_shards(folder: Path, settings: Mapping[str, Any], model: TreeModel) -> None:
     """Copy the weights into the model's: all of them, or this rank's."""
-    memories = {f"{name}.".lstrip("."): each for name, each in model.scorer.named_modules()}
-    over = ranks() if model.scorer.is_spread else Ranks()
-    for prefix in _of_lists(folder, settings):
-        memory = memories[prefix]
-        assert isinstance(memory, MemoryScorer)
-        memory.keep(*_read_lists(folder, settings, prefix, memory.lists, over))
-    listed = {f"{prefix}{name}" for prefix in _of_lists(folder, settings) for name in Kept._fields}
+    over, known = ranks() if model.scorer.is_spread else Ranks(), memories(model)
+    written = _of_lists(folder, settings)
+    for prefix in written:
+        known[prefix].keep(*_read_lists(folder, settings, prefix, known[prefix].lists, over))
+    listed = names_of_lists(written)
     whole = {name: value for name, value in model.scorer.state_dict().items() if name not in listed}
     _read(folder, settings, model, {f"weights.{name}": value.detach() for name, value in whole.items()})
 
@@ -128,8 +136,7 @@ def read_part(folder: Path, settings: Mapping[str, Any], tree: Tree, shard: Shar
     lists_of: dict[str, Tensor] = {}
 
     def own(partners: Tensor) -> Tensor:
-        leaves = tree.leaf_of_item(partners.long())
-        return shard.owned(shard.height, leaves) if shard.cut < shard.height else torch.ones_like(leaves).bool()
+        return shard.owned(shard.height, tree.leaf_of_item(partners.long()))
 
     for prefix in _of_lists(folder, settings):
         lists = known[f"weights.{prefix}recency"].size[0]

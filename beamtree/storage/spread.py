@@ -12,11 +12,10 @@ from beamtree.files.drafts import drafting, held, remove
 from beamtree.files.sealed import seal, with_seal
 from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
-from beamtree.scorers.dealt import Kept
 from beamtree.shards import Shard
 from beamtree.storage.models import OURS, check_room, settings_of
 from beamtree.storage.settings import SETTINGS, check_finite
-from beamtree.storage.shards import Moments, laid_out, list_names, row_names, told
+from beamtree.storage.shards import Moments, laid_out, list_names, names_of_lists, row_names, told
 from beamtree.storage.tensors import save_tensors
 
 
@@ -38,7 +37,7 @@ def write_spread(
 
     now, rows, lists = ranks(), row_names(model), list_names(model)
     shard = next((table.shard for table in rows.values()), Shard.of(model.tree, now))
-    listed = {f"{prefix}{name}" for prefix in lists for name in Kept._fields}
+    listed = names_of_lists(lists)
     state = {
         f"weights.{name}:{now.rank}" if name in listed else f"weights.{name}": value.detach()
         for name, value in model.scorer.state_dict().items()

@@ -44,21 +44,9 @@ def in_order(tensors: Tensors) -> list[tuple[str, Tensor | Pieces]]:
     return sorted(tensors.items(), key=lambda each: (-each[1].dtype.itemsize, each[0]))
 
 
-def begun(parts: Mapping[str, Tensors]) -> tuple[dict[str, Tensors], list[Iterator[Tensor]]]:
-    """The same files of tensors, whose pieces can be gone through once, and these in the order of the files."""
-    found: dict[str, Tensors] = {}
-    left = []
-    for part, tensors in parts.items():
-        inside: dict[str, Tensor | Pieces] = {}
-        for name, each in in_order(tensors):
-            if isinstance(each, Pieces):
-                pieces = each.parts()
-                left.append(pieces)
-                inside[name] = each._replace(parts=lambda pieces=pieces: pieces)  # type: ignore[misc]
-            else:
-                inside[name] = each
-        found[part] = inside
-    return found, left
+def pieces_of(parts: Mapping[str, Tensors]) -> list[Iterator[Tensor]]:
+    """The pieces of all tensors of some files, in the order in which they are written."""
+    return [each.parts for tensors in parts.values() for _, each in in_order(tensors) if isinstance(each, Pieces)]
 
 
 def go_through(left: list[Iterator[Tensor]]) -> None:
@@ -82,7 +70,7 @@ def _write(path: Path, tensors: Tensors) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         first = file.tell()
         for name, each in in_order(tensors):
-            for piece in each.parts() if isinstance(each, Pieces) else (each.detach(),):
+            for piece in each.parts if isinstance(each, Pieces) else (each.detach(),):
                 if piece.dtype != each.dtype:
                     raise ValueError(f"{path.name}: {name} is {each.dtype}, and a piece of it {piece.dtype}")
                 file.write(piece.cpu().contiguous().flatten().view(torch.uint8).numpy().data)  # numpy knows no bfloat16
