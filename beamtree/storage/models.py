@@ -45,7 +45,7 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
-from beamtree.storage.shards import check_shards, list_names, read_shards, row_names
+from beamtree.storage.shards import check_shards, read_shards, row_names, spread_memories
 from beamtree.storage.tensors import Tensors, go_through, pieces_of, save_tensors
 from beamtree.tree import Tree, height_for
 
@@ -228,7 +228,7 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
     weights = read_tensors(folder, settings, "weights")
     for name, table in row_names(model).items():  # that one rank saved whole
         weights[name] = table.shard.part(weights[name])
-    for prefix, memory in list_names(model).items():
+    for prefix, memory in spread_memories(model).items():
         whole = Kept(*(weights[f"{prefix}{name}"] for name in Kept._fields))
         memory.keep(dealt_lists(whole, memory.lists), len(whole.partners))
         weights |= {f"{prefix}{name}": value for name, value in memory.kept._asdict().items()}

@@ -43,7 +43,7 @@ def memories(model: TreeModel) -> dict[str, MemoryScorer]:
     return {f"{name}.".lstrip("."): each for name, each in modules if isinstance(each, MemoryScorer)}
 
 
-def list_names(model: TreeModel) -> dict[str, MemoryScorer]:
+def spread_memories(model: TreeModel) -> dict[str, MemoryScorer]:
     """Those of which each rank has some lists."""
     return {prefix: each for prefix, each in memories(model).items() if each.is_spread}
 

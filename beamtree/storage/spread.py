@@ -15,7 +15,7 @@ from beamtree.model import TreeModel
 from beamtree.shards import Shard
 from beamtree.storage.models import OURS, check_room, settings_of
 from beamtree.storage.settings import SETTINGS, check_finite
-from beamtree.storage.shards import Moments, laid_out, list_names, names_of_lists, row_names, told
+from beamtree.storage.shards import Moments, laid_out, names_of_lists, row_names, spread_memories, told
 from beamtree.storage.tensors import save_tensors
 
 
@@ -35,7 +35,7 @@ def write_spread(
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # here: it takes a second to import
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    now, rows, lists = ranks(), row_names(model), list_names(model)
+    now, rows, lists = ranks(), row_names(model), spread_memories(model)
     shard = next((table.shard for table in rows.values()), Shard.of(model.tree, now))
     listed = names_of_lists(lists)
     state = {
