@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from time import monotonic as time_now
 from typing import Any
+
+from torch import Tensor
 
 from beamtree.answers import Answer, History, answer, as_columns, history_of_user, item_filter, listed, read_histories
 from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
+from beamtree.data.report import log_in_words
 from beamtree.distributed import join, ranks
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.frames import frame
@@ -23,6 +27,7 @@ from beamtree.storage.settings import holds_model
 from beamtree.train.alike import check_alike
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
+from beamtree.train.reporting import Reporter, clock
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -152,6 +157,7 @@ class Recommender(Changing):
         test_users: int | None = None,
         on_step: OnStep | None = None,
         on_check: OnCheck | None = None,
+        verbose: bool = True,
     ) -> "Recommender":
         """Learn from a log, as `beamtree prepare` and `beamtree train` do, together with all ranks under torchrun.
 
@@ -160,21 +166,38 @@ class Recommender(Changing):
             user: the column of users, where it has an unusual name.
             item: the column of items, likewise.
             time: the column of times, likewise.
-            min_events: users with fewer are left out; 10 unless given.
+            min_events: users with fewer are left out; nobody unless given.
             val_users: how many are kept apart for validation; 5 %, at most 1,000, unless given.
             test_users: and for testing.
             on_step: hears the steps done, those in all, and the loss.
             on_check: hears the steps done and the recall on validation users.
+            verbose: whether a report and progress are shown on standard error. They go to the logger "beamtree"
+                instead where that shows INFO.
         """
         given = {"user": user, "item": item, "time": time, "min_events": min_events, "val_users": val_users}
         options = {name: value for name, value in {**given, "test_users": test_users}.items() if value is not None}
-        with (together := join(self._how["device"])).agreed():
-            data, own = open_log(log, self._how["seed"], options)
-            settings = settle(data, **self._how)
-        run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **self._built)
-        check_alike(together, **{**run, "data": data.train.fingerprint()})
-        model = start_model(settings, data, self._build(data, self._built["arity"], settings.seed))
-        progress = train_model(settings, data, model, on_step=on_step, on_check=on_check)
+        began, together = time_now(), join(self._how["device"])
+        with Reporter(verbose and together.is_first) as report:
+            with together.agreed():
+                data, own = open_log(log, self._how["seed"], options, report.stage)
+                settings = settle(data, **self._how)
+            for line in log_in_words(data.description):
+                report.line(line)
+            run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **self._built)
+            check_alike(together, **{**run, "data": data.train.fingerprint()})
+            report.stage(f"Building a {self._tree_name} tree over {data.num_items:,} items")
+            tree = self._build(data, self._built["arity"], settings.seed)
+            model = start_model(settings, data, tree, report.progress)
+
+            def count(done: int, total: int, loss: Tensor) -> None:
+                report.progress("Training", done, total)
+                if on_step is not None:
+                    on_step(done, total, loss)
+
+            progress = train_model(settings, data, model, on_step=count, on_check=on_check)
+            closed_form = settings.recipe.start is not None
+            report.line(progress.as_report(data.num_items, len(data.val), closed_form))
+            report.line(f"Fitted in {clock(time_now() - began)}.")
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._where, self._owns_data, self._live = None, own, None
         return self

@@ -70,7 +70,7 @@ def main() -> None:
         bt.prepare(args.log, Path(folder) / "beauty", split="leave-one-out", min_events=5)
         data = bt.load_data(Path(folder) / "beauty")
         settings = settle(data, steps=args.steps, device=args.device)
-        model = start_model(settings, data, bt.cluster_tree(data, arity=2, seed=0), say=print)
+        model = start_model(settings, data, bt.cluster_tree(data, arity=2, seed=0))
         train_model(settings, data, model)
         rows = [row("beamtree", LAST_TWO, of_model(model, data))]
         refit(model, data, 0)

@@ -61,7 +61,7 @@ def main() -> None:
     )
     tree = bt.cluster_tree(data, arity=2, seed=args.seed) if args.tree is None else bt.Tree(np.load(args.tree))
     made = time.monotonic()
-    model = start_model(settings, data, tree, say=say)
+    model = start_model(settings, data, tree)
     seconds = {"tree": made - began, "start": time.monotonic() - made}
     ways = (False, True) if args.both_ways else (False,)
     records = [cell for way in ways for cell in measured(model, data, "start", BEAMS, way)]

@@ -44,7 +44,7 @@ def one_thread():
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before")
     simulate(folder / "market.parquet", users=600, items=300, events=12_000)
-    bt.prepare(folder / "market.parquet", folder / "prepared")
+    bt.prepare(folder / "market.parquet", folder / "prepared", min_events=10)  # the default of that commit
     return folder / "prepared"
 
 

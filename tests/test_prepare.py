@@ -484,7 +484,8 @@ def test_the_summary_can_be_done_in_the_head():
         ('user,item\na,"i\nj"\na,i\n', {}, r"the id 'i\\nj' of an item has a line break inside"),
         ("user,item\nu,i\nu,i,9\n", {}, "cannot be read: found more fields"),
         ("user,item\nu,\xff\n", {}, "cannot be read: invalid utf-8"),
-        ("user,item\nu,i\n", {"min_events": 1}, "min_events=1: a user needs 2"),
+        ("user,item\nu,i\n", {"min_events": 0}, "min_events=0: a user has 1 event at least"),
+        ("user,item\nu,i\n", {"min_eval_events": 1}, "min_eval_events=1: a validation or test user needs 2"),
         ("user,item\nu,i\n", {"test_users": -1}, "test_users=-1 is negative"),
         (text_of(rows_of()), {"test_users": 4}, "1 validation and 4 test users leave none of 5 users for training"),
     ],
@@ -705,7 +706,18 @@ def test_the_command_tells_saves_and_draws(tmp_path):
     rows = [(f"[u{user}]", f"i{place}", place) for user in range(30) for place in range(user + 1)]
     text = text_of([*rows, rows[-1], ("", "i", "1"), ("[u3] ", "i", "9"), ("u", "i", "soon")])
     (tmp_path / "log.csv").write_text(text)
-    words = ["prepare", "log.csv", "--out", "data/mine", "--json", "told/it.json", "--test-users", "2"]
+    words = [
+        "prepare",
+        "log.csv",
+        "--out",
+        "data/mine",
+        "--json",
+        "told/it.json",
+        "--test-users",
+        "2",
+        "--min-events",
+        "10",
+    ]
     done = beamtree(*words, folder=tmp_path)
     assert "sorting, part 1 of 1" in done.stderr
     for line in (
@@ -730,10 +742,10 @@ def test_the_command_tells_saves_and_draws(tmp_path):
     [
         (["log.csv"], "--out"),
         (["log.csv", "--out", "x", "--format", "movielens"], "choose from amazon-ratings, user-behavior"),
-        (["log.csv", "--out", "x", "--min-events", "1"], "--min-events"),
+        (["log.csv", "--out", "x", "--min-events", "0"], "--min-events"),
         (["log.csv", "--out", "x", "--json", "."], "cannot be written"),
         (["gone.csv", "--out", "x"], "gone.csv is not there"),
-        (["log.csv", "--out", "x"], "--min-events"),
+        (["log.csv", "--out", "x", "--min-events", "2"], "--min-events"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_2(tmp_path, words, message):

@@ -17,6 +17,7 @@ from beamtree.data.prepared import SPLITS
 from beamtree.ingest import arrays
 from beamtree.ingest import prepare as module
 from beamtree.ingest.prepare import prepare
+from beamtree.ingest.splits import eval_events
 
 # The definitions
 
@@ -291,3 +292,46 @@ def test_without_matplotlib_there_is_a_note_and_no_picture(tmp_path, monkeypatch
     assert not (tmp_path / "out" / "summary.png").exists()
     assert "summary.png" not in done.stdout
     assert "Split: halves: users are drawn apart" in done.stdout
+
+
+def log_of(lengths):
+    """A log in which user u00, u01, … has so many events."""
+    rows = [(f"u{user:03}", f"i{place % 7}", place) for user, count in enumerate(lengths) for place in range(count)]
+    return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+
+
+def test_by_default_nobody_is_dropped_and_users_of_few_events_only_train(tmp_path):
+    lengths = [1] * 30 + [3] * 60 + [12] * 60
+    description = prepare(log_of(lengths), tmp_path / "out")
+    data = load_data(tmp_path / "out")
+    assert description["num_users"] == len(lengths)
+    assert description["report"]["users_with_few_events"] == 0
+    assert description["settings"]["min_eval_events"] == 10
+    assert sorted(data.users.names) == sorted({f"u{user:03}" for user in range(len(lengths))})
+    assert (len(data.val), len(data.test)) == (7, 7)
+    assert {*data.val.events.counts().tolist(), *data.test.events.counts().tolist()} == {12}
+    assert history_of_user(data, "u000").items == [0]
+
+
+def test_users_who_are_dropped_were_never_those_that_validate_and_test(tmp_path):
+    """The draw is over the users who can be drawn, so test users stay the same when others are kept as well."""
+    lengths = [2] * 50 + [12] * 100
+    drawn = []
+    for min_events in (None, 10):
+        prepare(log_of(lengths), tmp_path / f"{min_events}", min_events=min_events, val_users=5, test_users=7)
+        data = load_data(tmp_path / f"{min_events}")
+        drawn.append(data.users.names[len(data.train) :])
+    assert drawn[0] == drawn[1]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(0, 12))
+def test_eval_events_are_the_most_up_to_10_that_four_times_as_many_users_have(lengths, wanted):
+    enough = [n for n in range(3, 11) if sum(length >= n for length in lengths) >= 4 * wanted]
+    assert eval_events(np.array(lengths), wanted) == max(enough, default=2)
+
+
+def test_an_explicit_minimum_is_that_of_evaluation_too(tmp_path):
+    assert prepare(log_of([4] * 40), tmp_path / "a", min_events=3)["settings"]["min_eval_events"] == 3
+    assert prepare(log_of([4] * 40), tmp_path / "b", min_eval_events=4)["settings"]["min_eval_events"] == 4
+    with pytest.raises(ValueError, match=r"2 validation and 2 test users are more than the 0 who have at least 5 ev"):
+        prepare(log_of([4] * 40), tmp_path / "c", min_eval_events=5)

@@ -38,15 +38,14 @@ def recall(model, users, m=10):
 
 def started(data, **how):
     settings = settle(data, steps=4, beam_size=60, batch_size=20, **how)
-    said = []
-    tree = bt.cluster_tree(data)
-    return start_model(settings, data, tree, say=said.append), said
+    return start_model(settings, data, bt.cluster_tree(data))
 
 
-def test_the_start_is_as_good_as_each_of_its_parts(data):
-    model, said = started(data)
+def test_the_start_is_as_good_as_each_of_its_parts(data, caplog):
+    with caplog.at_level("DEBUG", logger="beamtree"):
+        model = started(data)
     assert isinstance(model.scorer, SumScorer)
-    assert any(line.startswith("weights: ") for line in said)
+    assert "\nweights: " in "\n".join(caplog.messages)
     whole = recall(model, data.val)
     for name in model.scorer.names:
         alone = bt.TreeModel(model.tree, model.scorer.part(name), first_level=model.first_level)
@@ -55,7 +54,7 @@ def test_the_start_is_as_good_as_each_of_its_parts(data):
 
 
 def test_the_same_seed_makes_the_same_start(data):
-    one, other = (started(data, seed=3)[0].scorer.state_dict() for _ in range(2))
+    one, other = (started(data, seed=3).scorer.state_dict() for _ in range(2))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -70,7 +69,7 @@ def test_no_steps_leave_the_start(data, tmp_path):
     assert shop.model.scorer.weight_of("deep") == 0
     words = ("--steps", "0", "--beam-size", "60")
     said = beamtree("train", str(data.folder), "--out", "run", *words, folder=tmp_path).stdout
-    assert "parts in closed form" in said
+    assert "Fitted the closed form in" in said
     assert len(bt.Recommender.load(tmp_path / "run").recommend(["i01", "i02"], m=5)) == 5
 
 
@@ -78,15 +77,16 @@ def test_what_nobody_comes_back_to_counts_against_an_item(tmp_path):
     """Each user has every item once: repeats count below 0, and the history is not recommended."""
     rows = [(f"u{user}", f"i{(user + 7 * time) % 40}", time) for user in range(80) for time in range(20)]
     bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "once", val_users=20)
-    once, _ = started(bt.load_data(tmp_path / "once"))
+    once = started(bt.load_data(tmp_path / "once"))
     assert once.scorer.weight_of("repeats") < 0
 
 
-def test_without_validation_users_defaults_are_taken_and_said(tmp_path):
+def test_without_validation_users_defaults_are_taken_and_said(tmp_path, caplog):
     bt.prepare(a_walk(), tmp_path / "data", val_users=0, test_users=10)
     data = bt.load_data(tmp_path / "data")
-    model, said = started(data)
-    assert any("no validation users" in line for line in said)
+    with caplog.at_level("DEBUG", logger="beamtree"):
+        model = started(data)
+    assert "no validation users" in caplog.text
     assert start.PENALTIES[model.scorer.made["together, λ"]] == 100.0
     assert recall(model, data.test) > 0.3
     assert model.scorer.weight_of("factors") > 0
@@ -125,7 +125,7 @@ def test_a_log_of_two_items_has_a_start(tmp_path):
 
 def test_chained_methods_and_own_scorers_have_no_parts(data):
     for how in ({"method": "plt"}, {"scorer": bt.DeepScorer}, {"recipe": "deep"}):
-        model, _ = started(data, **how)
+        model = started(data, **how)
         assert isinstance(model.scorer, bt.DeepScorer)
 
 
@@ -157,7 +157,7 @@ def test_weights_find_the_part_that_knows(data):
 
 
 def test_only_sums_with_a_learned_part_are_weighed(data):
-    model, _ = started(data)
+    model = started(data)
     before = model.scorer.weights.clone()
     plain = bt.TreeModel(model.tree, model.scorer.without("deep"), first_level=model.first_level)
     weigh_parts(plain, data.val)
@@ -180,7 +180,7 @@ def test_calibration_keeps_the_order_whatever_was_chosen(chosen):
 
 def test_what_a_start_retrieves_comes_with_probabilities(data):
     """The validation users, whom it was fitted to, choose about as much as the probabilities say."""
-    model, _ = started(data)
+    model = started(data)
     x, y = data.val.batch(torch.arange(len(data.val)))
     items, scores = bt.retrieve(model, x, beam_size=60, m=10)
     chosen = float(hits(items, y).float().mean())
@@ -218,7 +218,7 @@ def test_a_refitted_start_is_the_start_of_a_longer_log(data, tmp_path):
 
 
 def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
-    model, _ = started(data)
+    model = started(data)
     bt.save_model(model, tmp_path / "model")
     loaded = bt.load_model(tmp_path / "model")
     assert loaded.scorer.names == [name for name in model.scorer.names if model.scorer.weight_of(name)]
@@ -278,3 +278,14 @@ def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
     assert [place[item] for item in begun.tried.tolist()] == sorted(place[item] for item in begun.tried.tolist())
     partners, _ = begun.following()
     assert len(set(partners.items.tolist())) > 10, "but in the end for all"
+
+
+def test_progress_through_the_closed_form_rises_to_the_end(data):
+    heard = []
+    settings = settle(data, steps=0, beam_size=60)
+    start_model(settings, data, bt.cluster_tree(data), lambda what, done, total: heard.append((what, done, total)))
+    shares = [done for _, done, _ in heard]
+    assert {(what, total) for what, _, total in heard} == {("Fitting the closed form", 100)}
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 100)
+    assert len(set(shares)) > 10

@@ -156,9 +156,16 @@ def test_windows_are_every_event_from_the_eighth_with_what_came_before(users):
 
 
 def test_a_single_event_is_a_target_without_history():
-    for data in (BeforeAfter(events_of([[7]])), stretches(events_of([[7]]))):
-        x, y = data.batch(torch.tensor([0]), torch.Generator().manual_seed(0))
-        assert (real(x[0]), real(y[0])) == ([], [7])
+    x, y = BeforeAfter(events_of([[7]])).batch(torch.tensor([0]), torch.Generator().manual_seed(0))
+    assert (real(x[0]), real(y[0])) == ([], [7])
+
+
+def test_users_of_one_event_have_no_stretch():
+    view = stretches(events_of([[7], [1, 2], [8], [3, 4]]), forget=0.0)
+    assert len(view) == 2
+    x, y = view.batch(torch.arange(2), torch.Generator().manual_seed(0))
+    assert [(real(xs), real(ys)) for xs, ys in zip(x, y, strict=True)] == [([1], [2]), ([3], [4])]
+    assert [real(row) for row in view.seen(torch.arange(2))] == [[1], [3]]
 
 
 def test_what_changes_instances_changes_their_name():

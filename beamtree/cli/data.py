@@ -10,6 +10,7 @@ from rich.table import Table
 
 from beamtree.cli.options import EngineName, RayAddress, Workers, on_ray
 from beamtree.cli.screen import draw, err, out
+from beamtree.data.report import columns_in_words, dropped
 from beamtree.files.small import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.ingest.engine import HERE, Engine
@@ -17,15 +18,6 @@ from beamtree.train.recipes import chosen
 
 BAR = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # of the popularity curve; the picture and the JSON have more
-DROPPED = {  # the report's names, and what they say to people
-    "missing_user": "rows without a user",
-    "missing_item": "rows without an item",
-    "unreadable_time": "rows whose time cannot be read",
-    "duplicates": "rows that repeat user, item and time of another",
-    "events_of_items_with_few_events": "rows of items with fewer than {min_item_events} events",
-    "events_of_users_with_few_events": "rows of users with fewer than {min_events} events",
-    "events_of_users_without_training_events": "rows of users who have none before {date}",
-}
 PROTOCOLS = {  # of --split, and what they ask
     "halves": "users are drawn apart, and the second half of each one's events is to be predicted",
     "leave-one-out": "every user's last event is to be predicted; for validation, the last but one",
@@ -47,7 +39,15 @@ Format = Annotated[
 User = Annotated[str | None, typer.Option(help="The column of users: a name, or 1, 2, 3, … without a header.")]
 Item = Annotated[str | None, typer.Option(help="The column of items.")]
 Time = Annotated[str | None, typer.Option(help="The column of times: numbers or dates such as 2020-12-31 23:59.")]
-MinEvents = Annotated[int, typer.Option(min=2, help="Users with fewer events are dropped.")]
+MinEvents = Annotated[int | None, typer.Option(min=1, help="Users with fewer events are dropped; nobody unless given.")]
+MinEvalEvents = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="With halves, validation and test users have at least so many events; unless given, --min-events, or 10, "
+        "or fewer where few users have 10.",
+    ),
+]
 MinItemEvents = Annotated[
     int, typer.Option(min=1, help="Items with fewer events are dropped, then users and items until all have enough.")
 ]
@@ -76,8 +76,9 @@ def prepare(
     user: User = None,
     item: Item = None,
     time: Time = None,
-    min_events: MinEvents = 10,
+    min_events: MinEvents = None,
     min_item_events: MinItemEvents = 1,
+    min_eval_events: MinEvalEvents = None,
     split: Split = "halves",
     val_users: ValUsers = None,
     test_users: TestUsers = None,
@@ -110,6 +111,7 @@ def prepare(
             item=item,
             time=time,
             min_events=min_events,
+            min_eval_events=min_eval_events,
             min_item_events=min_item_events,
             split=split,
             val_users=val_users,
@@ -154,20 +156,18 @@ def print_summary(description: Mapping[str, Any]) -> None:
     """What is in a prepared folder, and what was left out of it and why."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
     protocol, _, date = settings.get("split", "halves").partition(":")
-    ignored = f"; not used: {', '.join(report['ignored_columns'])}" if report["ignored_columns"] else ""
-    time = f"time {settings['time']}" if settings["time"] is not None else "no time: the rows are taken to be in order"
-    _say(f"Columns: user {settings['user']}, item {settings['item']}, {time}{ignored}")
+    _say(f"Columns: {columns_in_words(description)}")
     _say(f"Split: {protocol}: {PROTOCOLS[protocol].format(date=date)}")
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("rows in the log", f"{report['rows']:,}")
-    for name, text in DROPPED.items():
-        if report.get(name):
-            table.add_row(f"less {text.format(**settings, date=date)}", f"{report[name]:,}")
+    for text, count in dropped(description):
+        table.add_row(f"less {text}", f"{count:,}")
     table.add_row("[bold]events[/bold]", f"[bold]{description['num_events']:,}[/bold]", end_section=True)
     table.add_row("[bold]users[/bold]", f"[bold]{description['num_users']:,}[/bold]")
-    for split, name in (("train", "training"), ("val", "validation"), ("test", "testing")):
+    least = f", of at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
+    for split, name in (("train", "training"), ("val", f"validation{least}"), ("test", f"testing{least}")):
         table.add_row(f"  for {name}", f"{users[split]:,}")
     table.add_row("[bold]items[/bold]", f"[bold]{description['num_items']:,}[/bold]")
     out.print(table)

@@ -1,5 +1,6 @@
 """What the commands show: the two consoles, and progress."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,27 @@ def draw(plot: Callable[[ModuleType], None], *pictures: Path) -> list[Path]:
         return []
     plot(plots)
     return list(pictures)
+
+
+class Lines(logging.Handler):
+    """Shows what is logged, above a bar of progress."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"  {record.getMessage()}", highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def details() -> Iterator[None]:
+    """Show what the library logs in detail, such as penalties and weights."""
+    log, handler = logging.getLogger("beamtree"), Lines()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 @contextmanager

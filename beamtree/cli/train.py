@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ import typer
 from torch import Tensor
 
 from beamtree.cli.options import Device
-from beamtree.cli.screen import hush, out, progress
+from beamtree.cli.screen import details, hush, out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
 from beamtree.distributed import Ranks, is_restarted, join, ranks
@@ -57,6 +57,7 @@ def train(
     device: Device = "cpu",
     refit: Annotated[bool, typer.Option("--refit", help="Make the parts again at the end, with all events.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also show what the validation users chose.")] = False,
 ) -> None:
     """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
 
@@ -76,7 +77,8 @@ def train(
             batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
         )  # fmt: skip
         run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
-    _run(out_folder, run, prepared, build, settings, resume or is_restarted())
+    with details() if verbose else nullcontext():
+        _run(out_folder, run, prepared, build, settings, resume or is_restarted())
 
 
 def joined(device: str) -> Ranks:
@@ -142,21 +144,8 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
 def _say_what_it_brought(found: Progress, data: Prepared, settings: Settings) -> None:
     if settings.refit:
         out.print("Made the parts again, with the validation users; what follows was measured before:", highlight=False)
-    if found.start is None or found.best_step < 0:
-        out.print("No validation users: the model is as the last step left it.", highlight=False)
-        return
-    what = f"recall@{usual_m(data.num_items)} on validation users"
-    if found.kept_the_start and settings.recipe.start is not None:
-        kept = "The start in closed form" if found.step == 0 else "Training found nothing better than the start, kept"
-        out.print(f"[bold]{kept}: {what} {found.start:.2%}[/bold]", highlight=False, soft_wrap=True)
-        return
-    if found.kept_the_start:
-        line = f"Training found nothing better than the start, {what} {found.start:.2%}: THE START WAS KEPT."
-        out.print(f"[bold red]{line}[/bold red]", highlight=False, soft_wrap=True)
-        out.print("  Train longer, with another --lr, or with more users.", highlight=False)
-        return
-    line = f"{what} {found.start * 100:.1f} → {found.best * 100:.1f} %"
-    out.print(f"[bold]{line}[/bold] (best after step {found.best_step:,})", highlight=False, soft_wrap=True)
+    line = found.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
+    out.print(f"[bold]{line}[/bold]", highlight=False, soft_wrap=True)
 
 
 def _check_same(folder: Path, before: dict[str, Any], run: dict[str, Any]) -> None:
@@ -240,9 +229,19 @@ def _start(
     out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
     tree = build(data, run["arity"], run["seed"])
     began = time.monotonic()
-    model = start_model(settings, data, tree, say=lambda line: out.print(f"  {line}", highlight=False, soft_wrap=True))
-    if settings.recipe.start is not None:
-        out.print(f"Made the parts in closed form in {time.monotonic() - began:.0f} s", highlight=False)
+    if settings.recipe.start is None:
+        model = start_model(settings, data, tree)
+    else:
+        with progress(100, "% of the closed form") as (advance, _):
+            shown = 0
+
+            def on_progress(what: str, done: int, total: int) -> None:
+                nonlocal shown
+                advance(done - shown)
+                shown = done
+
+            model = start_model(settings, data, tree, on_progress)
+        out.print(f"Fitted the closed form in {time.monotonic() - began:.0f} s", highlight=False)
     with ranks().agreed() as first:
         if first:
             write_run(folder, run)  # first, so that a run killed from here on can be resumed

@@ -190,7 +190,7 @@ def followed(
     def drawn() -> Iterator[tuple[Tensor, Tensor]]:
         generator.manual_seed(seed)
         for _ in range(readings):
-            for place, rows in enumerate(torch.arange(len(events), device=device).split(max(1, ROOM // HISTORY**2))):
+            for place, rows in enumerate(torch.arange(len(view), device=device).split(max(1, ROOM // HISTORY**2))):
                 stretch = view.drawn(rows, generator)  # by every rank, so that all go on with the same
                 if turn(place) == 0:
                     yield view.read(*stretch)

@@ -63,7 +63,9 @@ def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
         return load_model(folder, plan.device, scorers=row.scorers)
     with timed(folder):
         settings = plan.settings(row)
-        model = start_model(settings, plan.data, plan.tree, say=lambda line: plan.say(f"{name}: {line}"))
+        if settings.recipe.start is not None:
+            plan.say(f"{name}: fitting the closed form")
+        model = start_model(settings, plan.data, plan.tree)
         write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe_of(row)))
         if row.joint:
             model, progress = _train_jointly(plan, settings, model, folder, note)

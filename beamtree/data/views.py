@@ -112,12 +112,17 @@ class BeforeAfter(View):
 
 
 def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Stretches":
-    """Stretches that fit the log: whole pasts where order says nothing, shortest from one event where it says much."""
+    """Stretches that fit the log: whole pasts where order says nothing, shortest from one event where it says much.
+
+    Users of one event have no stretch: nothing comes before it, or nothing after.
+    """
+    counts = events.counts()
+    users = None if bool((counts > 1).all()) else (counts > 1).nonzero().squeeze(1)
     strength = events.order_strength if reach is not None else 1.0
     if strength <= ORDERED:
         reach = None
     least = 1 if strength > RECENT else LEAST
-    return Stretches(events, forget=forget, targets=targets, reach=reach, least=least)
+    return Stretches(events, forget=forget, targets=targets, reach=reach, least=least, users=users)
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,11 @@ class Stretches(View):
     targets: int = 100  # that follow, at most
     reach: int | None = REACH  # how far back it looks at most; None: to the first event, and ahead to the last
     least: int = LEAST  # and how far at least
+    users: Tensor | None = None  # whose events are read, by row [n]; everybody's unless given
     varies = True
+
+    def __len__(self) -> int:
+        return len(self.events) if self.users is None else len(self.users)
 
     def __repr__(self) -> str:
         how = "whole" if self.reach is None else f"{self.least} to {self.reach} events long"
@@ -149,8 +158,7 @@ class Stretches(View):
 
     def drawn(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Where the stretches of some users begin, are cut and end [B] each."""
-        offsets = self.events.offsets
-        rows = rows.to(offsets.device)
+        offsets, rows = self.events.offsets, self._rows(rows)
         start, stop = offsets[rows], offsets[rows + 1]
         if generator is None:
             return start, start + (stop - start) // 2, stop
@@ -171,8 +179,13 @@ class Stretches(View):
         least = most.clamp(min=1, max=self.least)
         return (least * (most / least).pow(share)).long().minimum(most)
 
+    def _rows(self, rows: Tensor) -> Tensor:
+        """The rows of the events behind some instances."""
+        rows = rows.to(self.events.offsets.device)
+        return rows if self.users is None else self.users[rows]
+
     def seen(self, rows: Tensor) -> Tensor:
-        return BeforeAfter(self.events).seen(rows)
+        return BeforeAfter(self.events).seen(self._rows(rows))
 
     def observations(self) -> Tensor:
         return BeforeAfter(self.events, history=self.history).observations()
@@ -183,7 +196,8 @@ class Stretches(View):
         return f"stretches of {self.events.name} history={self.history} {drawn}"
 
     def to(self, device: torch.device | str) -> "Stretches":
-        return replace(self, events=self.events.to(device))
+        users = None if self.users is None else self.users.to(device)
+        return replace(self, events=self.events.to(device), users=users)
 
 
 def _draw_cut(count: Tensor, generator: torch.Generator) -> Tensor:

@@ -42,6 +42,7 @@ class Sections(NamedTuple):
 
     take: Array  # how many of each user's first events; 0 where the user is not in a section [3, U]
     cuts: Array | None  # and how many of these are history [3, U]; None: half of them
+    min_eval_events: int | None = None  # events of a validation or test user, where that decided who can be drawn
 
 
 class Sorted(NamedTuple):

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from beamtree.data.prepared import DESCRIPTION
 from beamtree.extras import needs
 
 
-def open_log(log: Any, seed: int, options: dict[str, Any]) -> tuple[Prepared, bool]:
+def open_log(
+    log: Any, seed: int, options: dict[str, Any], on_stage: Callable[[str], None] = lambda stage: None
+) -> tuple[Prepared, bool]:
     """Prepared data as they are; a log of any other kind prepared in a folder that goes when it is let go.
 
     Beside the data, it says whether they were prepared here, for the caller alone. `options` are those of `prepare`,
-    and have nothing to say about data that are prepared already.
+    and have nothing to say about data that are prepared already. `on_stage` hears what is done next.
     """
     if isinstance(log, Prepared) or (isinstance(log, str | Path) and (Path(log) / DESCRIPTION).exists()):
         if options:
@@ -26,7 +29,13 @@ def open_log(log: Any, seed: int, options: dict[str, Any]) -> tuple[Prepared, bo
 
     place = tempfile.mkdtemp(prefix="beamtree-")
     try:
-        prepare(log, Path(place) / "data", seed=seed, **options)
+        prepare(
+            log,
+            Path(place) / "data",
+            seed=seed,
+            on_stage=lambda stage: on_stage(f"Preparing the log: {stage}"),
+            **options,
+        )
         data = load_data(Path(place) / "data")
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)

@@ -8,7 +8,7 @@ in two files, and what is left is done here. The rules:
 - A row is dropped without a user, without an item, without a readable time, or if it repeats the user, item and time
   of an earlier row.
 - Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
-  enough. Everything dropped is counted in the report.
+  enough. By default nobody is. Everything dropped is counted in the report.
 - Events at the same time keep the order of the log.
 - What is left is split as `splits` says.
 """
@@ -46,8 +46,9 @@ def prepare(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
-    min_events: int = 10,
+    min_events: int | None = None,
     min_item_events: int = 1,
+    min_eval_events: int | None = None,
     split: str = "halves",
     val_users: int | None = None,
     test_users: int | None = None,
@@ -64,8 +65,10 @@ def prepare(
         user: the column of users; found by usual names unless given, like the next two.
         item: the column of items.
         time: the column of times; without one, the rows are taken to be in order.
-        min_events: users with fewer are dropped.
+        min_events: users with fewer are dropped; nobody unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
+        min_eval_events: validation and test users of `halves` have at least so many; `min_events`, or where that is not
+            given 10, or fewer where too few users have 10.
         split: halves, leave-one-out or time:DATE, as `splits` explains them.
         val_users: how many validate; unless given, 5 % of those who can, at most 1,000, and with leave-one-out all.
         test_users: how many test; the same unless given.
@@ -73,10 +76,12 @@ def prepare(
         engine: who does the work; this process unless `beamtree.bulk` gives another. The files are the same.
         on_stage: hears what is done next.
     """
-    plan = Split(split, val_users, test_users, seed)
-    plan.check()
     _check(min_events, min_item_events)
-    min_events = max(min_events, plan.least_events)
+    if min_eval_events is None and min_events is not None:
+        min_eval_events = max(2, min_events)
+    plan = Split(split, val_users, test_users, seed, min_eval_events)
+    plan.check()
+    least = max(min_events or 1, plan.least_events)
     logs = find_logs(sources)
 
     def fill(folder: Path) -> dict[str, Any]:
@@ -84,15 +89,15 @@ def prepare(
         opened = open_logs(logs, names, user, item, time)
         opened = opened._replace(scale=plan.find_unit(opened.events, opened.scale))
         plan.moment(opened.scale)  # a date that cannot be read is known before an hour of work
-        return _fill(folder, opened, min_events, min_item_events, plan, engine, on_stage)
+        return _fill(folder, opened, least, min_item_events, plan, engine, on_stage)
 
     with _plain_errors(Path(out)):
         return write_folder(Path(out), fill)
 
 
-def _check(min_events: int, min_item_events: int) -> None:
-    if min_events < 2:
-        raise ValueError(f"min_events={min_events}: a user needs 2 at least, one to be known by and one to predict")
+def _check(min_events: int | None, min_item_events: int) -> None:
+    if min_events is not None and min_events < 1:
+        raise ValueError(f"min_events={min_events}: a user has 1 event at least")
     if min_item_events < 1:
         raise ValueError(f"min_item_events={min_item_events}: an item has 1 event at least")
 
@@ -119,7 +124,11 @@ def _fill(
     write_ids(folder / "items.txt", item_names[items])
     shutil.rmtree(work)
     settings = {**opened.columns._asdict(), "min_events": min_events, "seed": split.seed}
-    unusual = {"min_item_events": (min_item_events, 1), "split": (split.name, HALVES)}
+    unusual = {
+        "min_item_events": (min_item_events, 1),
+        "split": (split.name, HALVES),
+        "min_eval_events": (sections.min_eval_events, None),
+    }
     return {
         "num_users": num_users,
         "num_items": num_items,
@@ -138,8 +147,9 @@ def _check_enough(kept: Kept, min_events: int, report: Mapping[str, Any]) -> tup
     if num_users < 2 or num_items < 2:
         dropped = {**report, **kept.report}
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in dropped.items() if count)
+        enough = f" with at least {min_events} events (`min_events`)" if min_events > 1 else ""
         raise ValueError(
-            f"two users with at least {min_events} events (`min_events`) and two items are needed, "
+            f"two users{enough} and two items are needed, "
             f"but {num_users} and {num_items} are left of {counts or 'a log without rows'}"
         )
     return num_users, num_items

@@ -1,7 +1,7 @@
 """Who trains, who validates and who tests, and what is to be predicted: three usual protocols.
 
 - halves: users are drawn apart for training, validation and testing. The first half of a user's events is history, the
-  second half is to be predicted.
+  second half is to be predicted. All users may train; those who validate and test need some events to be judged by.
 - leave-one-out: every user trains on all events but the last two. Validation predicts the last but one, testing the
   last.
 - time:DATE: every user trains on what came before the date. Users who also have later events are drawn for validation
@@ -21,6 +21,8 @@ from beamtree.ingest.times import TimeScale, read_date, with_unit
 HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
 MOST, SHARE = 1000, 20  # users that validate or test unless others are asked for: one in 20, at most 1,000
+EVAL_EVENTS = 10  # events of a validation or test user, where enough users have so many
+ENOUGH = 4  # times as many users as validate and test
 
 
 class Split(NamedTuple):
@@ -30,6 +32,7 @@ class Split(NamedTuple):
     val_users: int | None
     test_users: int | None
     seed: int
+    min_eval_events: int | None = None  # that a validation or test user of `halves` has; `eval_events` unless given
 
     @property
     def date(self) -> str | None:
@@ -39,7 +42,7 @@ class Split(NamedTuple):
     @property
     def least_events(self) -> int:
         """With fewer events, a user would have none to train on."""
-        return 3 if self.name == LEAVE_ONE_OUT else 2
+        return 3 if self.name == LEAVE_ONE_OUT else 1
 
     def check(self) -> None:
         """Raise a ValueError where the protocol is unknown, or a number makes no sense."""
@@ -48,6 +51,9 @@ class Split(NamedTuple):
         for name, count in (("val_users", self.val_users), ("test_users", self.test_users), ("seed", self.seed)):
             if count is not None and count < 0:
                 raise ValueError(f"{name}={count} is negative")
+        if self.min_eval_events is not None and self.min_eval_events < 2:
+            least = "2 at least, one to be known by and one to predict"
+            raise ValueError(f"min_eval_events={self.min_eval_events}: a validation or test user needs {least}")
 
     def find_unit(self, events: pl.LazyFrame, scale: TimeScale | None) -> TimeScale | None:
         """The scale of the log's times, which are looked at where they are numbers and the split names a date."""
@@ -86,24 +92,36 @@ def divide(split: Split, kept: Kept, work: Path, scale: TimeScale | None) -> tup
 
 def halves(lengths: Array, split: Split) -> Sections:
     """Each user in one section, with all events."""
-    section = split_users(len(lengths), split.val_users, split.test_users, split.seed)
-    return Sections(np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None)
-
-
-def split_users(num_users: int, val_users: int | None, test_users: int | None, seed: int) -> Array:
-    """The section of each user [U], as a place in SPLITS."""
+    num_users = len(lengths)
     usual = _usual(num_users) if num_users > 2 else 0
-    val, test = (usual if count is None else count for count in (val_users, test_users))
+    val, test = (usual if count is None else count for count in (split.val_users, split.test_users))
     if val + test >= num_users:
         raise ValueError(
             f"{val:,} validation and {test:,} test users leave none of {num_users:,} users for training: "
             "lower `val_users` or `test_users`"
         )
-    order = np.random.default_rng(seed).permutation(num_users)
-    section = np.zeros(num_users, np.int8)
+    least = split.min_eval_events or eval_events(lengths, val + test)
+    able = np.flatnonzero(lengths >= least)
+    if val + test > len(able):
+        raise ValueError(
+            f"{val:,} validation and {test:,} test users are more than the {len(able):,} who have at least {least} "
+            "events (`min_eval_events`): lower `val_users` or `test_users`"
+        )
+    order = able[np.random.default_rng(split.seed).permutation(len(able))]
+    section = np.full(num_users, TRAIN)
     section[order[:test]] = TEST
     section[order[test : test + val]] = VAL
-    return section
+    take = np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0)
+    return Sections(take, None, least)
+
+
+def eval_events(lengths: Array, wanted: int) -> int:
+    """How many events a validation or test user has at least: 10, or fewer where too few users have so many.
+
+    Too few: the `wanted` users would be more than a quarter of them, and the users with the most events would be
+    missing in training.
+    """
+    return next((n for n in range(EVAL_EVENTS, 2, -1) if np.count_nonzero(lengths >= n) >= ENOUGH * wanted), 2)
 
 
 def leave_one_out(lengths: Array, split: Split) -> Sections:

@@ -19,8 +19,9 @@ from beamtree.train.alike import one_model, one_tree
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.reporting import OnProgress, no_progress
 from beamtree.train.schedule import Schedule, constant, cosine
-from beamtree.train.start import LEARNED, Say, Start, refit, silent
+from beamtree.train.start import LEARNED, Start, refit
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -178,6 +179,10 @@ def settle(
     row = sized(method, beam_size, nodes) if isinstance(method, str) else method
     if len(data.train) < 2:
         raise ValueError(f"{data.folder} has one user for training, and two at least are needed: prepare a longer log")
+    if int(data.train.events.counts().max()) < 2:
+        raise ValueError(
+            f"no training user of {data.folder} has two events, so nothing follows anything: prepare a longer log"
+        )
     if row.chained:  # the parts in closed form are no logits of a node among its siblings
         found = replace(found, start=None)
     rate = found.lr if lr is None else lr
@@ -217,14 +222,14 @@ def chosen(table: dict[str, T], what: str, name: str) -> T:
     return table[name]
 
 
-def start_model(settings: Settings, data: Prepared, tree: Tree, say: Say = silent) -> TreeModel:
-    """The model as it is before the first step; `say` hears what was chosen for the parts in closed form."""
+def start_model(settings: Settings, data: Prepared, tree: Tree, on_progress: OnProgress = no_progress) -> TreeModel:
+    """The model as it is before the first step; `on_progress` hears how far the closed form is."""
     tree = one_tree(tree)
     top = first_level(tree, settings.beam_size)
     scorer = settings.recipe.scorer(tree, data, settings.seed)
     if settings.recipe.start is not None:
         scorer.check(data.train.observations())
-        parts = settings.recipe.start(Start(tree, data, settings.seed, settings.device, top, say))
+        parts = settings.recipe.start(Start(tree, data, settings.seed, settings.device, top, on_progress))
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
     return one_model(TreeModel(tree, scorer, first_level=top, ids=data.items).to(settings.device))
 

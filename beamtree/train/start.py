@@ -24,10 +24,10 @@ from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.train.blend import CUTS, USERS, Candidates, choose_weights
+from beamtree.train.reporting import OnProgress, Stages, log, no_progress
 from beamtree.tree import PAD, Tree
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 Weighed = tuple[Partners, Tensor]  # what items say of others, and what an event counts by its age
 
 LEARNED = "deep"  # the part that gradients train
@@ -47,10 +47,7 @@ LOSS = 1e-3  # of what is found, that half the partners may cost
 RARELY = 0.005  # of what users choose next, that they had before
 READINGS = 40_000_000  # pairs of past and past that are drawn for what follows
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
-
-
-def silent(line: str) -> None:
-    """Nobody listens."""
+SHARES = {"factors": 30, "together": 35, "next": 8, "follows": 17, "weights": 7, "partners": 3}  # of the time, about
 
 
 @dataclass
@@ -63,7 +60,7 @@ class Start:
         seed: of all that is drawn.
         device: where it is made.
         first_level: of the search.
-        say: hears what was chosen.
+        on_progress: hears how much is done.
         events: that the parts are made from; those of the training users unless given.
         made: what was chosen before, and is not chosen again: places in the grid, and weights.
     """
@@ -73,11 +70,12 @@ class Start:
     seed: int
     device: str
     first_level: int
-    say: Say = silent
+    on_progress: OnProgress = no_progress
     events: Events | None = None
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stages = Stages("Fitting the closed form", SHARES, self.on_progress)
         self.log: Events = (self.events or self.data.train.events).to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
@@ -114,7 +112,9 @@ class Start:
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """The same in one number: recall at several cuts, each over the root of its cut, so that all count."""
-        return float(sum(recall / cut**0.5 for cut, recall in self.recalls(part, cuts).items()))
+        found = float(sum(recall / cut**0.5 for cut, recall in self.recalls(part, cuts).items()))
+        self.stages.tick()
+        return found
 
     def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
         """The value whose scorer finds most; the first where there is nobody to ask."""
@@ -143,7 +143,7 @@ class Start:
         if what not in self.made:
             self.made[what] = place() if self.asks and len(values) > 1 else usual
             if self.asks:
-                self.say(f"{what}: {values[self.made[what]]}")
+                log.debug("%s: %s", what, values[self.made[what]])
         found: T = values[self.made[what]]
         return found
 
@@ -155,6 +155,7 @@ class Start:
 
     def factors(self) -> FactorScorer:
         """Folded factors."""
+        self.stages.begin("factors", len(FACTORS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
         def fitted(pair: tuple[float, float], **size: int) -> Factors:
             penalty, everywhere = pair
@@ -169,6 +170,7 @@ class Start:
 
     def together(self) -> Weighed:
         """What goes together."""
+        self.stages.begin("together", len(PENALTIES) + len(POWERS))
         gram = together(self.log, self.data.num_items, self.order)
 
         def trial(penalty: float) -> Scorer:
@@ -180,11 +182,13 @@ class Start:
 
     def soon(self) -> Weighed:
         """What comes within a few events: rules."""
+        self.stages.begin("next", len(POWERS))
         found = next_partners(self.log, self.data.num_items, most=self.most)
         return found, fading(self.power("next", lambda power: memory(found, fading(power, NEWEST))), NEWEST)
 
     def following(self) -> Weighed:
         """What follows, sooner or later."""
+        self.stages.begin("follows", len(FOLLOW))
         recency = fading(FADING)
         mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
         readings = int(READINGS / max(1.0, len(self.log) * mean**2))
@@ -230,14 +234,17 @@ class Start:
             found.calibration = torch.tensor(self.made["calibration"])
             return found.weigh(factors=weights["factors"], repeats=weights["repeats"])
 
-        return whole(self.how_many(whole) if kept else self.most)
+        found = whole(self.how_many(whole) if kept else self.most)
+        self.stages.end()
+        return found
 
     def how_many(self, whole: Callable[[int], SumScorer]) -> int:
         """N, partners of an item: half of what was made where the sum finds as much with them at every cut."""
+        self.stages.begin("partners", 1)
         if "partners" not in self.made:
             few = self.most // 2
             self.made["partners"] = few if self.asks and self._is_enough(whole, few) else self.most
-            self.say(f"partners: {self.made['partners']}")
+            log.debug("partners of an item: %s", self.made["partners"])
         found: int = self.made["partners"]
         return found
 
@@ -247,6 +254,7 @@ class Start:
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """What each part counts; and what makes the sum a probability is kept."""
+        self.stages.begin("weights", 1)
         if "weights" in self.made:
             known: dict[str, float] = self.made["weights"]
             return known
@@ -255,11 +263,11 @@ class Start:
         if self.asks:
             found = choose_weights(candidates)
         else:
-            self.say("no validation users: penalties, recency and weights are defaults")
+            log.debug("no validation users: penalties, recency and weights are defaults")
             units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
             found = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
         found = ranks().gather(found)[0]
-        self.say("weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in found.items()))
+        log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in found.items()))
         self.made |= {"weights": found, "calibration": ranks().gather(candidates.calibration(found).tolist())[0]}
         return found
 

@@ -29,11 +29,31 @@ class Progress:
         return replace(self, start=start, checks_since_best=self.checks_since_best + 1)
 
     def in_words(self, num_items: int) -> str:
-        """What training brought, such as "recall@200 31.2 → 34.8 %"; nothing where it was not measured."""
+        """What was reached, such as "recall@200 31.2 → 34.8 %"; nothing where it was not measured."""
         if self.start is None or self.best_step < 0:
             return ""
         what = f"recall@{usual_m(num_items)} {self.start * 100:.1f}"
-        return f"{what} %, the start was kept" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
+        return f"{what} %" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
+
+    def as_report(self, num_items: int, num_users: int, closed_form: bool) -> str:
+        """A line on what was reached, and by what.
+
+        Args:
+            num_items: M.
+            num_users: how many validated.
+            closed_form: whether training began from parts in closed form.
+        """
+        if self.start is None or self.best_step < 0:
+            return "There are no validation users, so nothing was measured, and the last step is the model."
+        line = f"Recall@{usual_m(num_items)} on {num_users:,} validation users: {self.start * 100:.1f} %"
+        by = " by the closed form" if closed_form else " at the start"
+        if not self.kept_the_start:
+            return f"{line}{by}, {self.best * 100:.1f} % after {self.best_step:,} steps of training."
+        if self.step == 0:
+            return f"{line}{by}, without training."
+        if closed_form:
+            return f"{line}{by}. Training found nothing better, as on most logs: the model is the closed form."
+        return f"{line}{by}. Training did not improve on it: train longer, with another `lr`, or with more users."
 
     @property
     def kept_the_start(self) -> bool:
