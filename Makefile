@@ -1,18 +1,29 @@
 # The verbs of this project: the same for people, for CI and in CONTRIBUTING.
 PYTHON ?= python3
+# make setup TORCH=cpu installs the CPU build of torch. Otherwise it is the one of the package index, which on Linux
+# brings several gigabytes of CUDA libraries.
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup format lint types test test-slow stress demo bench docs clean
+.PHONY: setup resolve format lint types test test-slow stress demo bench docs clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+ifeq ($(TORCH),cpu)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu --constraint constraints.txt torch
+else
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+endif
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(STAMP)
+
+resolve:  # whether the package index has all pinned versions, for each Python there is
+	$(PYTHON) .ci/resolve.py
 
 format: setup
 	$(BIN)/ruff format .
