@@ -41,11 +41,14 @@ class Tree:
     Node ids run level by level from the root, 0, and the children of n are bn+1 … bn+b, so everything
     but the place of the items is arithmetic. PAD goes in and comes out of every method as PAD.
 
-    `items` lists the leaf slots from left to right, PAD for an empty one; missing slots at the end are
-    empty. `mask` says which nodes may be entered: not empty ones, unless `admit_empty` lets them in, which
-    only the paper's tables do because the authors did. Every item 0…M-1 has a leaf, unless `num_items` says how many
-    there are: then an item that is not listed was forgotten, and its leaf is PAD. A `hidden` item keeps its leaf, which
-    may not be entered.
+    `mask` says which nodes may be entered: those with an item below that is not hidden.
+
+    Args:
+        items: the leaf slots from left to right, PAD for an empty one; missing slots at the end are empty.
+        arity: b.
+        admit_empty: lets empty nodes be entered, which only the paper's tables do because the authors did.
+        num_items: M, where some items are not listed: these were forgotten, and their leaf is PAD.
+        hidden: items that keep their leaf, which may not be entered.
     """
 
     def __init__(

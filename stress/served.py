@@ -59,9 +59,17 @@ def change(client: httpx.Client, told: Told, known: list[str], runs: list[str], 
         told.open = "item", item
         others = draw.sample(known[40:], 3)
         facts = {"like": others, "title": item.title()} if draw.random() < 0.5 else {"histories": [others, others[:2]]}
-        (client.put(f"/v1/items/{item}", json=facts) if add else client.delete(f"/v1/items/{item}")).raise_for_status()
+        forget = {"forget": draw.random() < 0.2}
+        url = f"/v1/items/{item}"
+        (client.put(url, json=facts) if add else client.delete(url, params=forget)).raise_for_status()
         told.items[item] = add
     told.open = None
+
+
+def learned(client: httpx.Client) -> list[str]:
+    """Some items that the run was trained on."""
+    items = client.get("/v1/items", params={"limit": 100}).json()["items"]
+    return sorted(each["item"] for each in items if not each["item"].startswith("new "))
 
 
 def check(client: httpx.Client, told: Told) -> list[str]:
@@ -106,11 +114,11 @@ def main() -> int:
             if faults:
                 print(f"FAILED after kill {kill}: {faults[:3]}", flush=True)
             told.open = None
-            known = [each["item"] for each in client.get("/v1/items", params={"limit": 100}).json()["items"]]
+            known = learned(client)
             threading.Timer(draw.random() * 1.5, process.send_signal, (signal.SIGKILL,)).start()
             try:
                 while process.poll() is None:
-                    change(client, told, sorted(known), runs, draw)
+                    change(client, told, known, runs, draw)
             except httpx.TransportError:
                 pass
             client.close()

@@ -23,7 +23,7 @@ from beamtree.model import TreeModel
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: what was changed since the log ended
-EVENTS = "events.json"  # the same of version 0.1, of events alone
+EVENTS = "events.json"  # what was written before, of events alone
 AGAIN = "remove it, or save the recommender again"
 
 
