@@ -248,3 +248,19 @@ def test_a_run_that_takes_the_place_of_the_first_is_the_one_that_a_restart_serve
             time.sleep(0.05)
     service.close()
     journal.close()
+
+
+def test_what_was_changed_through_the_object_is_served(tmp_path):
+    shop = bt.Recommender(steps=0, beam_size=20).fit(a_walk(), test_users=10)
+    shop.add_items({"new": {"like": ["i05"], "title": "New"}})
+    shop.update(pl.DataFrame({"user": ["u001", "ann"], "item": ["new", "i40"], "time": [50, 51]}))
+    shop.remove_items(["i06"])
+    shop.save(tmp_path / "one")
+    journal, changing = started(tmp_path)
+    for service in (changing, a_service(tmp_path / "one")):
+        with serving(service) as client:
+            assert (events_of(client, "u001")[-1], events_of(client, "ann")) == ("new", ["i40"])
+            assert client.get("/v1/items/new").json()["title"] == "New"
+            assert (found(client, "new"), found(client, "i06")) == (["new"], [])
+    changing.close()
+    journal.close()

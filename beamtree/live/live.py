@@ -178,8 +178,9 @@ class Live:
             return 0
         if request is not None:
             entries[0]["id"] = request
-            self._requests[request] = received
         self._write(*entries)
+        if request is not None:
+            self._requests[request] = received
         self._note_times(fresh)
         for user, events in fresh.items():
             self.events.setdefault(user, []).extend(events)

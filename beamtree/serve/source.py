@@ -11,8 +11,8 @@ from beamtree.answers import History, history_of_user
 from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.live import Facts, NewItem, Now
-from beamtree.live.opening import read_items
+from beamtree.live import Facts, Live, NewItem, Now
+from beamtree.live.opening import open_live, read_items, read_live
 from beamtree.live.times import Time
 from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
@@ -76,10 +76,18 @@ class Fixed:
 
     version = 0
 
-    def __init__(self, model: TreeModel, catalogue: Catalogue | None = None, data: Prepared | None = None) -> None:
+    def __init__(
+        self,
+        model: TreeModel,
+        catalogue: Catalogue | None = None,
+        data: Prepared | None = None,
+        saved: Live | None = None,
+    ) -> None:
+        """`saved` knows what users chose between the end of the log and the day that the model was saved."""
         if model.ids is None:
             raise ValueError("the items of this model have numbers and no ids")
         self.model, self.catalogue, self._data = model, catalogue or Catalogue.plain(model.ids), data
+        self._saved = saved
 
     @property
     def now(self) -> Now:
@@ -104,6 +112,8 @@ class Fixed:
         raise FixedError("the users of this service cannot change")
 
     def history(self, user: str) -> History | None:
+        if self._saved is not None:
+            return self._saved.history(user)
         try:
             return None if self._data is None else history_of_user(self._data, user)
         except ValueError:  # who is not in the log
@@ -170,7 +180,11 @@ def open_fixed(
     """
 
     def fixed(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Fixed:
-        return Fixed(model, read_items(items, read_run(run), ids_of(run, model)), log)
+        known, saved = read_run(run), read_live(run)
+        if saved is None:
+            return Fixed(model, read_items(items, known, ids_of(run, model)), log)
+        live = open_live(model, known, data=log, items=items, saved=saved)
+        return Fixed(model, live.catalogue, log, live)
 
     return opening(name, device, items, data, fixed, model)
 
