@@ -29,6 +29,7 @@ class Told:
 def start(run: Path, changes: Path) -> tuple[subprocess.Popen[str], httpx.Client]:
     """A service and a client of it, once it answers."""
     words = [sys.executable, "-m", "beamtree", "serve", str(run), "--port", "0", "--changes", str(changes)]
+    words += ["--timeout", "60000"]  # the first item with histories waits for a slow machine
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     lines = []
@@ -36,7 +37,7 @@ def start(run: Path, changes: Path) -> tuple[subprocess.Popen[str], httpx.Client
         lines.append(line)
         if "is served at" in line:
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, httpx.Client(base_url=line.split()[-1], timeout=30)
+            return process, httpx.Client(base_url=line.split()[-1], timeout=90)
     raise RuntimeError(f"the service did not start: {''.join(lines)[-500:]}")
 
 
