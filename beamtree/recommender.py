@@ -116,7 +116,7 @@ class Recommender(Changing):
             return f"Recommender({name} on a {self._tree_name} tree, not fitted: call fit(log))"
         brought = "" if self.progress is None else self.progress.in_words(self._model.tree.num_items)
         name = self._run.get("method", "a model")
-        return f"Recommender({self._model.tree.num_items:,} items, {name}{brought and ', ' + brought})"
+        return f"Recommender({self.model.tree.num_visible:,} items, {name}{brought and ', ' + brought})"
 
     @property
     def model(self) -> TreeModel:

@@ -41,10 +41,14 @@ class Tree:
     Node ids run level by level from the root, 0, and the children of n are bn+1 … bn+b, so everything
     but the place of the items is arithmetic. PAD goes in and comes out of every method as PAD.
 
-    `items` lists the leaf slots from left to right, PAD for an empty one; missing slots at the end are
-    empty. `mask` says which nodes may be entered: not empty ones, unless `admit_empty` lets them in, which
-    only the paper's tables do because the authors did. Every item 0…M-1 has a leaf, unless `num_items` says how many
-    there are: then an item that is not listed was removed, and its leaf is PAD.
+    `mask` says which nodes may be entered: those with an item below that is not hidden.
+
+    Args:
+        items: the leaf slots from left to right, PAD for an empty one; missing slots at the end are empty.
+        arity: b.
+        admit_empty: lets empty nodes be entered, which only the paper's tables do because the authors did.
+        num_items: M, where some items are not listed: these were forgotten, and their leaf is PAD.
+        hidden: items that keep their leaf, which may not be entered.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Tree:
         *,
         admit_empty: bool = False,
         num_items: int | None = None,
+        hidden: Tensor | Sequence[int] = (),
     ) -> None:
         items = torch.as_tensor(items, dtype=torch.int64)
         self.arity = arity
@@ -66,8 +71,18 @@ class Tree:
         self._leaf_of_item = torch.nn.functional.pad(leaves, (0, 1), value=PAD)  # [M + 1], PAD last
         self._starts = torch.tensor([self.level(h).start for h in range(self.height + 1)], device=items.device)
         self._offsets = torch.arange(1, arity + 1, device=items.device)
+        self._set_hidden(torch.as_tensor(hidden, dtype=torch.int64, device=items.device))
+
+    def _set_hidden(self, items: Tensor) -> None:
+        """Hide these items and no others; those without a leaf do not matter."""
+        self.check_items(items)
+        leaves = self._leaf_of_item[items]
+        slots = self._item_of_slot
+        self._hidden = torch.zeros_like(slots, dtype=torch.bool)  # [b^H]
+        self._hidden[leaves[leaves != PAD] - self.level(self.height).start] = True
+        filled = torch.ones_like(self._hidden) if self.admit_empty else slots != PAD
+        self.mask = NodeMask(filled & ~self._hidden, self.arity)
         self._fingerprint = ""
-        self.mask = NodeMask(torch.ones_like(slots, dtype=torch.bool) if admit_empty else slots != PAD, arity)
 
     def _invert(self, slots: Tensor, num_items: int | None) -> Tensor:
         filled = (slots != PAD).nonzero().squeeze(1)
@@ -99,6 +114,11 @@ class Tree:
         return int((self._leaf_of_item != PAD).sum())
 
     @property
+    def num_visible(self) -> int:
+        """The items that have a leaf and are not hidden."""
+        return int((self.visible() != PAD).sum())
+
+    @property
     def num_nodes(self) -> int:
         """|N|, empty nodes included."""
         return self.level(self.height).stop
@@ -114,6 +134,7 @@ class Tree:
         tree._leaf_of_item = move(self._leaf_of_item)
         tree._starts = move(self._starts)
         tree._offsets = move(self._offsets)
+        tree._hidden = move(self._hidden)
         tree.mask = self.mask.moved(move)
         return tree
 
@@ -125,11 +146,20 @@ class Tree:
         """The same tree with a level more: every leaf is the first child of what it was, and the others are free."""
         slots = self._item_of_slot.new_full((len(self._item_of_slot) * self.arity,), PAD)
         slots[:: self.arity] = self._item_of_slot
-        return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=self.num_items)
+        return self._of(slots, self.num_items)
 
     def with_items(self, slots: Tensor, num_items: int) -> "Tree":
         """A tree of this shape with other items on its slots, of 0 … num_items - 1 those that are listed."""
-        return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=num_items)
+        return self._of(slots, num_items)
+
+    def _of(self, slots: Tensor, num_items: int) -> "Tree":
+        return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=num_items, hidden=self.hidden())
+
+    def hiding(self, items: Tensor) -> "Tree":
+        """The same tree, in which these items are hidden and no others."""
+        tree = copy.copy(self)
+        tree._set_hidden(items.to(self.device))
+        return tree
 
     # Relatives: any shape in, the same shape (children, path: one more axis) out
 
@@ -207,7 +237,15 @@ class Tree:
         slots = torch.zeros_like(self._item_of_slot, dtype=torch.bool)
         leaves = self._leaf_of_item[items]
         slots[leaves[leaves != PAD] - self.level(self.height).start] = True
-        return NodeMask(slots, self.arity)
+        return NodeMask(slots & ~self._hidden, self.arity)
+
+    def hidden(self) -> Tensor:
+        """The items that keep their leaf and are not to be found."""
+        return self._item_of_slot[self._hidden]
+
+    def visible(self) -> Tensor:
+        """The leaf slots from left to right, PAD for one that is empty or whose item is hidden [b^H]."""
+        return self._item_of_slot.masked_fill(self._hidden, PAD)
 
     def mask_of(self, allowed: NodeMask | Tensor | None) -> NodeMask:
         """The mask of what may be found: as it is given, of items, or of all."""
@@ -243,10 +281,12 @@ class Tree:
         return self._item_of_slot
 
     def fingerprint(self) -> str:
-        """A short name for this very tree: the same items on the same leaves, the same arity, empty nodes in or out."""
+        """A short name for this very tree: items on leaves, arity, whether empty nodes are in, and what is hidden."""
         if not self._fingerprint:
             digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
             digest.update(self._item_of_slot.cpu().numpy().data)
+            if bool(self._hidden.any()):
+                digest.update(self._hidden.cpu().numpy().data)
             self._fingerprint = digest.hexdigest()[:16]
         return self._fingerprint
 

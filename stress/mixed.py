@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from stress.served import Told, change, check, start
+from stress.served import Told, change, check, learned, start
 
 LEVEL = 1.05  # times the memory of the first half that the second may take at most
 
@@ -89,7 +89,7 @@ def main() -> int:
         for name in ("one", "two"):
             shutil.copytree(args.run, Path(folder, name), symlinks=True)
         process, client = start(Path(folder, "one"), Path(folder, "changes"))
-        known = sorted(each["item"] for each in client.get("/v1/items", params={"limit": 100}).json()["items"])
+        known = learned(client)
         readers = Readers(str(client.base_url), known[40:], args.rate)
         began = said = time.monotonic()
         while (now := time.monotonic()) < began + 60 * args.minutes:

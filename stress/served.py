@@ -29,6 +29,7 @@ class Told:
 def start(run: Path, changes: Path) -> tuple[subprocess.Popen[str], httpx.Client]:
     """A service and a client of it, once it answers."""
     words = [sys.executable, "-m", "beamtree", "serve", str(run), "--port", "0", "--changes", str(changes)]
+    words += ["--timeout", "60000"]  # the first item with histories waits for a slow machine
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     lines = []
@@ -36,7 +37,7 @@ def start(run: Path, changes: Path) -> tuple[subprocess.Popen[str], httpx.Client
         lines.append(line)
         if "is served at" in line:
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, httpx.Client(base_url=line.split()[-1], timeout=30)
+            return process, httpx.Client(base_url=line.split()[-1], timeout=90)
     raise RuntimeError(f"the service did not start: {''.join(lines)[-500:]}")
 
 
@@ -59,9 +60,17 @@ def change(client: httpx.Client, told: Told, known: list[str], runs: list[str], 
         told.open = "item", item
         others = draw.sample(known[40:], 3)
         facts = {"like": others, "title": item.title()} if draw.random() < 0.5 else {"histories": [others, others[:2]]}
-        (client.put(f"/v1/items/{item}", json=facts) if add else client.delete(f"/v1/items/{item}")).raise_for_status()
+        forget = {"forget": draw.random() < 0.2}
+        url = f"/v1/items/{item}"
+        (client.put(url, json=facts) if add else client.delete(url, params=forget)).raise_for_status()
         told.items[item] = add
     told.open = None
+
+
+def learned(client: httpx.Client) -> list[str]:
+    """Some items that the run was trained on."""
+    items = client.get("/v1/items", params={"limit": 100}).json()["items"]
+    return sorted(each["item"] for each in items if not each["item"].startswith("new "))
 
 
 def check(client: httpx.Client, told: Told) -> list[str]:
@@ -106,11 +115,11 @@ def main() -> int:
             if faults:
                 print(f"FAILED after kill {kill}: {faults[:3]}", flush=True)
             told.open = None
-            known = [each["item"] for each in client.get("/v1/items", params={"limit": 100}).json()["items"]]
+            known = learned(client)
             threading.Timer(draw.random() * 1.5, process.send_signal, (signal.SIGKILL,)).start()
             try:
                 while process.poll() is None:
-                    change(client, told, sorted(known), runs, draw)
+                    change(client, told, known, runs, draw)
             except httpx.TransportError:
                 pass
             client.close()

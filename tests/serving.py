@@ -154,19 +154,27 @@ class Changing(Fixed):
         self.version += yes
         return yes
 
-    def add(self, item, new):
-        before = self.added.get(item)
-        self.added[item] = new
-        return self._changed(before != new)
+    def add_all(self, items):
+        changed = [item for item, new in items.items() if self.added.get(item) != new]
+        self.added |= items
+        return self._changed(len(changed))
 
-    def remove(self, item):
-        return self._changed(self.added.pop(item, None) is not None)
+    def remove_all(self, items):
+        return self._changed(sum(self.added.pop(item, None) is not None for item in items))
 
-    def record(self, user, items):
-        known = [number for number in self.catalogue.ids.find(items) if number is not None]
-        self.events.setdefault(user, []).extend(known)
-        self._changed(bool(known))
-        return len(known)
+    forget_all = remove_all
+
+    def record_all(self, chosen, request=None):
+        known = 0
+        for user, items, _ in chosen:
+            numbers = [number for number in self.catalogue.ids.find(items) if number is not None]
+            self.events.setdefault(user, []).extend(numbers)
+            known += len(numbers)
+        self._changed(known > 0)
+        return known
+
+    def retire(self, before):
+        return 0
 
     def history(self, user):
         return History(list(self.events[user])) if user in self.events else super().history(user)

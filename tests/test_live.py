@@ -15,9 +15,11 @@ from beamtree.beam import brute_force
 from beamtree.data.ids import Ids, MoreIds
 from beamtree.live import Journal, Live, NewItem
 from beamtree.live.changes import with_items, without_items
-from beamtree.live.journal import CHANGES, as_line
+from beamtree.live.journal import CHANGES, as_line, in_short, read_entries
+from beamtree.live.known import Event, Log
 from beamtree.live.likeness import Likeness
 from beamtree.live.slots import Slots
+from beamtree.live.times import as_time
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD, Tree
 
@@ -152,17 +154,77 @@ def test_a_full_tree_gets_another_level_and_still_finds_all(shop):
     }
 
 
-def test_a_removed_item_is_never_found_and_its_slot_is_used_again(shop):
-    height = shop.model.tree.height
+def test_a_removed_item_is_never_found(shop):
     assert shop.remove_items(["i05", "i06", "nobody"]) == 2
     assert shop.remove_items(["i05"]) == 0
     assert not {"i05", "i06"} & set(best(shop, ["i04"], m=58))
     assert not {"i05", "i06"} & set(best(shop, ["i04"], m=5, allowed=["i05", "i06", "i07"]))
+
+
+def test_a_removed_item_that_is_added_again_is_found_exactly_as_before(shop):
+    before = shop.recommend(["i03", "i04"], m=50, beam_size=70)
+    slots, names = shop.model.tree.items().tolist(), before["item"].to_list()[:3]
+    shop.remove_items(names)
+    assert not set(names) & set(best(shop, ["i03", "i04"], m=50))
+    assert shop.add_items(names[:2]) == 2
+    assert shop.add_items({names[2]: {"title": "Back"}}) == 1
+    assert shop.model.tree.items().tolist() == slots
+    assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
+
+
+def test_an_item_that_was_added_removed_and_added_again_is_found_as_before(shop):
+    shop.add_items({"new": {"like": ["i05"], "category": "Lamps"}})
+    before = shop.recommend(["i03", "i04"], m=50, beam_size=70)
+    shop.remove_items(["new"])
+    assert shop.add_items(["new"]) == 1
+    assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
+
+
+def test_a_forgotten_item_frees_its_slot_and_comes_back_as_a_new_one(shop):
+    height = shop.model.tree.height
+    assert shop.forget_items(["i05", "i06", "nobody"]) == 2
+    assert shop.forget_items(["i05"]) == 0
+    assert not {"i05", "i06"} & set(best(shop, ["i04"], m=58))
     free = len(shop.model.tree.items()) - shop.model.tree.num_placed
     shop.add_items([f"n{place}" for place in range(free)])
     assert shop.model.tree.height == height
-    assert shop.add_items(["i05"]) == 1  # it comes back, on a level more
+    assert shop.add_items({"i05": {"like": ["i40"]}}) == 1  # it comes back, on a level more, beside another
+    assert shop.model.tree.height == height + 1
     assert "i05" in best(shop, ["i04"], m=10, allowed=["i05"])
+    leaves = shop.model.tree.leaf_of_item(torch.tensor(shop.ids.find(["i05", "i40"])))
+    assert len(set(shop.model.tree.ancestor(leaves, height).tolist())) == 1
+
+
+def test_hidden_items_are_saved_and_read(shop, tmp_path):
+    before = shop.recommend(["i03", "i04"], m=50, beam_size=70)
+    shop.remove_items(["i05"])
+    shop.save(tmp_path / "run")
+    again = bt.Recommender.load(tmp_path / "run")
+    assert "i05" not in best(again, ["i03", "i04"], m=59)
+    assert repr(again).startswith("Recommender(59 items")
+    again.add_items(["i05"])
+    assert again.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
+
+
+def test_a_search_that_began_before_an_item_was_hidden_or_shown_sees_one_moment(shop):
+    live, x = Live(shop.model), torch.tensor([[3, 4, 5]])
+    first = live.now
+    before = bt.retrieve(first.model, x, beam_size=70, m=60)
+    live.remove("i05")
+    second = live.now
+    hidden = bt.retrieve(second.model, x, beam_size=70, m=60)
+    live.add("i05", {})
+    live.add("new", {"like": ["i05"]})
+    for model, known in ((first.model, before), (second.model, hidden)):
+        again = bt.retrieve(model, x, beam_size=70, m=60)
+        assert all(torch.equal(one, other) for one, other in zip(again, known, strict=True))
+
+
+def test_the_words_for_an_object_count_items_that_can_be_found(shop):
+    shop.add_items(["new"])
+    assert repr(shop).startswith("Recommender(61 items")
+    shop.remove_items(["i01", "i02"])
+    assert repr(shop).startswith("Recommender(59 items")
 
 
 def test_histories_with_removed_items_are_answered(shop):
@@ -185,12 +247,14 @@ def test_adding_twice_changes_nothing(shop):
         ({"kind": 3}, "give a dict with some of title"),
         ("like", "give a dict"),
         ({"vector": [1.0, 2.0]}, "not made from vectors"),
+        ({"like": ["nobody"]}, "is like 'nobody', which is not known"),
+        ({"like": ["i05", "nobody"]}, "is like 'nobody', which is not known"),
     ],
 )
 def test_what_means_nothing_is_refused_and_nothing_changes(shop, facts, message):
     with pytest.raises(ValueError, match=message):
-        shop.add_items({"new": facts})
-    assert len(best(shop, ["i01"], m=5, allowed=["new"])) == 0
+        shop.add_items({"good": {"like": ["i05"]}, "new": facts})
+    assert len(best(shop, ["i01"], m=5, allowed=["good", "new"])) == 0
 
 
 def test_a_changed_recommender_is_saved_and_read(shop, tmp_path):
@@ -200,7 +264,7 @@ def test_a_changed_recommender_is_saved_and_read(shop, tmp_path):
     shop.save(tmp_path / "run")
     again = bt.Recommender.load(tmp_path / "run")
     assert again.recommend(["i03", "i04"], m=30, beam_size=70).equals(before)
-    assert again.add_items({"new": {"like": ["i05"]}, "more": {"like": ["i05"]}}) == 2
+    assert again.add_items({"new": {"like": ["i05"]}, "more": {"like": ["i05"]}}) == 1
     assert "more" in best(again, ["i03", "i04"], m=30)
     assert len(again.evaluate(m=10, beam_size=60).scores)
 
@@ -227,7 +291,68 @@ def test_m_items_come_back_wherever_m_are_allowed_after_any_changes(shop):
     assert torch.allclose(scores, brute_force(shop.model, x, m=10)[1], atol=1e-5)
 
 
+def test_what_is_left_out_stays_as_it_is_and_none_clears_it(shop):
+    live = Live(shop.model)
+    live.add("new", {"title": "Lamp", "category": "Home", "like": ["i05"]})
+    slots, (number,) = live.model.tree.items().tolist(), live.ids.find(["new"])
+    assert live.add("new", {}) is False
+    assert live.add("new", {"title": "Desk lamp"})
+    assert live.model.tree.items().tolist() == slots
+    assert (live.catalogue.title(number), live.catalogue.category(number)) == ("Desk lamp", "Home")
+    live.add("new", {"title": None})
+    assert (live.catalogue.title(number), live.catalogue.category(number)) == (None, "Home")
+
+
+def test_items_of_one_call_may_be_like_each_other(shop):
+    assert shop.add_items({"one": {"like": ["i05"]}, "two": {"like": ["one"]}}) == 2
+    assert set(best(shop, ["i04"], m=2, allowed=["one", "two"])) == {"one", "two"}
+
+
+# What the run knows
+
+
+def a_catalogue_file(folder):
+    rows = [(f"i{place:02}", f"group {place // 10}", f"Title {place}") for place in range(60)]
+    pl.DataFrame(rows, schema=["item", "category", "title"], orient="row").write_parquet(folder / "items.parquet")
+    return folder / "items.parquet"
+
+
+def test_an_item_with_a_category_stands_beside_it_after_fit_and_after_load(tmp_path):
+    shop = bt.Recommender(steps=0, tree="category", items=a_catalogue_file(tmp_path)).fit(a_walk(), test_users=10)
+    shop.save(tmp_path / "run")
+    for each in (shop, bt.Recommender.load(tmp_path / "run")):
+        each.add_items({"new": {"category": "group 3"}, "other": {"category": "group 5"}})
+        found = best(each, ["i32", "i33", "i34"], m=62)
+        assert found.index("new") < found.index("other")
+
+
+def test_an_item_with_a_vector_stands_beside_those_nearest_after_fit_and_after_load(tmp_path):
+    vectors = torch.eye(6)[torch.arange(60) // 10] + 0.01 * torch.rand(60, 6)
+    columns = {f"v{each}": vectors[:, each].tolist() for each in range(6)}
+    pl.DataFrame({"item": [f"i{place:02}" for place in range(60)], **columns}).write_parquet(tmp_path / "v.parquet")
+    shop = bt.Recommender(steps=0, vectors=tmp_path / "v.parquet").fit(a_walk(), test_users=10)
+    shop.add_items(["before"])
+    shop.save(tmp_path / "run")
+    for each in (shop, bt.Recommender.load(tmp_path / "run")):
+        each.add_items({"new": {"vector": [0, 0, 0, 1, 0, 0]}, "other": {"vector": [0, 0, 0, 0, 0, 1]}})
+        found = best(each, ["i32", "i33", "i34"], m=63)
+        assert found.index("new") < found.index("other")
+        with pytest.raises(ValueError, match="has 2 numbers"):
+            each.add_items({"bad": {"vector": [1, 2]}})
+
+
 # Users
+
+
+def test_the_same_events_count_once_however_often_they_are_given(shop):
+    if not isinstance(shop.model.scorer, SumScorer):
+        pytest.skip("what follows is made for the recipe beamtree")
+    logged = a_walk().filter(pl.col("user") == "u001").tail(2)
+    since = pl.DataFrame({"user": ["u001"] * 2, "item": ["i40", "i41"], "time": [50, 51]})
+    before = shop._changing().history("u001").items
+    for _ in range(2):
+        shop.update(pl.concat([logged, since]))
+    assert shop._changing().history("u001").items == before + shop.ids.find(["i40", "i41"])
 
 
 def test_what_a_user_chose_since_counts_at_once_and_is_saved(shop, tmp_path):
@@ -262,7 +387,7 @@ def test_an_update_learns_what_now_follows():
 def test_a_slot_rests_where_searches_run_beside_changes(shop):
     live = Live(shop.model, rest=3600.0)
     leaf = int(live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["i05"])))[0])
-    live.remove("i05")
+    live.forget("i05")
     live.add("new", NewItem(like=("i06",)))
     places = live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["new"])))
     assert int(places[0]) != leaf
@@ -280,8 +405,12 @@ def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
     live.add("next", NewItem(like=("new", "i07")))
     live.remove("i09")
     live.add("i09", NewItem(like=("i01",)))
+    live.forget("i11")
+    live.add("i11", NewItem(like=("i01",)))
     live.remove("i10")
     live.record("u001", ["i30", "new", "unknown"])
+    live.record("u001", ["i31"], 77)
+    live.record_all([("u001", ["i32"], None), ("u002", ["i33"], None)], "request 1")
     live.choose("other")
     journal.close()
     journal = Journal(tmp_path)
@@ -293,6 +422,144 @@ def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
     assert again.history("u001").items == live.history("u001").items
     assert again.catalogue.title(again.ids.find(["new"])[0]) == "New"
     assert (again.version, again.run) == (live.version + 1, "other")
+
+
+def test_a_journal_of_the_old_form_is_replayed_and_unknown_ids_are_left_out(shop, tmp_path, caplog):
+    journal = Journal(tmp_path)
+    for entry in (
+        {"kind": "add", "item": "new", "like": ["i05", "of another run"], "title": "New"},
+        {"kind": "add", "item": "odd", "like": ["of another run"], "vector": [1.0]},
+        {"kind": "remove", "item": "i06"},
+        {"kind": "remove", "item": "i07"},
+        {"kind": "add", "item": "i07"},
+        {"kind": "events", "user": "u", "items": ["i01", "new"]},
+    ):
+        journal.append(entry)
+    live = Live(shop.model, journal=journal)
+    journal.close()
+    assert [live.holds(name) for name in ("new", "odd", "i06", "i07")] == [True, True, False, True]
+    assert [live.ids[number] for number in live.history("u").items] == ["i01", "new"]
+    assert "not known" in caplog.text
+
+
+def test_a_line_of_several_entries_is_read_whole_or_not_at_all(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append({"kind": "remove", "item": "0"})
+    journal.append({"kind": "remove", "item": "1"}, {"kind": "remove", "item": "2"})
+    journal.close()
+    whole = (tmp_path / CHANGES).read_bytes()
+    assert [entry["item"] for entry in read_entries(tmp_path / CHANGES)[0]] == ["0", "1", "2"]
+    first = len(as_line({"kind": "remove", "item": "0"}))
+    for cut in range(first, len(whole)):
+        (tmp_path / CHANGES).write_bytes(whole[:cut])
+        assert read_entries(tmp_path / CHANGES)[0] == [{"kind": "remove", "item": "0"}]
+
+
+def test_an_item_that_a_later_run_has_learned_stands_where_that_run_puts_it(shop, tmp_path):
+    """Added, changed, removed or forgotten on an older run: the run's own knowledge wins, and titles stay."""
+    before = shop.recommend(["i03", "i04"], m=50, beam_size=70)
+    journal = Journal(tmp_path)
+    for entry in (
+        {"kind": "add", "item": "i05", "like": ["i40"], "title": "A lamp"},
+        {"kind": "add", "item": "i05", "like": ["i50"]},
+        {"kind": "forget", "item": "i07", "model": "older"},
+        {"kind": "add", "item": "i07", "like": ["i50"]},
+    ):
+        journal.append(entry)
+    live = Live(shop.model, journal=journal, digest="newer")
+    shop._live = live
+    assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
+    assert live.catalogue.title(live.ids.find(["i05"])[0]) == "A lamp"
+    live.forget("i07")
+    live.add("i07", {"like": ["i50"]})
+    journal.close()
+    changed = best(shop, ["i03", "i04"], m=50)
+    assert changed != before["item"].to_list()
+    journal = Journal(tmp_path)
+    shop._live = None
+    shop._live = Live(shop.model, journal=journal, digest="newer")
+    journal.close()
+    assert best(shop, ["i03", "i04"], m=50) == changed
+
+
+# Events that a run knows
+
+
+def test_a_request_counts_once_across_restarts_and_after_the_journal_was_shortened(shop, tmp_path):
+    journal = Journal(tmp_path)
+    live = Live(shop.model, journal=journal, digest="a")
+    assert live.record("ann", ["i01", "i02"], request="r1") == 2
+    assert live.record("ann", ["i01", "i02"], request="r1") == 0
+    assert live.record("ann", ["i01"], 5) == 1
+    assert live.record("ann", ["i01", "i01"], 5) == 0
+    assert live.record("ann", ["i02", "i02"], 5) == 1
+    for entries in (list(journal.entries), in_short(journal.entries)):
+        journal.entries = entries
+        for digest in ("a", "b"):
+            again = Live(shop.model, journal=journal, digest=digest)
+            assert again.record("ann", ["i01", "i02"], request="r1") == 0
+            assert again.record("ann", ["i01"], 5) == 0
+            assert [each.item for each in again.events["ann"]] == ["i01", "i02", "i01", "i02"]
+    journal.close()
+
+
+def known_to(data, user, *events):
+    return Log(data).knows(user, [Event(*each) for each in events])
+
+
+def test_a_run_knows_events_with_a_time_that_its_log_holds(tmp_path):
+    bt.prepare(a_walk(), tmp_path / "data")
+    data = bt.load_data(tmp_path / "data")
+    rows = a_walk().filter(pl.col("user") == "u001").rows()
+    (_, item, time), (_, last, _) = rows[3], rows[-1]
+    assert known_to(data, "u001", (item, time), (item, time + 20), ("i59", time)) == [True, False, False]
+    assert known_to(data, "nobody", (item, time)) == [False]
+    # Without a time, or with one that means nothing to this log: those that are the tail of the user's history.
+    tail, received = [row[1] for row in rows[-2:]], 1_700_000_000_000_000
+    assert known_to(data, "u001", *((name, None, received) for name in [*tail, "i59"])) == [True, True, False]
+    assert known_to(data, "u001", (last, received), ("i59", None)) == [True, False]
+    assert known_to(data, "u001", ("i59", None), (last, None)) == [False, False]
+
+
+def test_a_run_knows_events_without_a_time_that_were_received_before_its_log_ended(tmp_path):
+    start = 1_700_000_000
+    bt.prepare(a_walk().with_columns(pl.col("time") + start), tmp_path / "data")
+    data = bt.load_data(tmp_path / "data")
+    before, after = (start + 5) * 10**6, (start + 500) * 10**6
+    assert known_to(data, "u001", ("i59", None, before), ("i58", None, after)) == [True, False]
+    assert known_to(data, "few", ("i59", None, before)) == [False]  # a user whom the log left out
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [(1_700_000_000, 1_700_000_000_000_000), (1_700_000_000.5, 1_700_000_000_500_000), ("1700000000000", None),
+     ("2023-11-14T22:13:20Z", None), ("2023-11-14 22:13:20", None), ("2023-11-14 23:13:20+01:00", None)],
+)  # fmt: skip
+def test_times_in_any_unit_are_the_same_moment(text, micros):
+    assert as_time(text) == (micros or 1_700_000_000_000_000)
+    assert as_time(7) == 7
+    for bad in ("soon", "", None, float("nan"), True, 1e300):
+        with pytest.raises(ValueError, match="is no time"):
+            as_time(bad)
+
+
+def test_events_of_before_a_time_are_retired_for_good(shop, tmp_path):
+    journal = Journal(tmp_path)
+    live = Live(shop.model, journal=journal)
+    live.record("ann", ["i01"], 5)
+    live.record("ann", ["i02"], 9)
+    live.record("ben", ["i03"])
+    assert live.retire(8) == 1
+    assert live.retire(8) == 0
+    assert live.record("ann", ["i01"], 5) == 0
+    for entries in (list(journal.entries), in_short(journal.entries)):
+        journal.entries = entries
+        again = Live(shop.model, journal=journal)
+        assert [each.item for each in again.events["ann"]] == ["i02"]
+        assert [each.item for each in again.events["ben"]] == ["i03"]
+        assert again.version == live.version
+    assert "i01" not in str(in_short(journal.entries))
+    journal.close()
 
 
 def test_a_line_cut_short_is_dropped_and_a_damaged_one_before_others_is_refused(tmp_path):

@@ -42,7 +42,7 @@ def shop(log):
 
 @pytest.fixture(scope="module")
 def service(runs):
-    limits = Limits(m=50, beam_size=100, history=80, histories=4, listed=100, body=20_000)
+    limits = Limits(m=50, beam_size=100, history=80, histories=4, listed=100, body=20_000, changes=20)
     return a_service(runs / "run0", open_changing, limits=limits)
 
 
@@ -183,7 +183,13 @@ def test_items_are_found_by_id_and_title(client):
     found = client.get("/v1/items", params={"query": "title of i5", "limit": 3}).json()["items"]
     assert [each["item"] for each in found] == ["i5", "i50", "i51"]
     assert client.get("/v1/items/i5").json() == found[0]
-    assert found[0] == {"item": "i5", "title": "The title of i5", "category": "Books/New", "events": ITEMS - 5}
+    assert found[0] == {
+        "item": "i5",
+        "title": "The title of i5",
+        "category": "Books/New",
+        "events": ITEMS - 5,
+        "hidden": False,
+    }
     refused(client.get("/v1/items/zz"), 404)
 
 
@@ -209,7 +215,7 @@ def test_changes_are_idempotent_and_raise_the_version(client):
 
 def test_an_item_needs_no_body_and_an_id(client, service):
     assert client.put("/v1/items/bare").json()["changed"]
-    assert service.loaded.source.added["bare"].title is None
+    assert service.loaded.source.added["bare"] == {}
     for name in ("%20", "a%09b", "x" * 600):
         refused(client.put(f"/v1/items/{name}"), 422, "no id")
 
@@ -260,11 +266,66 @@ def test_what_is_no_json_or_too_large_or_nowhere_is_refused(client):
         assert set(post(content).json()) == {"error", "hint"}
     refused(post(b" " * 20_001), 413)
     refused(post(b" " * 1_000 for _ in range(30)), 413)  # without saying how much
-    refused(client.post("/v1/recommend", content=b'{"history": []}', headers={"content-type": "text/plain"}), 422)
     refused(client.get("/v1/recommend"), 405)
     refused(client.get("/nowhere"), 404)
     refused(client.get("/v1/items", params={"limit": 1000}), 422, "limit")
     refused(client.get("/v1/../../etc/passwd"), 404)
+
+
+def test_json_is_read_whatever_its_content_type_and_a_change_says_that_the_header_is_missing(client):
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "application/vnd.api+json"):
+        answer = client.post("/v1/recommend", content=b'{"history": ["i1"]}', headers={"content-type": kind})
+        assert answer.status_code == 200
+        answer = client.put("/v1/items/typed", content=b'{"title": "T"}', headers={"content-type": kind})
+        assert answer.status_code == 200
+    event = b'{"user": "a", "items": ["i1"]}'
+    for kind in ({"content-type": "application/x-www-form-urlencoded"}, {}):
+        refused(client.post("/v1/events", content=event, headers=kind), 415, "Content-Type: application/json")
+    assert client.post("/v1/events", content=event, headers={"content-type": "application/json"}).status_code == 200
+
+
+def test_many_items_and_events_go_into_one_request(client, service):
+    told = client.post("/v1/items", json={"items": [{"item": "b1", "title": "B"}, {"item": 17, "like": ["i1"]}]}).json()
+    assert (told["changed"], told["count"]) == (True, 2)
+    assert service.loaded.source.added["17"] == {"like": ["i1"]}
+    events = [{"user": "u1", "items": ["i1", "i2"]}, {"user": "u2", "items": ["i3", "zz"], "time": 5}]
+    assert client.post("/v1/events", json={"events": events, "id": "r"}).json()["known"] == 3
+    refused(client.post("/v1/items", json={"items": [{"item": "b1"}, {"item": "b1"}]}), 422, "twice")
+    refused(client.post("/v1/items", json={"items": [{"item": "b"}] * 21}), 422, "limit of 20")
+    refused(client.post("/v1/items", json={"items": []}), 422, "items")
+    refused(client.post("/v1/items", json={"items": [{"title": "B"}]}), 422, "item")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user": "a"},
+        {"items": ["i1"]},
+        {"events": [], "id": "r"},
+        {"events": [{"user": "a", "items": ["i1"]}], "user": "a", "items": ["i1"]},
+        {"events": [{"user": "a", "items": ["i1"]}], "time": 5},
+        {"events": [{"user": "a", "items": ["i1"]}] * 21},
+        {"user": "a", "items": ["i1"], "time": "soon"},
+        {"user": "a", "items": ["i1"], "time": True},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+def test_events_that_are_not_as_they_should_be_are_refused(client, body):
+    refused(client.post("/v1/events", json=body), 422)
+
+
+def test_the_deadline_grows_with_the_histories_of_a_request(runs):
+    service = a_service(runs / "run0", timeout=0.5)
+    with serving(service) as client:
+        assert [service.seconds_for(count) for count in (1, 10, 20, 256)] == [0.5, 0.5, 1.0, 12.8]
+        busy = Gate(service.engine)
+        refused(client.post("/v1/recommend", json={"history": ["i1"]}), 504, "500 ms")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            many = pool.submit(client.post, "/v1/recommend", json={"histories": [["i1"]] * 256})
+            time.sleep(0.7)
+            assert not many.done()
+            busy.open()
+            assert len(many.result().json()["results"]) == 256
 
 
 # The Open Inference Protocol
@@ -338,8 +399,9 @@ def test_every_example_of_the_description_is_answered(log, shop):
                         filled = filled.replace(f"{{{parameter['name']}}}", parameter["example"])
                 content = operation.get("requestBody", {}).get("content", {}).get("application/json")
                 examples = [None] if content is None else [each["value"] for each in content["examples"].values()]
+                query = {each["name"]: each["example"] for each in operation.get("parameters", []) if "example" in each}
                 for example in examples:
-                    answer = client.request(method.upper(), filled, json=example)
+                    answer = client.request(method.upper(), filled, json=example, params=query)
                     assert answer.status_code == 200, (method, filled, answer.text)
                     tried += 1
         assert tried >= 30

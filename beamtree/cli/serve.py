@@ -39,7 +39,9 @@ Window = Annotated[float, option("window", "Milliseconds in which requests are g
 Batch = Annotated[int, option("batch", "Histories that are searched together.", min=1)]
 Queue = Annotated[int, option("queue", "Histories that may wait; more are answered 429.", min=1)]
 Slow = Annotated[float, option("slow", "Milliseconds of waiting after which the beam is narrowed.", min=1)]
-Timeout = Annotated[float, option("timeout", "Milliseconds that an answer may take; 504 then.", min=1)]
+Timeout = Annotated[
+    float, option("timeout", "Milliseconds that 10 histories may take, more as much longer; 504 then.", min=1)
+]
 MaxM = Annotated[int, option("max-m", "Items that one may ask for.", min=1)]
 MaxBeam = Annotated[int, option("max-beam", "k that one may ask for.", min=1)]
 MaxHistory = Annotated[int, option("max-history", "Ids of a history.", min=1)]
@@ -47,6 +49,7 @@ MaxHistories = Annotated[int, option("max-histories", "Histories of a request.",
 MaxList = Annotated[int, option("max-list", "Ids of allowed and of exclude.", min=1)]
 MaxBody = Annotated[int, option("max-body", "Bytes of a request.", min=1)]
 EVERY = "Look every so many seconds whether another run lies in RUN's place, and serve it then."
+MaxChanges = Annotated[int, option("max-changes", "Items or events that change in a request.", min=1)]
 Watch = Annotated[float | None, option("watch", EVERY, min=0.1)]
 Drain = Annotated[float, option("drain", "Seconds for which it goes on when told to stop.", min=0)]
 
@@ -73,6 +76,7 @@ def serve_run(
     max_histories: MaxHistories = 256,
     max_list: MaxList = 100_000,
     max_body: MaxBody = 4 << 20,
+    max_changes: MaxChanges = 1000,
     watch: Watch = None,
     drain: Drain = 1.0,
 ) -> None:
@@ -94,7 +98,7 @@ def serve_run(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    most = (max_m, max_beam, max_history, max_histories, max_list, max_body)
+    most = (max_m, max_beam, max_history, max_histories, max_list, max_body, max_changes)
     times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
     sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
     opened = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
@@ -137,7 +141,7 @@ def start(
         raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
     with needs("serve", "`beamtree serve`"):
         from beamtree.serve.limits import Access, Limits, is_local
-        from beamtree.serve.living import journal_of, last_chosen, open_live
+        from beamtree.serve.living import journal_of, last_chosen, open_changing
         from beamtree.serve.server import listen, make_server
         from beamtree.serve.service import Service
         from beamtree.serve.source import open_fixed
@@ -148,10 +152,13 @@ def start(
     listening = listen(host, port)
     with journal_of(changes) as journal:
         open_run = (
-            open_live(journal=journal, **opened) if journal is not None else open_fixed(**opened, model=open_model)
+            open_changing(journal=journal, **opened) if journal is not None else open_fixed(**opened, model=open_model)
         )
         first = run if journal is None else last_chosen(run, journal)
         service = Service(run, open_run, first=first, limits=Limits(*most), access=access, **how)
+        if first.absolute() != run.absolute():
+            told = f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back"
+            err.print(told, highlight=False, soft_wrap=True, markup=False)
         address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
         err.print(f"{service.loaded.name} is served at {address}", highlight=False, soft_wrap=True, markup=False)
         make_server(service, drain).run(sockets=[listening])

@@ -165,6 +165,6 @@ def _best_below(query: Query, node: int) -> int:
     """The item below a node that scores best."""
     span = query.tree.leaves(node)
     leaves = torch.arange(span.start, span.stop, device=query.tree.device)
-    leaves = leaves[query.tree.item_of_leaf(leaves) != PAD]
+    leaves = leaves[query.tree.mask.allows(leaves) & (query.tree.item_of_leaf(leaves) != PAD)]
     scores = torch.cat([query.log_prob(query.tree.height, part.unsqueeze(0))[0] for part in leaves.split(AT_ONCE)])
     return int(query.tree.item_of_leaf(leaves[scores.argmax()]))

@@ -30,7 +30,7 @@ def subtrees(tree: Tree, popularity: Tensor | None = None) -> Subtrees:
 
 
 def _make(tree: Tree, popularity: Tensor | None) -> Subtrees:
-    best, slots = tree.items(), tree.items()
+    best = slots = tree.visible()
     events = torch.zeros_like(slots) if popularity is None else popularity.to(slots.device, torch.int64)[slots]
     key = (events * tree.num_items - slots).masked_fill(slots == PAD, torch.iinfo(torch.int64).min)
     count = (slots != PAD).long()

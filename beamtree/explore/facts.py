@@ -10,7 +10,7 @@ def facts(name: str, model: TreeModel) -> dict[str, Any]:
     """The size and the kind of a model, for JSON."""
     return {
         "name": name,
-        "items": model.tree.num_items,
+        "items": model.tree.num_visible,
         "arity": model.tree.arity,
         "height": model.tree.height,
         "first_level": model.first_level,

@@ -26,7 +26,7 @@ def catalogue_map(model: TreeModel, catalogue: Catalogue) -> dict[str, Any]:
     levels = [h for h in range(tree.height + 1) if h < 2 or level_span(tree.arity, h).stop <= MOST]
     below = subtrees(tree, model.popularity)
     stop = level_span(tree.arity, levels[-1]).stop
-    slots = tree.items().cpu().numpy()
+    slots = tree.visible().cpu().numpy()
     filled = np.flatnonzero(slots != PAD)
     items = slots[filled]
     events = np.ones(len(items)) if model.popularity is None else model.popularity.cpu().numpy()[items].astype(float)

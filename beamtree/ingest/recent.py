@@ -8,8 +8,12 @@ from beamtree.files.small import one_line
 from beamtree.ingest.readers import find_logs, open_logs
 
 
-def read_events(log: Any, user: str | None, item: str | None, time: str | None) -> dict[str, list[str]]:
-    """What each user chose, oldest first, users in the order of their ids; rows without a user or item are left out.
+def read_events(
+    log: Any, user: str | None, item: str | None, time: str | None
+) -> dict[str, list[tuple[str, int | None]]]:
+    """What each user chose and when, oldest first, users in the order of their ids.
+
+    Rows without a user or item are left out.
 
     Args:
         log: in any shape that `prepare` takes.
@@ -25,5 +29,8 @@ def read_events(log: Any, user: str | None, item: str | None, time: str | None) 
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"the log cannot be read: {one_line(error)}") from error
     named = rows.filter((pl.col("user") != "") & (pl.col("item") != "")).sort(order, maintain_order=True)
-    grouped = named.group_by("user", maintain_order=True).agg("item")
-    return dict(zip(grouped["user"].to_list(), grouped["item"].to_list(), strict=True))
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    times = named["time"].to_list() if "time" in columns else [None] * len(named)
+    for name, *event in zip(named["user"].to_list(), named["item"].to_list(), times, strict=True):
+        found.setdefault(name, []).append((event[0], event[1]))
+    return found

@@ -2,6 +2,6 @@
 
 from beamtree.live.journal import Journal
 from beamtree.live.likeness import NewItem
-from beamtree.live.live import Live, Now
+from beamtree.live.live import Facts, Live, Now
 
-__all__ = ["Journal", "Live", "NewItem", "Now"]
+__all__ = ["Facts", "Journal", "Live", "NewItem", "Now"]

@@ -42,6 +42,14 @@ def with_items(model: TreeModel, new: Mapping[str, Likeness], resting: Sequence[
     return _model(model, grown, scorer, ids)
 
 
+def hiding(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
+    """The model in which these items are hidden and no others: they keep their slots and rows, and nothing finds them.
+
+    Shown again they are found as before.
+    """
+    return _model(model, model.tree.hiding(torch.tensor(list(numbers), dtype=torch.int64)), model.scorer, model.ids)
+
+
 def without_items(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
     """The model without some items: nothing finds them, and their slots are free. Their numbers stay theirs."""
     tree = model.tree

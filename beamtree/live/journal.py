@@ -1,7 +1,7 @@
 """The log of changes: written ahead, flushed before anybody is told, and replayed after a crash.
 
-A line is a checksum and a JSON object. The last line may be cut short by a crash: then nobody was told of it, and it is
-dropped. A damaged line before others was told of, so it is an error.
+A line is a checksum and a JSON object, or a list of those that were sent together. The last line may be cut short by a
+crash: then nobody was told of it, and it is dropped. A damaged line before others was told of, so it is an error.
 
 Changes that later ones have made void are left out now and then, so that a log grows with what is there, not with time.
 """
@@ -16,6 +16,8 @@ from typing import Any
 
 from beamtree.files.drafts import held
 from beamtree.files.small import flush
+from beamtree.live.known import Event
+from beamtree.live.times import Time
 
 CHANGES = "changes.log"
 LONG = 10_000  # entries from which on a log is looked through, again when it is twice as long
@@ -42,12 +44,12 @@ class Journal:
             self._held.close()
             raise
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Write an entry; when this returns it is on the disk."""
-        self._file.write(as_line(entry))
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Write entries, all or none of them; when this returns they are on the disk."""
+        self._file.write(as_line(*entries))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries.append(entry)
+        self.entries.extend(entries)
         if len(self.entries) >= self._long:
             self._shorten()
 
@@ -75,40 +77,103 @@ class Journal:
 
 def count(entries: Sequence[Mapping[str, Any]]) -> int:
     """How many changes entries stand for."""
-    return sum(entry["changes"] if entry["kind"] == "before" else 1 for entry in entries)
+    return sum(entry["changes"] if entry["kind"] == "before" else entry["kind"] != "requests" for entry in entries)
 
 
 def in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Fewer entries that lead to the same: the first says how many changes all of them stand for.
 
-    Of an item the last word counts, and that it was removed before it came back; an earlier word only where an item
-    that came later is said to be like it. One that was removed is still known where a user chose it. Of users all
-    events are kept, in one entry each, and of runs the last.
+    Of an item the last word on each of its facts counts, and whether it was removed last; all earlier words count where
+    an item that came later is said to be like it. What was said before it was forgotten counts only there, and where a
+    user chose it. Of users all events are kept that were not retired, in one entry for each run, and of runs the last.
     """
+    found = [*_items_in_short(entries), *_events_in_short(entries)]
+    found += [dict(entry) for entry in entries if entry["kind"] == "run"][-1:]
+    return [{"kind": "before", "changes": count(entries) - count(found)}, *found]
+
+
+def _items_in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     left: list[dict[str, Any]] = []
-    said: dict[str, str] = {}  # of each item, what the next entry that is kept says
+    said: dict[str, str] = {}  # of each item, the kind of the next entry that is kept
+    told: dict[str, set[str]] = {}  # the facts that later entries tell, since it was last forgotten
+    forgotten: set[str] = set()  # by a later entry
     named: set[str] = set()  # by items that came later
     chosen = {item for entry in entries if entry["kind"] == "events" for item in entry["items"]}
-    users: dict[str, list[str]] = {}
-    run: list[dict[str, Any]] = []
     for entry in reversed(entries):
         kind, item = entry["kind"], entry.get("item", "")
-        if kind == "events":
-            users.setdefault(entry["user"], []).extend(reversed(entry["items"]))
-        elif kind == "run":
-            run = run or [dict(entry)]
-        elif kind in ("add", "remove"):
-            wanted = item not in said or item in named or item in chosen
-            if wanted if kind == "add" else said.get(item) != "remove":
-                left.append(dict(entry))
-                said[item] = kind
-                named.update(entry.get("like", ()), *entry.get("histories", ()))
-                chosen -= {item} if kind == "add" else set()  # once is enough
-        elif kind != "before":
+        kept = dict(entry)
+        if kind == "add" and item in forgotten and item not in named:
+            wanted = item in chosen
+            chosen.discard(item)  # once is enough
+        elif kind == "add":
+            facts = entry.keys() - {"kind", "item"}
+            if item not in named:
+                kept = {key: value for key, value in kept.items() if key not in told.get(item, ())}
+            wanted = item not in told or item in named or kept.keys() > {"kind", "item"}
+            told.setdefault(item, set()).update(facts)
+        elif kind == "remove":
+            wanted = item not in said
+        elif kind == "forget":
+            wanted = said.get(item) != "forget"
+            forgotten.add(item)
+            told.pop(item, None)
+        elif kind in ("events", "retire", "requests", "run", "before"):
+            continue
+        else:
             raise ValueError(unknown_kind(kind))
-    events = [{"kind": "events", "user": user, "items": items[::-1]} for user, items in reversed(users.items())]
-    found = [*reversed(left), *events, *run]
-    return [{"kind": "before", "changes": count(entries) - len(found)}, *found]
+        if wanted:
+            left.append(kept)
+            said[item] = kind
+            named.update(kept.get("like") or (), *(kept.get("histories") or ()))
+    return left[::-1]
+
+
+def _events_in_short(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    before = max((entry["before"] for entry in entries if entry["kind"] == "retire"), default=None)
+    users: dict[str, list[tuple[str, list[Event]]]] = {}  # by user, and by what was served
+    requests: dict[str, int] = {}
+    for entry in entries:
+        if entry["kind"] == "events":
+            events, model = [each for each in events_of(entry) if not is_before(each, before)], entry.get("model", "")
+            runs = users.setdefault(entry["user"], [])
+            if events and (not runs or runs[-1][0] != model):
+                runs.append((model, []))
+            if events:
+                runs[-1][1].extend(events)
+        if entry["kind"] in ("events", "requests"):
+            requests |= requests_of(entry, before)
+    found = [events_entry(user, events, model) for user, runs in users.items() for model, events in runs]
+    found += [{"kind": "requests", "ids": requests}] if requests else []
+    return found + ([{"kind": "retire", "before": before}] if before is not None else [])
+
+
+def events_entry(user: str, events: Sequence[Event], model: str = "", request: str | None = None) -> dict[str, Any]:
+    """What a user chose, as an entry; `model` is what was served then."""
+    columns: dict[str, list[Any]] = {name: [getattr(each, name) for each in events] for name in ("time", "received")}
+    told = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    named = {**({"model": model} if model else {}), **({"id": request} if request is not None else {})}
+    return {"kind": "events", "user": user, "items": [each.item for each in events], **told, **named}
+
+
+def events_of(entry: Mapping[str, Any]) -> list[Event]:
+    """The events of an entry."""
+    nothing = [None] * len(entry["items"])
+    columns = (entry["items"], entry.get("time", nothing), entry.get("received", nothing))
+    return [Event(*each) for each in zip(*columns, strict=True)]
+
+
+def requests_of(entry: Mapping[str, Any], before: Time | None = None) -> dict[str, int]:
+    """The requests that entries came from, and when they were received, less those of before a time."""
+    found = entry.get("ids", {})
+    if "id" in entry:
+        found = {entry["id"]: next((each.received or 0 for each in events_of(entry)), 0)}
+    return {name: received for name, received in found.items() if before is None or received >= before}
+
+
+def is_before(event: Event, before: Time | None) -> bool:
+    """Whether an event is older than a time: by its own, or else by when it was received."""
+    when = event.received if event.time is None else event.time
+    return before is not None and (when is None or when < before)
 
 
 def unknown_kind(kind: object) -> str:
@@ -116,9 +181,9 @@ def unknown_kind(kind: object) -> str:
     return f"a change {str(kind)[:40]!r} is not known: read it with a newer beamtree"
 
 
-def as_line(entry: dict[str, Any]) -> bytes:
-    """An entry with its checksum."""
-    text = json.dumps(entry, separators=(",", ":")).encode()
+def as_line(*entries: dict[str, Any]) -> bytes:
+    """An entry with its checksum; several that stand or fall together are one list."""
+    text = json.dumps(entries[0] if len(entries) == 1 else entries, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
@@ -127,7 +192,8 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
     if not path.exists():
         return [], 0
     content = path.read_bytes()
-    entries, place = [], 0
+    entries: list[dict[str, Any]] = []
+    place = 0
     while place < len(content):
         end = content.find(b"\n", place)
         entry = None if end < 0 else _entry(content[place:end])
@@ -135,13 +201,13 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
             if content.find(b"\n", place if end < 0 else end + 1) >= 0:
                 raise ValueError(f"{path} is damaged at byte {place:,}: put back a copy, or remove what follows there")
             break
-        entries.append(entry)
+        entries += entry
         place = end + 1
     return entries, place
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None where it is damaged."""
+def _entry(line: bytes) -> list[dict[str, Any]] | None:
+    """The entries of a line; None where it is damaged."""
     checksum, _, text = line.partition(b" ")
     try:
         if int(checksum, 16) != zlib.crc32(text):
@@ -149,4 +215,5 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         found = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    listed = found if isinstance(found, list) else [found]
+    return listed if all(isinstance(each, dict) for each in listed) else None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from beamtree.answers import listed
+from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
@@ -33,16 +34,33 @@ class NewItem(NamedTuple):
     vector: tuple[float, ...] | None = None  # in the space of the vectors that the tree was made from
 
 
+def given(item: object, facts: NewItem | Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of an item, and nothing that is not: of a mapping its keys, of a `NewItem` what is not empty.
+
+    A ValueError names an item that comes with something else.
+    """
+    if isinstance(facts, NewItem):
+        return {name: value for name, value in new_item(facts._asdict())._asdict().items() if value not in (None, ())}
+    if not isinstance(facts, Mapping) or not facts.keys() <= set(NewItem._fields):
+        raise ValueError(f"item {str(item)[:80]!r}: give a dict with some of {', '.join(NewItem._fields)}")
+    return {name: value for name, value in new_item(facts)._asdict().items() if name in facts}
+
+
 def new_item(facts: Mapping[str, Any]) -> NewItem:
     """What is known of an item, from words, such as those of JSON."""
     vector = facts.get("vector")
     return NewItem(
         facts.get("title"),
         facts.get("category"),
-        tuple(map(str, listed(facts.get("like", ())))),
-        tuple(tuple(map(str, listed(each))) for each in listed(facts.get("histories", ()))),
+        tuple(map(as_id, listed(facts.get("like") or ()))),
+        tuple(tuple(map(as_id, listed(each))) for each in listed(facts.get("histories") or ())),
         None if vector is None else tuple(map(float, vector)),
     )
+
+
+def placing(new: NewItem) -> object:
+    """What of an item says where it stands: its category only where nothing else does."""
+    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else new.category
 
 
 def of_items(items: Tensor) -> Likeness:
@@ -63,8 +81,6 @@ def of_popular(model: TreeModel, items: Tensor, most: int = NEAREST) -> Likeness
 def of_vectors(vectors: Tensor, vector: Sequence[float], placed: Tensor, most: int = NEAREST) -> Likeness:
     """Like the items whose vectors [M, dim] point where this one does, of those that have a leaf [M]."""
     asked = torch.tensor(vector)
-    if len(asked) != vectors.shape[1]:
-        raise ValueError(f"the vector has {len(asked)} numbers, and those of the items have {vectors.shape[1]}")
     cosine = torch.nn.functional.cosine_similarity(vectors, asked.unsqueeze(0))
     best = cosine.masked_fill(~placed[: len(cosine)], -torch.inf).topk(min(most, len(cosine)))
     shares = best.values.clamp(min=1e-6)

@@ -11,6 +11,7 @@ from beamtree.data import HISTORY, Events, Prepared
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live
 from beamtree.live.memory import ADDED, as_memory, entries_of
+from beamtree.live.times import as_time
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer
 from beamtree.train.start import Start
@@ -18,28 +19,32 @@ from beamtree.train.start import Start
 EXAMPLES = 10  # histories that a new item is placed by
 
 
-def update(live: Live, rows: Mapping[str, Sequence[str]], data: Prepared | None, seed: int) -> None:
+Rows = Mapping[str, Sequence[tuple[str, int | None]]]  # of each user, items and their times, oldest first
+
+
+def update(live: Live, rows: Rows, data: Prepared | None, seed: int) -> None:
     """Take in new events: new items are placed, users have gone on, and the closed form is made again.
 
     Args:
         live: what changes.
-        rows: what each user chose, oldest first.
+        rows: what each user chose and when, oldest first.
         data: what the model was learned from; without it nothing is made again.
         seed: of all that is drawn.
     """
-    for item, histories in _new_items(live, rows).items():
-        live.add(item, NewItem(histories=histories))
-    for user, row in rows.items():
-        live.record(user, row)
+    live.add_all({item: NewItem(histories=histories) for item, histories in _new_items(live, rows).items()})
+    live.record_all(
+        (user, [item], None if time is None else as_time(time)) for user, row in rows.items() for item, time in row
+    )
     if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
         live.take(_refitted(live, data, seed))
 
 
-def _new_items(live: Live, rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """The items that the model does not hold, each with what some users had before they chose it."""
+def _new_items(live: Live, rows: Rows) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The items that the model does not know, each with what some users had before they chose it."""
     found: dict[str, list[tuple[str, ...]]] = {}
-    for user, row in rows.items():
-        fresh = [place for place, item in enumerate(row) if not live.holds(item)]
+    for user, events in rows.items():
+        row = [item for item, _ in events]
+        fresh = [place for place, known in enumerate(live.knows(row)) if not known]
         if not fresh:
             continue
         before = live.history(user)
@@ -83,7 +88,7 @@ def with_events(data: Prepared, live: Live) -> Events:
     others = {name: len(known) + place for place, name in enumerate(each for each in live.events if each not in known)}
     rows, items = [], []
     for user, chosen in live.events.items():
-        numbers = live.ids.known(chosen)
+        numbers = live.ids.known(each.item for each in chosen)
         rows += [known.get(user, others.get(user, 0))] * len(numbers)
         items += numbers
     return _appended(events, torch.tensor(rows, dtype=torch.int64), torch.tensor(items, dtype=torch.int64), len(others))

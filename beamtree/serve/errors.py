@@ -15,7 +15,7 @@ HINTS = {
     405: "see /openapi.json for the methods of this path",
     408: "send the body faster",
     413: "send less at once",
-    415: "send the header Content-Type: application/json",
+    415: "send the header Content-Type: application/json (curl: --json instead of -d)",
 }
 SCHEMA = "see /openapi.json for what may be sent"
 

@@ -25,6 +25,7 @@ def with_examples(app: FastAPI, service: Service) -> None:
                 "name": service.loaded.name,
                 "version": service.loaded.version,
                 "user": "someone" if data is None or not len(data.users) else data.users[0],
+                "before": "1990-01-01",
             }
             for methods in found["paths"].values():
                 for operation in methods.values():
@@ -46,12 +47,14 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
                     kind["maxItems"] = most
     for field in ("histories", "users"):
         schemas["Recommend"]["properties"][field]["anyOf"][0]["maxItems"] = limits.histories
+    schemas["ItemsRequest"]["properties"]["items"]["maxItems"] = limits.changes
+    schemas["EventsRequest"]["properties"]["events"]["anyOf"][0]["maxItems"] = limits.changes
 
 
 def _name_parameters(operation: dict[str, Any], known: dict[str, str]) -> None:
-    """Examples of what stands in a path."""
+    """Examples of what stands in a path, and of what a query needs."""
     for parameter in operation.get("parameters", []):
-        if parameter["in"] == "path":
+        if parameter["in"] == "path" or parameter.get("required"):
             parameter["example"] = known[parameter["name"]]
 
 
@@ -70,6 +73,9 @@ def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
         "some items alone": {"history": names[:1], "m": 2, "allowed": names, "beam_size": 100},
         "nothing known": {"history": ["an id that nobody knows"], "exclude": names[:1]},
     }
+    items = [{"item": "a new item", "like": names[:2]}, {"item": names[0]}]
+    chosen = [{"user": "someone", "items": names[:1], "time": "2026-12-31T23:59:59Z"}, {"user": 17, "items": names[1:]}]
+    events = {"events": chosen, "id": "a request"}
     explain = {"where an item was lost": {"history": names[:1], "items": names[-1:], "m": 5}}
     return [
         ("/v1/recommend", "post", recommend),
@@ -77,6 +83,7 @@ def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
         ("/v2/models/{name}/infer", "post", infer),
         ("/v2/models/{name}/versions/{version}/infer", "post", infer),
         ("/v1/items/{item}", "put", {"like others": {"title": "A new item", "like": names[:2]}}),
-        ("/v1/events", "post", {"a click": {"user": "someone", "items": names[:1]}}),
+        ("/v1/items", "post", {"two items": {"items": items}}),
+        ("/v1/events", "post", {"a click": {"user": "someone", "items": names[:1]}, "several users": {**events}}),
         ("/v1/model", "post", {"the same run": {"run": service.run.name}}),
     ]

@@ -19,6 +19,7 @@ class Limits(NamedTuple):
     histories: int = 256  # histories, or users
     listed: int = 100_000  # ids of allowed and exclude
     body: int = 4 << 20  # bytes
+    changes: int = 1_000  # items or events that change
     seconds_of_body: float = 10.0  # in which it must have come
 
 

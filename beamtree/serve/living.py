@@ -1,24 +1,20 @@
 """How a run is opened whose items come and go: with a log of changes that outlives runs and crashes."""
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from beamtree.data import Ids, Prepared
-from beamtree.data.catalogue import Catalogue
-from beamtree.files.small import one_line
+from beamtree.data import Prepared
 from beamtree.live import Journal, Live
+from beamtree.live.opening import open_live, read_live
 from beamtree.model import TreeModel
 from beamtree.serve.source import OpenRun, opening
+from beamtree.storage.settings import fingerprint
 from beamtree.train.runs import read_run
 
-log = logging.getLogger("beamtree")
-REST = 60.0  # seconds for which the slot of a removed item is not used again: longer than any search
+REST = 60.0  # seconds for which the slot of a forgotten item is not used again: longer than any search
 
 
 class Served(Live):
@@ -45,36 +41,24 @@ def journal_of(changes: Path | None) -> Iterator[Journal | None]:
             journal.close()
 
 
-def open_live(name: str, device: str, journal: Journal, items: Path | None = None, data: Path | None = None) -> OpenRun:
+def open_changing(
+    name: str, device: str, journal: Journal, items: Path | None = None, data: Path | None = None
+) -> OpenRun:
     """How a run is opened to which the changes of a journal are applied, and which can change.
 
     Args:
         name: what it is called.
         device: where it is searched.
         journal: the changes so far; those to come are written to it.
-        items: a table of titles and categories.
+        items: a table of titles and categories; the one that the run names unless given.
         data: the prepared log, where it is not where it was.
     """
 
-    def live(run: Path, model: TreeModel, titles: Catalogue, log: Prepared | None) -> Live:
-        vectors = vectors_of(run, titles.ids)
-        return Served(model, catalogue=titles, data=log, vectors=vectors, journal=journal, rest=REST)
+    def live(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Live:
+        how = {"saved": read_live(run), "journal": journal, "digest": fingerprint(run), "rest": REST}
+        return open_live(model, read_run(run), data=log, items=items, kind=Served, **how)
 
     return opening(name, device, items, data, live)
-
-
-def vectors_of(run: Path, ids: Ids) -> Tensor | None:
-    """The vectors that the tree of a run was made from, where they are still there."""
-    place = read_run(run).get("vectors")
-    if not isinstance(place, str) or not Path(place).is_file():
-        return None
-    from beamtree.ingest.items import read_vectors  # polars takes a moment
-
-    try:
-        return read_vectors(Path(place), ids)
-    except ValueError as error:
-        log.warning("vectors are not used: %s", one_line(error))
-        return None
 
 
 def last_chosen(run: Path, journal: Journal) -> Path:

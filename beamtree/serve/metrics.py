@@ -88,7 +88,7 @@ class Metrics:
         loaded = engine.loaded
         self.waiting.set(engine.waiting)
         self.step.set(engine.step)
-        self.items.set(loaded.source.model.tree.num_items)
+        self.items.set(loaded.source.model.tree.num_visible)
         self.changed.set(loaded.source.version)
         self.version.clear()  # the model of before is gone
         self.version.labels(loaded.name, loaded.digest).set(1)

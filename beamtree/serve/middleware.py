@@ -3,11 +3,12 @@
 import asyncio
 import time
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamtree.serve.errors import HINTS, refusal
+from beamtree.serve.limits import reads
 from beamtree.serve.service import Service
 
 READING = 30.0  # seconds in which a client must take what it is sent
@@ -54,6 +55,13 @@ class Guard:
         if scope["method"] not in WITH_BODY:
             await self.app(scope, receive, send)
             return
+        if not is_json(headers.get("content-type", "")):
+            # Other sites can have a browser post what is no JSON without asking: such a change is refused.
+            if scope["method"] == "POST" and not reads(scope["method"], scope["path"]):
+                error = "the header Content-Type: application/json is missing"
+                await refusal(415, error, HINTS[415], {"Connection": "close"})(scope, receive, send)
+                return
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > service.limits.body:
             service.metrics.rejected.labels("too_large").inc()
@@ -84,3 +92,9 @@ class Guard:
             return message
 
         return bounded
+
+
+def is_json(kind: str) -> bool:
+    """Whether a Content-Type is one of JSON."""
+    name = kind.partition(";")[0].strip().lower()
+    return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))

@@ -51,20 +51,47 @@ class Explain(Who):
 
 
 class Item(Sent):
-    """What is known of an item that is added: all of it is optional."""
+    """What is known of an item: a field that is left out stays as it is, and null clears it."""
 
     title: Text | None = None
     category: Text | None = None
-    like: list[Id] = Field(default=[], description="Items that it resembles.")
-    histories: list[list[Id]] = Field(default=[], description="Of users who chose it next, oldest first.")
+    like: list[Id] | None = Field(default=None, description="Items that it resembles; all must be known.")
+    histories: list[list[Id]] | None = Field(default=None, description="Of users who chose it next, oldest first.")
     vector: list[StrictFloat | StrictInt] | None = Field(default=None, description="As long as those of the run.")
 
 
-class Happened(Sent):
-    """What a user chose just now, newest last."""
+class NamedItem(Item):
+    """An item with its id."""
+
+    item: Id
+
+
+class ItemsRequest(Sent):
+    """Items that are added or changed, all or none of them."""
+
+    items: list[NamedItem] = Field(min_length=1)
+
+
+WHEN = "When, as in the log: a number, or a date such as 2026-12-31T23:59:59Z."
+Moment = StrictInt | StrictFloat | Text
+
+
+class UserEvents(Sent):
+    """What a user chose, newest last."""
 
     user: Id
     items: list[Id] = Field(min_length=1)
+    time: Moment | None = Field(default=None, description=f"{WHEN} The same user, item and time count once.")
+
+
+class EventsRequest(Sent):
+    """What a user chose just now, newest last; or what several users chose, in `events`."""
+
+    user: Id | None = None
+    items: list[Id] | None = Field(default=None, min_length=1)
+    time: Moment | None = Field(default=None, description=f"{WHEN} The same user, item and time count once.")
+    events: list[UserEvents] | None = Field(default=None, min_length=1, description="Instead of user and items.")
+    id: Text | None = Field(default=None, description="Of this request: the same id counts once.")
 
 
 class Swap(Sent):
@@ -129,6 +156,7 @@ class Known(BaseModel):
     title: str | None = None
     category: str | None = None
     events: int | None = None
+    hidden: bool = False
 
 
 class Items(BaseModel):
@@ -184,7 +212,8 @@ class Changed(BaseModel):
 
     changed: bool
     version: str
-    known: int | None = None
+    count: int | None = None  # items or events that changed, of a request for several
+    known: int | None = None  # events of known items
 
 
 class Model(BaseModel):

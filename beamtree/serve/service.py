@@ -19,6 +19,7 @@ from beamtree.serve.search import Ask, Reply, View
 from beamtree.serve.source import Beam, FixedError, Loaded, OpenRun, Source
 
 T = TypeVar("T")
+MEANT_FOR = 10  # histories or changes that the timeout is meant for; more have as much longer
 LONGER = "ask again later, or with a larger timeout_ms"
 
 
@@ -34,7 +35,7 @@ class Service:
         most: histories that are searched together.
         queue: histories that may wait.
         slow: seconds of waiting after which the beam is narrowed.
-        timeout: seconds that a request may take at most.
+        timeout: seconds that a request of up to 10 histories may take; one of 20 may take twice as long.
         limits: what one request may hold.
         access: who may ask and who may change.
         watch: seconds between two looks at the folder; none unless given.
@@ -127,7 +128,8 @@ class Service:
             raise RefusedError(422, f"m={m} is over beam_size={widths[-1]}", "ask for a beam_size of at least m")
 
     async def _ask(self, ask: Ask, timeout_ms: int | None) -> Any:
-        seconds = self.timeout if timeout_ms is None else min(self.timeout, timeout_ms / 1000)
+        most = self.seconds_for(ask.rows)
+        seconds = most if timeout_ms is None else min(most, timeout_ms / 1000)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         ask.deadline = ask.asked + seconds
@@ -159,11 +161,16 @@ class Service:
 
     # Changing
 
-    async def change(self, kind: str, work: Callable[[Source], T]) -> tuple[T, str]:
-        """Apply a change in its turn; what it gives, and the version that shows it."""
-        found = await self._wait(self.keeper.change(lambda source: (work(source), self.loaded.version)), self.timeout)
-        self.metrics.changes.labels(kind).inc()
+    async def change(self, kind: str, work: Callable[[Source], T], count: int = 1) -> tuple[T, str]:
+        """Apply a change in its turn, or several together; what it gives, and the version that shows it."""
+        done = self.keeper.change(lambda source: (work(source), self.loaded.version))
+        found = await self._wait(done, self.seconds_for(count))
+        self.metrics.changes.labels(kind).inc(count)
         return found
+
+    def seconds_for(self, count: int) -> float:
+        """How long a request of so many histories or changes may take."""
+        return self.timeout * max(1.0, count / MEANT_FOR)
 
     async def load(self, run: Path) -> Loaded:
         """Serve another run, also after a restart."""

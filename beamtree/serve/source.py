@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,9 @@ from beamtree.answers import History, history_of_user
 from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.live import NewItem, Now
+from beamtree.live import Facts, Live, NewItem, Now
+from beamtree.live.opening import open_live, read_items, read_live
+from beamtree.live.times import Time
 from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, tuned_beam
@@ -40,14 +42,20 @@ class Source(Protocol):
     def catalogue(self) -> Catalogue:
         """Titles and categories."""
 
-    def add(self, item: str, new: NewItem) -> bool:
-        """Add an item; False where it was there with the same facts."""
+    def add_all(self, items: Mapping[str, NewItem | Facts]) -> int:
+        """Add or show items, or change what is known of them, all or none; how many changed."""
 
-    def remove(self, item: str) -> bool:
-        """Remove an item; False where it was not there."""
+    def remove_all(self, items: Iterable[str]) -> int:
+        """Hide items; how many were there."""
 
-    def record(self, user: str, items: Sequence[str]) -> int:
-        """Take note of what a user chose, newest last; how many were known items."""
+    def forget_all(self, items: Iterable[str]) -> int:
+        """Forget items; how many there were."""
+
+    def record_all(self, chosen: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None) -> int:
+        """Take note of what users chose, and when where that is known; how many were known items."""
+
+    def retire(self, before: Time) -> int:
+        """Leave out all events of before a time; how many there were."""
 
     def history(self, user: str) -> History | None:
         """What a user did, as far as that is known."""
@@ -68,10 +76,18 @@ class Fixed:
 
     version = 0
 
-    def __init__(self, model: TreeModel, catalogue: Catalogue | None = None, data: Prepared | None = None) -> None:
+    def __init__(
+        self,
+        model: TreeModel,
+        catalogue: Catalogue | None = None,
+        data: Prepared | None = None,
+        saved: Live | None = None,
+    ) -> None:
+        """`saved` knows what users chose between the end of the log and the day that the model was saved."""
         if model.ids is None:
             raise ValueError("the items of this model have numbers and no ids")
         self.model, self.catalogue, self._data = model, catalogue or Catalogue.plain(model.ids), data
+        self._saved = saved
 
     @property
     def now(self) -> Now:
@@ -80,16 +96,24 @@ class Fixed:
     def choose(self, run: str) -> None:
         pass
 
-    def add(self, item: str, new: NewItem) -> bool:
+    def add_all(self, items: Mapping[str, NewItem | Facts]) -> int:
         raise FixedError("the items of this service cannot change")
 
-    def remove(self, item: str) -> bool:
+    def remove_all(self, items: Iterable[str]) -> int:
         raise FixedError("the items of this service cannot change")
 
-    def record(self, user: str, items: Sequence[str]) -> int:
+    def forget_all(self, items: Iterable[str]) -> int:
+        raise FixedError("the items of this service cannot change")
+
+    def record_all(self, chosen: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None) -> int:
+        raise FixedError("the users of this service cannot change")
+
+    def retire(self, before: Time) -> int:
         raise FixedError("the users of this service cannot change")
 
     def history(self, user: str) -> History | None:
+        if self._saved is not None:
+            return self._saved.history(user)
         try:
             return None if self._data is None else history_of_user(self._data, user)
         except ValueError:  # who is not in the log
@@ -135,7 +159,7 @@ class Loaded:
 
 
 OpenRun = Callable[[Path], Loaded]
-MakeSource = Callable[[Path, TreeModel, Catalogue, Prepared | None], Source]
+MakeSource = Callable[[Path, TreeModel, Path | None, Prepared | None], Source]
 
 
 def open_fixed(
@@ -150,11 +174,19 @@ def open_fixed(
     Args:
         name: what it is called.
         device: where it is searched.
-        items: a table of titles and categories.
+        items: a table of titles and categories; the one that the run names unless given.
         data: the prepared log, where it is not where it was.
         model: opens the model of a run's folder, where other ranks have parts of it.
     """
-    return opening(name, device, items, data, lambda run, model, titles, log: Fixed(model, titles, log), model)
+
+    def fixed(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Fixed:
+        known, saved = read_run(run), read_live(run)
+        if saved is None:
+            return Fixed(model, read_items(items, known, ids_of(run, model)), log)
+        live = open_live(model, known, data=log, items=items, saved=saved)
+        return Fixed(model, live.catalogue, log, live)
+
+    return opening(name, device, items, data, fixed, model)
 
 
 def opening(
@@ -172,7 +204,7 @@ def opening(
         device: where it is searched.
         items: a table of titles and categories.
         data: the prepared log, where it is not where it was.
-        make_source: what is made of its folder, model, titles and log.
+        make_source: what is made of its folder, its model, the table and its log.
         open_other: opens the model of a folder, where that is not done as usual.
     """
 
@@ -181,19 +213,10 @@ def opening(
         model = (open_model(run, device) if open_other is None else open_other(run)).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
-        source = make_source(run, model, read_titles(items, ids), log)
+        source = make_source(run, model, items, log)
         return Loaded(source, name, digest, run, read_run(run), log, tuned_for(run, model))
 
     return opened
-
-
-def read_titles(items: Path | None, ids: Ids) -> Catalogue:
-    """The catalogue of a table, or one of ids alone."""
-    if items is None:
-        return Catalogue.plain(ids)
-    from beamtree.ingest.catalogue import read_catalogue  # polars takes a moment
-
-    return read_catalogue(items, ids)
 
 
 def log_of(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response
 
@@ -9,8 +10,21 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue, matches
 from beamtree.data.ids import as_id
 from beamtree.live import NewItem
-from beamtree.serve.errors import RefusedError, as_json
-from beamtree.serve.schemas import LONGEST, Changed, Happened, Item, Items, Known, User, Users
+from beamtree.live.times import Time, as_time
+from beamtree.serve.answers import check_size
+from beamtree.serve.errors import SCHEMA, RefusedError, as_json
+from beamtree.serve.schemas import (
+    LONGEST,
+    Changed,
+    EventsRequest,
+    Item,
+    Items,
+    ItemsRequest,
+    Known,
+    User,
+    UserEvents,
+    Users,
+)
 from beamtree.serve.search import View
 from beamtree.serve.service import Service
 from beamtree.serve.source import Loaded
@@ -18,6 +32,8 @@ from beamtree.serve.source import Loaded
 Text = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
 MOST = 1000  # events of a user that are shown, the newest
 Limit = Annotated[int, Query(ge=1, le=100)]
+Forget = Annotated[bool, Query(description="Whether an item that is put again is to come as a new one.")]
+Before = Annotated[str, Query(max_length=100, description="A number or a date, as the times of events.")]
 
 
 def routes(service: Service) -> APIRouter:
@@ -69,28 +85,43 @@ def changes(service: Service) -> APIRouter:
 
     @router.put("/v1/items/{item:path}", responses={200: {"model": Changed}})
     async def put_item(item: str, new: Annotated[Item | None, Body()] = None) -> Response:
-        """Add an item, or change what is known of it; a second time changes nothing."""
-        name = checked(item)
-        facts = new_item(new or Item(), service)
-        changed, version = await service.change("put_item", lambda source: source.add(name, facts))
-        return as_json({"changed": changed, "version": version})
+        """Add an item, show one that was removed as it was, or change what is known of it; idempotent."""
+        items = {checked(item): facts_of(new or Item(), service)}
+        count, version = await service.change("put_item", lambda source: source.add_all(items))
+        return as_json({"changed": count > 0, "version": version})
+
+    @router.post("/v1/items", responses={200: {"model": Changed}})
+    async def put_items(asked: ItemsRequest) -> Response:
+        """The same for many items, all or none of them."""
+        check_size("items", len(asked.items), service.limits.changes, "items")
+        items = {checked(as_id(each.item)): facts_of(each, service) for each in asked.items}
+        if len(items) < len(asked.items):
+            raise RefusedError(422, "items: an id stands there twice", "name every item once")
+        count, version = await service.change("put_item", lambda source: source.add_all(items), len(items))
+        return as_json({"changed": count > 0, "version": version, "count": count})
 
     @router.delete("/v1/items/{item:path}", responses={200: {"model": Changed}})
-    async def delete_item(item: str) -> Response:
-        """Remove an item; a second time changes nothing."""
+    async def delete_item(item: str, forget: Forget = False) -> Response:
+        """Remove an item: it is hidden until it is put again, or forgotten; idempotent."""
         name = checked(item)
-        changed, version = await service.change("delete_item", lambda source: source.remove(name))
-        return as_json({"changed": changed, "version": version})
+        count, version = await service.change(
+            "delete_item", lambda source: source.forget_all([name]) if forget else source.remove_all([name])
+        )
+        return as_json({"changed": count > 0, "version": version})
 
     @router.post("/v1/events", responses={200: {"model": Changed}})
-    async def record(happened: Happened) -> Response:
-        """What a user chose just now: the next answer to this user knows it."""
-        if len(happened.items) > service.limits.history:
-            limit = service.limits.history
-            raise RefusedError(422, f"items has {len(happened.items)} ids, over the limit of {limit}", "send fewer")
-        user, items = as_id(happened.user), [as_id(item) for item in happened.items]
-        count, version = await service.change("events", lambda source: source.record(user, items))
+    async def record(asked: EventsRequest) -> Response:
+        """What users chose just now: the next answer to them knows it. With an id or times, it is idempotent."""
+        chosen = events_of(asked, service)
+        count, version = await service.change("events", lambda source: source.record_all(chosen, asked.id), len(chosen))
         return as_json({"changed": count > 0, "version": version, "known": count})
+
+    @router.delete("/v1/events", responses={200: {"model": Changed}})
+    async def retire(before: Before) -> Response:
+        """Leave out all events of before a time, those that are sent later too."""
+        time = moment(before)
+        count, version = await service.change("retire", lambda source: source.retire(time))
+        return as_json({"changed": count > 0, "version": version, "count": count})
 
     return router
 
@@ -100,7 +131,11 @@ def known(loaded: Loaded, catalogue: Catalogue, number: int) -> dict[str, Any]:
     popularity = loaded.source.model.popularity
     events = None if popularity is None or number >= len(popularity) else int(popularity[number])
     facts = {"title": catalogue.title(number), "category": catalogue.category(number), "events": events}
-    return {"item": catalogue.ids[number], **facts}
+    tree = loaded.source.model.tree
+    is_hidden = number < tree.num_items and not bool(
+        tree.mask.allows(tree.leaf_of_item(torch.tensor([number], device=tree.device)))
+    )
+    return {"item": catalogue.ids[number], **facts, "hidden": is_hidden}
 
 
 def search_ids(ids: Ids, text: str, limit: int) -> list[str]:
@@ -117,14 +152,34 @@ def checked(item: str) -> str:
     return name
 
 
-def new_item(sent: Item, service: Service) -> NewItem:
-    """What is known of an item, as it is applied."""
-    limits, vector = service.limits, sent.vector
-    longest = max((len(each) for each in (sent.like, vector or (), *sent.histories)), default=0)
-    if longest > limits.history or len(sent.histories) > limits.histories:
+def facts_of(sent: Item, service: Service) -> dict[str, Any]:
+    """What is told of an item."""
+    limits, histories = service.limits, sent.histories or []
+    longest = max((len(each) for each in (sent.like or (), sent.vector or (), *histories)), default=0)
+    if longest > limits.history or len(histories) > limits.histories:
         most = f"{limits.histories} histories of {limits.history} ids are the limit"
         raise RefusedError(422, f"the item comes with too much: {most}", "send less")
-    histories = tuple(tuple(map(as_id, each)) for each in sent.histories)
-    like = tuple(map(as_id, sent.like))
-    numbers = None if vector is None else tuple(map(float, vector))
-    return NewItem(sent.title, sent.category, like, histories, numbers)
+    return sent.model_dump(include=sent.model_fields_set & set(NewItem._fields))
+
+
+def events_of(asked: EventsRequest, service: Service) -> list[tuple[str, list[str], Time | None]]:
+    """Who chose what, and when."""
+    if (asked.events is None) == (asked.user is None) or (asked.user is None) != (asked.items is None):
+        raise RefusedError(422, "give user and items, or events", SCHEMA)
+    if asked.events is not None and asked.time is not None:
+        raise RefusedError(422, "time: give each of the events its own", SCHEMA)
+    rows = asked.events or [UserEvents(user=asked.user or "", items=asked.items or [], time=asked.time)]
+    check_size("events", len(rows), service.limits.changes, "events")
+    check_size("items", max(len(each.items) for each in rows), service.limits.history, "ids")
+    return [
+        (as_id(each.user), [as_id(item) for item in each.items], None if each.time is None else moment(each.time))
+        for each in rows
+    ]
+
+
+def moment(text: object) -> Time:
+    """A time that was sent."""
+    try:
+        return as_time(text)
+    except ValueError as error:
+        raise RefusedError(422, f"time: {error}", SCHEMA) from error

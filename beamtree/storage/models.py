@@ -1,7 +1,7 @@
 """A folder that holds a model: `save_model` writes it, `load_model` reads it, and checkpoints of training build on it.
 
     settings.json                  what this is, and which files belong to it
-    tree-<step>.safetensors        the items on the leaf slots, and how often each was chosen in training
+    tree-<step>.safetensors        the items on the leaf slots, how often each was chosen, and which are hidden
     weights-<step>.safetensors     the scorer's parameters
     search-<step>.safetensors      what search makes of the weights
     items-<step>.txt               the ids of the items, one per line, where they have any
@@ -132,8 +132,9 @@ def read_tree(folder: Path, settings: dict[str, Any]) -> tuple[Tree, dict[str, T
     """The tree of a model's folder, and what is known of its items."""
     items = read_tensors(folder, settings, "tree")
     _check_tree(folder, items["items"], settings["arity"])
-    counts = {"num_items": settings.get("num_items")}  # where items were removed
-    tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts)
+    counts = {"num_items": settings.get("num_items")}  # where items were forgotten
+    hidden = items.get("hidden", ())
+    tree = Tree(items["items"], settings["arity"], admit_empty=settings["admit_empty"], **counts, hidden=hidden)
     if tree.fingerprint() != settings["tree"]:
         raise ValueError(f"{folder} holds the tree of another model: {AGAIN}")
     return tree, items
@@ -157,9 +158,7 @@ def write_model(
     with held(folder):
         in_use = check_room(folder)
         check_finite(model)
-        known = {} if model.popularity is None else {"events": model.popularity}
-        tree = {"items": model.tree.items(), **known}
-        parts: dict[str, Tensors] = {"tree": tree, "weights": model.scorer.state_dict(), **more}
+        parts: dict[str, Tensors] = {"tree": tree_tensors(model), "weights": model.scorer.state_dict(), **more}
         files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors or part == "weights"}
         if ids is not None:
             files["items"] = f"items-{step}.txt"
@@ -184,6 +183,13 @@ def write_model(
         for path in folder.iterdir():  # left by the model before, or by one cut short
             if OURS.fullmatch(path.name) and path.name not in files.values():
                 remove(path)
+
+
+def tree_tensors(model: TreeModel) -> dict[str, Tensor]:
+    """What the file of a tree holds."""
+    events = {} if model.popularity is None else {"events": model.popularity}
+    hidden = model.tree.hidden()
+    return {"items": model.tree.items(), **events, **({"hidden": hidden} if len(hidden) else {})}
 
 
 def settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from beamtree.files.sealed import seal, with_seal
 from beamtree.files.small import flush, naming
 from beamtree.model import TreeModel
 from beamtree.shards import Shard
-from beamtree.storage.models import OURS, check_room, settings_of
+from beamtree.storage.models import OURS, check_room, settings_of, tree_tensors
 from beamtree.storage.settings import SETTINGS, check_finite
 from beamtree.storage.shards import Moments, laid_out, names_of_lists, row_names, spread_memories, told
 from beamtree.storage.tensors import save_tensors
@@ -88,8 +88,7 @@ def _finish(
 ) -> None:
     """Move what was written to its place, and let settings.json point to it."""
     draft, name = place.parent, f"tree-{step}{'b' if place.name.endswith('b') else ''}.safetensors"
-    known = {} if model.popularity is None else {"events": model.popularity}
-    save_tensors(draft / name, {"items": model.tree.items(), **known})
+    save_tensors(draft / name, tree_tensors(model))
     flush(draft / name)
     flush(place)
     settings = settings_of(model, progress, {"tree": {"file": name, **seal(draft / name)}})
