@@ -47,6 +47,9 @@ Format = Annotated[
 User = Annotated[str | None, typer.Option(help="The column of users: a name, or 1, 2, 3, … without a header.")]
 Item = Annotated[str | None, typer.Option(help="The column of items.")]
 Time = Annotated[str | None, typer.Option(help="The column of times: numbers or dates such as 2020-12-31 23:59.")]
+TimeFormat = Annotated[
+    str | None, typer.Option(help='How dates are written, as in strptime: "%d/%m/%Y %H:%M". Found out unless given.')
+]
 MinEvents = Annotated[int, typer.Option(min=2, help="Users with fewer events are dropped.")]
 MinItemEvents = Annotated[
     int, typer.Option(min=1, help="Items with fewer events are dropped, then users and items until all have enough.")
@@ -76,6 +79,7 @@ def prepare(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    time_format: TimeFormat = None,
     min_events: MinEvents = 10,
     min_item_events: MinItemEvents = 1,
     split: Split = "halves",
@@ -109,6 +113,7 @@ def prepare(
             user=user,
             item=item,
             time=time,
+            time_format=time_format,
             min_events=min_events,
             min_item_events=min_item_events,
             split=split,

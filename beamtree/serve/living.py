@@ -15,7 +15,7 @@ from beamtree.files.small import one_line
 from beamtree.live import Journal, Live
 from beamtree.model import TreeModel
 from beamtree.serve.source import OpenRun, opening
-from beamtree.train.runs import read_run
+from beamtree.train.runs import table_file
 
 log = logging.getLogger("beamtree")
 REST = 60.0  # seconds for which the slot of a removed item is not used again: longer than any search
@@ -65,13 +65,13 @@ def open_live(name: str, device: str, journal: Journal, items: Path | None = Non
 
 def vectors_of(run: Path, ids: Ids) -> Tensor | None:
     """The vectors that the tree of a run was made from, where they are still there."""
-    place = read_run(run).get("vectors")
-    if not isinstance(place, str) or not Path(place).is_file():
+    place = table_file(run, "vectors")
+    if place is None:
         return None
     from beamtree.ingest.items import read_vectors  # polars takes a moment
 
     try:
-        return read_vectors(Path(place), ids)
+        return read_vectors(place, ids)
     except ValueError as error:
         log.warning("vectors are not used: %s", one_line(error))
         return None

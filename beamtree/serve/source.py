@@ -15,7 +15,7 @@ from beamtree.live import NewItem, Now
 from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, tuned_beam
-from beamtree.train.runs import ids_of, open_data, open_model, read_run
+from beamtree.train.runs import ids_of, open_data, open_model, read_run, table_file
 
 log = logging.getLogger("beamtree")
 Beam = int | tuple[int, ...]  # k, or one width for each level that is searched
@@ -181,7 +181,7 @@ def opening(
         model = (open_model(run, device) if open_other is None else open_other(run)).eval()
         ids, log = ids_of(run, model), log_of(run, model, data)
         ids.find(["ready"])  # so that nobody waits for the index of ids
-        source = make_source(run, model, read_titles(items, ids), log)
+        source = make_source(run, model, read_titles(items, ids) if items else titles_of(run, ids), log)
         return Loaded(source, name, digest, run, read_run(run), log, tuned_for(run, model))
 
     return opened
@@ -194,6 +194,15 @@ def read_titles(items: Path | None, ids: Ids) -> Catalogue:
     from beamtree.ingest.catalogue import read_catalogue  # polars takes a moment
 
     return read_catalogue(items, ids)
+
+
+def titles_of(run: Path, ids: Ids) -> Catalogue:
+    """What the table of items says that a run names; ids alone where it is not there, or not readable."""
+    try:
+        return read_titles(table_file(run, "items"), ids)
+    except ValueError as error:
+        log.warning("titles and categories are not used: %s", error)
+        return Catalogue.plain(ids)
 
 
 def log_of(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:
