@@ -1,6 +1,7 @@
 """Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -42,16 +43,29 @@ def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]
     last beam holds every allowed item, or at least m of them.
     """
     levels = model.tree.height + 1 - model.first_level
-    found = tuple(beam_size) if isinstance(beam_size, Sequence) else (beam_size,) * levels
+    several = isinstance(beam_size, Iterable) and not isinstance(beam_size, str)
+    beam_size = tuple(beam_size) if several else beam_size  # type: ignore[arg-type]
+    each = beam_size if isinstance(beam_size, tuple) else (beam_size,) * levels
+    found, m = tuple(whole_number("beam_size", width) for width in each), whole_number("m", m)
     if len(found) != levels:
         spans = f"levels {model.first_level} to {model.tree.height}"
         raise ValueError(f"beam_size has {len(found)} widths and {spans} are searched: give {levels}, or one number")
     if min(found) < 1:
         raise ValueError(f"beam_size={as_text(beam_size)}: a beam holds at least one node")
     if not 1 <= m <= found[-1]:
-        most = "beam_size" if isinstance(beam_size, int) else "the last width"
+        most = "the last width" if several else "beam_size"
         raise ValueError(f"m={m} with beam_size={as_text(beam_size)}: from 1 up to {most} items can be retrieved")
     return tuple(max(width, m) for width in found)
+
+
+def whole_number(name: str, value: object) -> int:
+    """A number that a user gave, of Python or numpy, as an int; a ValueError where it is no whole one."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
 
 
 def as_text(beam_size: BeamSize) -> str:
@@ -168,7 +182,7 @@ def retrieve(
     The beam enters no node below which nothing may be found, so a user gets m items wherever m are left; PAD and -inf
     fill up a row where fewer are.
     """
-    sizes = widths(model, beam_size, m)
+    sizes, m = widths(model, beam_size, m), whole_number("m", m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not len(x):  # of all ranks, where there are several: none comes with nothing
@@ -233,7 +247,9 @@ def brute_force(
         leaves_at_once: leaves that are scored together.
     """
     _check_users(model, x)
-    mask = model.tree.mask_of(allowed)
+    m, mask = whole_number("m", m), model.tree.mask_of(allowed)
+    if m < 1:
+        raise ValueError(f"m={m}: give a whole number of at least 1")
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)

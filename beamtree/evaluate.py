@@ -1,13 +1,13 @@
 """How well items are found: P@m, R@m, F@m over users (Sec. 3.2.2), with intervals."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamtree.beam import BeamSize, retrieve
+from beamtree.beam import BeamSize, retrieve, whole_number
 from beamtree.data import Data
 from beamtree.distributed import ranks
 from beamtree.frames import frame
@@ -44,6 +44,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         self.users = len(values)
         self.users_asked = self.users if users_asked is None else users_asked  # with those left out
         self.exclude_seen = exclude_seen
+        self.frame_kind: str | None = None  # of `to_frame`: polars, or pandas where the log was a frame of pandas
         self._means = {(score.metric, score.m): score.value for score in scores}
 
     def __getitem__(self, key: tuple[str, int]) -> float:
@@ -74,7 +75,8 @@ class Evaluation(Mapping[tuple[str, int], float]):
     def to_frame(self) -> Any:
         """One row per metric and m: metric, m, value, low, high."""
         names = ("metric", "m", "value", "low", "high")
-        return frame({name: [getattr(score, name) for score in self.scores] for name in names})
+        columns = {name: [getattr(score, name) for score in self.scores] for name in names}
+        return frame(columns, kind=self.frame_kind)
 
 
 def evaluate(
@@ -101,7 +103,7 @@ def evaluate(
         on_users: hears how many users were done since it was last called.
     """
     model.tree.check_items(data.item_numbers())
-    device, cuts = model.tree.device, _cuts(m)
+    device, cuts = model.tree.device, all_cuts(m)
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
         items, _ = retrieve(model, x.to(device), beam_size=beam_size, m=max(cuts), exclude=exclude.to(device))
@@ -135,7 +137,7 @@ def measure(
         batch_size: users that are asked together.
         on_users: hears how many users were done since it was last called.
     """
-    named, cuts = named_metrics(metrics), _cuts(m)
+    named, cuts = named_metrics(metrics), all_cuts(m)
     if not named or not cuts:
         raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(METRICS)}")
     if not len(data):
@@ -161,8 +163,13 @@ def measure(
     return summarise(torch.cat(parts), cuts, tuple(named), len(data), exclude_seen)
 
 
-def _cuts(m: Sequence[int] | int) -> tuple[int, ...]:
-    return (m,) if isinstance(m, int) else tuple(m)
+def all_cuts(m: Iterable[int] | int) -> tuple[int, ...]:
+    """Every m, of one or of several; a ValueError where one is no whole number above 0."""
+    several = m if isinstance(m, Iterable) else (m,)
+    cuts = tuple(whole_number("m", each) for each in several)
+    if cuts and min(cuts) < 1:
+        raise ValueError(f"m={min(cuts)}: give a whole number of at least 1")
+    return cuts
 
 
 def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int) -> Find:

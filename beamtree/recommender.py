@@ -1,5 +1,7 @@
 """Recommender: one object that learns from a log and recommends, ids in and ids out."""
 
+import shutil
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic as time_now
@@ -8,15 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from beamtree.answers import Answer, History, answer, as_columns, history_of_user, item_filter, listed, read_histories
-from beamtree.beam import BeamSize
+from beamtree.beam import BeamSize, whole_number
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id
+from beamtree.data.prepared import DESCRIPTION
 from beamtree.data.report import log_in_words
 from beamtree.distributed import join, ranks
-from beamtree.evaluate import Evaluation, evaluate
-from beamtree.frames import frame
-from beamtree.ingest.logs import open_log
-from beamtree.ingest.trees import any_builder
+from beamtree.evaluate import Evaluation, all_cuts, evaluate
+from beamtree.extras import needs
+from beamtree.files.drafts import remove
+from beamtree.files.small import write_whole
+from beamtree.frames import check_kind, is_pandas, kind_of
+from beamtree.frames import frame as make_frame
+from beamtree.ingest.logs import open_log, pack, unpack
+from beamtree.ingest.trees import any_builder, known_table
 from beamtree.live.changing import Changing
 from beamtree.methods import Method
 from beamtree.metrics import Metric
@@ -24,6 +31,7 @@ from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
+from beamtree.storage.tuned import TUNE, tuned_beam
 from beamtree.train.alike import check_alike
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
@@ -31,6 +39,8 @@ from beamtree.train.reporting import Reporter, clock
 from beamtree.train.runs import (
     DATA,
     RUN,
+    TABLES,
+    check_free,
     data_folder,
     describe_run,
     holding,
@@ -39,7 +49,9 @@ from beamtree.train.runs import (
     open_model,
     progress_of,
     read_run,
+    remove_training,
     replace_data,
+    table_file,
     write_run,
 )
 from beamtree.train.validation import OnCheck, Progress
@@ -54,8 +66,8 @@ class Recommender(Changing):
     Args:
         method: a name of `beamtree.methods.METHODS`, or a `Method` of your own.
         tree: cluster, category, random, a file that `beamtree tree` wrote, a `Tree`, or a function (data) -> Tree.
-        items: a table of item and category: category trees need it, cluster trees can use it.
-        vectors: vectors of the items to cluster, in a file.
+        items: a table of item and category, a file or a frame: category trees need it, cluster trees can use it.
+        vectors: vectors of the items to cluster: a file, a frame with an item and a vector, or a dict of vectors.
         arity: children per node.
         scorer: a class, or a function (tree, data, seed) -> Scorer; the recipe's unless given.
         recipe: beamtree, good on ordinary data, or paper, as published; or a `Recipe` of your own.
@@ -70,6 +82,7 @@ class Recommender(Changing):
         device: cpu or cuda.
         seed: same seed, same model.
         refit: whether the parts in closed form are made again at the end, from validation users' events as well.
+        frame: what answers are, polars or pandas; unless given, as the log was, and Polars where that was a file.
     """
 
     def __init__(
@@ -77,8 +90,8 @@ class Recommender(Changing):
         *,
         method: str | Method = "otm-mixed",
         tree: str | Path | Tree | Any = "cluster",
-        items: str | Path | None = None,
-        vectors: str | Path | None = None,
+        items: Any = None,
+        vectors: Any = None,
         arity: int = 2,
         scorer: MakeScorer | type[Scorer] | None = None,
         recipe: str | Recipe = "beamtree",
@@ -93,18 +106,24 @@ class Recommender(Changing):
         device: str = "cpu",
         seed: int = 0,
         refit: bool = False,
+        frame: str | None = None,
     ) -> None:
         check_device(device)
+        check_kind(frame)
         self._how: dict[str, Any] = {
             "method": method, "scorer": scorer, "recipe": recipe, "beam_size": beam_size, "nodes": nodes,
             "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
             "patience": patience, "device": device, "seed": seed, "refit": refit,
         }  # fmt: skip
-        self._built: dict[str, Any] = {"arity": arity, "items": items, "vectors": vectors}
-        self._tree_name, self._build = any_builder(tree, items, vectors)
+        known = {"items": known_table("items", items), "vectors": known_table("vectors", vectors)}
+        self._built: dict[str, Any] = {"arity": arity, **known}
+        self._tree_name, self._build = any_builder(tree, **known)
+        self._frame = frame
+        self._tables: dict[str, Any] = {}  # those of TABLES that belong into the run: frames, or files of the run
         self._model: TreeModel | None = None
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}
+        self._loaded: Path | None = None  # the run that was loaded
         self._where: tuple[Path, Path] | None = None  # the run that was loaded, and its data, which are opened late
         self._owns_data = False  # whether the prepared log was made for this object and goes with it
         self.progress: Progress | None = None  # where training ended
@@ -152,7 +171,10 @@ class Recommender(Changing):
         user: str | None = None,
         item: str | None = None,
         time: str | None = None,
+        time_format: str | None = None,
         min_events: int | None = None,
+        min_item_events: int | None = None,
+        split: str | None = None,
         val_users: int | None = None,
         test_users: int | None = None,
         on_step: OnStep | None = None,
@@ -166,7 +188,10 @@ class Recommender(Changing):
             user: the column of users, where it has an unusual name.
             item: the column of items, likewise.
             time: the column of times, likewise.
+            time_format: how dates are written, as in strptime, such as "%d/%m/%Y %H:%M"; found out unless given.
             min_events: users with fewer are left out; nobody unless given.
+            min_item_events: items with fewer are left out; 1 unless given.
+            split: halves, leave-one-out or time:DATE, as in `prepare`; halves unless given.
             val_users: how many are kept apart for validation; 5 %, at most 1,000, unless given.
             test_users: and for testing.
             on_step: hears the steps done, those in all, and the loss.
@@ -175,7 +200,9 @@ class Recommender(Changing):
                 instead where that shows INFO.
         """
         given = {"user": user, "item": item, "time": time, "min_events": min_events, "val_users": val_users}
-        options = {name: value for name, value in {**given, "test_users": test_users}.items() if value is not None}
+        given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
+        options = {name: value for name, value in {**given, "split": split}.items() if value is not None}
+        tables = {name: table for name in TABLES if (table := self._built[name]) is not None}
         began, together = time_now(), join(self._how["device"])
         with Reporter(verbose and together.is_first) as report:
             with together.agreed():
@@ -183,7 +210,9 @@ class Recommender(Changing):
                 settings = settle(data, **self._how)
             for line in log_in_words(data.description):
                 report.line(line)
-            run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **self._built)
+            named = {name: each.resolve() if isinstance(each, Path) else _file(name) for name, each in tables.items()}
+            built = {"arity": self._built["arity"], **named}
+            run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **built)
             check_alike(together, **{**run, "data": data.train.fingerprint()})
             report.stage(f"Building a {self._tree_name} tree over {data.num_items:,} items")
             tree = self._build(data, self._built["arity"], settings.seed)
@@ -199,7 +228,9 @@ class Recommender(Changing):
             report.line(progress.as_report(data.num_items, len(data.val), closed_form))
             report.line(f"Fitted in {clock(time_now() - began)}.")
         self._data, self._model, self._run, self.progress = data, model, run, progress
-        self._where, self._owns_data, self._live = None, own, None
+        self._run["frame"] = kind_of(log)
+        self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
+        self._where, self._owns_data, self._live, self._loaded = None, own, None, None
         return self
 
     def recommend(
@@ -216,7 +247,8 @@ class Recommender(Changing):
         """The m best items as a frame: rank, item, score, best first.
 
         Args:
-            histories: ids of items, oldest first: one history, a list of several, or a dict from user to history.
+            histories: ids of items, oldest first: one history, a list of several, a dict from user to history, or a
+                frame of events with the columns user, item and time.
             users: instead, ids of users of the log, whose events are known.
             m: how many items for each.
             beam_size: k, or one width per searched level; 400 or m unless given: wider finds more and takes longer.
@@ -225,24 +257,33 @@ class Recommender(Changing):
             exclude: ids that may not.
 
         Where there are several, a column before these says which: `history` (0, 1, 2, …) or `user`. The score is the
-        probability by which items were ranked. Who is unknown gets what is popular. All get m items, if m may be found.
+        probability by which items were ranked. All get m items, if m may be found. A history of which no item is known
+        gets what is popular, with a warning unless it is empty.
         """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
+        m = whole_number("m", m)
         key, found = read_histories(self.ids, histories) if users is None else ("user", self._of_users(users))
         mask = item_filter(self.model, self.ids, allowed, exclude)
         beam = max(400, m) if beam_size is None else beam_size
         names, rows = [name for name, _ in found], [history for _, history in found]
+        unknown = [history.unknown[0] for history in rows if history.unknown and not history.items]
+        if unknown and users is None:
+            counts = f"{len(unknown):,} of {len(rows):,} histories"
+            line = f"{counts} have no item that the model knows, such as {unknown[0]!r}: they get what is popular"
+            warnings.warn(line, UserWarning, stacklevel=2)
         answers: list[Answer] = []
         for start in range(0, len(rows), BATCH):
             some = rows[start : start + BATCH]
             answers += answer(self.model, self.ids, some, beam_size=beam, m=m, exclude_seen=exclude_seen, allowed=mask)
         types = {"user": str, "history": int, "rank": int, "item": str, "score": float}
-        return frame(as_columns(key, names, answers), types)
+        given = "pandas" if is_pandas(histories) or is_pandas(users) else None
+        return make_frame(as_columns(key, names, answers), types, self._frame or given or self._run.get("frame"))
 
     def _of_users(self, users: Any) -> list[tuple[str, History]]:
-        since = {} if self._live is None else {user: self._live.history(user) for user in map(as_id, listed(users))}
-        return [(as_id(user), since.get(as_id(user)) or history_of_user(self.data, user)) for user in listed(users)]
+        names = [as_id(user) for user in listed(users)]
+        since = {} if self._live is None else {user: self._live.history(user) for user in names}
+        return [(user, since.get(user) or history_of_user(self.data, user)) for user in names]
 
     def _learned_from(self) -> Prepared | None:
         return self.data if self._data is not None or self._where is not None else None
@@ -255,6 +296,10 @@ class Recommender(Changing):
         metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
         data: Any = None,
+        user: str | None = None,
+        item: str | None = None,
+        time: str | None = None,
+        time_format: str | None = None,
     ) -> Evaluation:
         """How well the test users' next items are found, with intervals; `.to_frame()` gives a frame.
 
@@ -263,29 +308,93 @@ class Recommender(Changing):
             beam_size: k, 400 or the largest m unless given.
             metrics: names such as recall, ndcg, mrr, or functions of your own.
             exclude_seen: whether what a user has seen is neither recommended nor expected.
-            data: other users than the test users of the log, such as `shop.data.val`.
+            data: other users than the test users of the log: `shop.data.val`, a prepared folder with the same items, or
+                a log in any shape that `fit` takes, with users of its own.
+            user: of such a log the column of users, where it has an unusual name.
+            item: the column of items, likewise.
+            time: the column of times, likewise.
+            time_format: how its dates are written, as in strptime.
+
+        Of a log the first half of each user's events is history and the second half is to be found. Items that the
+        model does not know are left out of the histories, and count as never found among those to be found.
         """
-        cuts = (m,) if isinstance(m, int) else tuple(m)
-        users = self.data.test if data is None else data
+        cuts = all_cuts(m)
+        columns = {"user": user, "item": item, "time": time, "time_format": time_format}
+        users = self._users_to_measure(data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((400, *cuts)) if beam_size is None else beam_size
-        return evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
+        found = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
+        found.frame_kind = self._frame or self._run.get("frame")
+        return found
+
+    def _users_to_measure(self, data: Any, columns: dict[str, str | None], exclude_seen: bool) -> Any:
+        """The test users, other users of prepared data, or the users of a log."""
+        folder = data.folder if isinstance(data, Prepared) else data
+        is_folder = isinstance(folder, str | Path) and (Path(folder) / DESCRIPTION).exists()
+        if data is None or is_folder or hasattr(data, "batch"):
+            unused = next((name for name, value in columns.items() if value is not None), None)
+            if unused is not None:
+                raise ValueError(f"{unused} says how a log is read, and these users are prepared already")
+            if data is None:
+                return self.data.test
+            return open_data(Path("this recommender"), self.model, Path(folder)).test if is_folder else data
+        with needs("", "reading a log"):
+            from beamtree.ingest.recent import read_users
+
+        return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
 
     def save(self, folder: str | Path) -> None:
-        """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it."""
+        """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it.
+
+        A run or a model that was there is replaced. A folder that holds something else is refused.
+        """
         folder, model, run = Path(folder), self.model, {**self._run}
         source = self._data.folder if self._data is not None else self._where and self._where[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
         with holding(folder):
             with ranks().agreed() as first:
-                if first and source is not None:
-                    replace_data(folder, source if self._owns_data else None)
                 if first:
-                    write_run(folder, run, self.progress)
+                    check_free(folder)
+                    write_run(folder, run, self.progress)  # first: a folder with it is a run
+                    if self._loaded is None or self._loaded.resolve() != folder.resolve():
+                        remove_training(folder)
+                    replace_data(folder, source if source is not None and self._owns_data else None)
+                    self._save_tables(folder)
                     self._save_events(folder)
             save_model(model, folder)
+            with ranks().agreed() as first:
+                if first and (folder / TUNE).exists() and not _is_tuned(folder):
+                    remove(folder / TUNE)
+
+    def _save_tables(self, folder: Path) -> None:
+        """Write tables from memory into a run's folder, and copy those of the run that was loaded."""
+        for name in TABLES:
+            table, place = self._tables.get(name), folder / _file(name)
+            if table is None:
+                remove(place)
+            elif not isinstance(table, Path):
+                write_whole(place, table.write_parquet)
+            elif table.resolve() != place.resolve():
+                shutil.copyfile(table, place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the log goes with it if it is this object's own, else its place does."""
+        state = {**self.__dict__, "_live": None, "_saved": None}
+        if self._live is not None:
+            state |= {"_model": self._live.model, "_saved": self._live.saved()}
+        if self._data is not None and self._where is None:
+            place = self._data.folder
+            state |= {"_files": pack(self._data)} if self._owns_data else {"_where": (place, place)}
+        return state | {"_data": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files, saved = state.pop("_files", None), state.pop("_saved")
+        self.__dict__.update(state)
+        if files is not None:
+            self._data = unpack(files)
+        self._live = None if saved is None else self._opened(saved)
 
     @classmethod
     def load(
@@ -295,6 +404,7 @@ class Recommender(Changing):
         device: str = "cpu",
         data: str | Path | None = None,
         scorers: Sequence[type[Scorer]] = (),
+        frame: str | None = None,
     ) -> "Recommender":
         """Read a run folder that `save`, `beamtree train` or `beamtree compare` wrote.
 
@@ -303,19 +413,36 @@ class Recommender(Changing):
             device: where it recommends.
             data: the prepared log, where it is no longer where it was.
             scorers: classes of scorers from outside the package.
+            frame: what answers are, polars or pandas; as before unless given.
         """
         folder = Path(folder)
         is_run = (folder / RUN).exists() or not holds_model(folder)  # else a model that `save_model` wrote
         check_device(device)
         model = open_model(folder, device, scorers) if is_run else load_model(folder, device, scorers=scorers)
         ids_of(folder, model)
-        found = cls(device=device)
+        found = cls(device=device, frame=frame)
         found._model, found._run = model, read_run(folder) if is_run else {}
         where = data_folder(folder) if is_run else None
         if data is not None:
             found._data = open_data(folder, model, Path(data))
         elif where is not None and where.exists():
             found._where, found._owns_data = (folder, where), where == folder / DATA
+        own = {name: table_file(folder, name, found._run) for name in TABLES if found._run.get(name) == _file(name)}
+        found._tables = {name: file for name, file in own.items() if file is not None}
+        found._loaded = folder
         found.progress = progress_of(found._run)
         found._load_events(folder)
         return found
+
+
+def _file(name: str) -> str:
+    """The file of a table inside a run's folder."""
+    return f"{name}.parquet"
+
+
+def _is_tuned(folder: Path) -> bool:
+    """Whether the beam that is kept in a folder was tuned for the model in it."""
+    try:
+        return bool(tuned_beam(folder))
+    except ValueError:
+        return False

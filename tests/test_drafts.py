@@ -6,12 +6,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from beamtree.files import drafts
+from beamtree.files import drafts, small
 from beamtree.files.drafts import NEW, OLD, drafting, held, put, tidy
-from beamtree.files.small import write_json, write_whole
+from beamtree.files.small import flush, write_json, write_whole
 
 HOLDER = """
 import sys, time
@@ -159,3 +160,29 @@ def test_numbers_that_are_not_finite_are_not_written(tmp_path):
         with pytest.raises(ValueError, match=r"a.json is not written: a number in it is not finite"):
             write_json(tmp_path / "a.json", {"recall": value})
     assert os.listdir(tmp_path) == []
+
+
+def test_outputs_are_written_where_folders_can_be_neither_opened_nor_locked(tmp_path, monkeypatch):
+    """As on Windows."""
+
+    def refuse_folders(path, *how):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied")
+        return os.open(path, *how)
+
+    windows = SimpleNamespace(**{**vars(os), "open": refuse_folders})
+    del windows.O_DIRECTORY
+    monkeypatch.setattr(drafts, "os", windows)
+    monkeypatch.setattr(small, "os", windows)
+    monkeypatch.setattr(drafts, "CAN_LOCK", False)
+    with held(tmp_path / "folder"), held(tmp_path / "folder"):
+        write_json(tmp_path / "folder" / "a.json", {"a": 1})
+        flush(tmp_path / "folder" / "a.json")
+        flush(tmp_path / "folder")
+    with drafting(tmp_path / "out") as draft:
+        with pytest.raises(ValueError, match="is being written"), drafting(tmp_path / "out"):
+            pass
+        (draft / "whole").mkdir()
+        put(draft / "whole", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out"]
+    assert not drafts._own

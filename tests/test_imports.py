@@ -131,6 +131,21 @@ def test_the_front_door_opens_without_the_command_lines_libraries():
     run_without(RIM_LIBRARIES, "import beamtree, beamtree.paper.synthetic, beamtree.paper.toy")
 
 
+def test_every_module_is_imported_on_a_system_without_unix_modules_and_signals():
+    """Windows has neither; what needs them asks for them when it runs."""
+    run_without(
+        ("resource", "fcntl"),
+        "import importlib, os, pkgutil, signal\n"
+        "for name in ('SIGKILL', 'SIGBUS', 'SIGHUP'): delattr(signal, name)\n"
+        "for name in ('fork', 'wait4', 'sched_getaffinity', 'O_DIRECTORY'): delattr(os, name)\n"
+        "import beamtree\n"
+        "modules = [each.name for each in pkgutil.walk_packages(beamtree.__path__, 'beamtree.')]\n"
+        "assert len(modules) > 100\n"
+        "for name in modules:\n"
+        "    if name != 'beamtree.__main__': importlib.import_module(name)\n",
+    )
+
+
 def test_load_and_recommend_need_torch_numpy_and_safetensors_alone(tmp_path):
     """A run is written here, and read where Polars is not."""
     data = bt.gaussian(num_items=30, dim=4, bias=-2.0, train=50, test=5)

@@ -50,10 +50,20 @@ def test_a_category_tree_keeps_categories_together_and_the_popular_first():
     assert [item for item in tree.items().tolist() if item != PAD] == [3, 1, 0, 2, 4, 5]
 
 
-def test_items_without_a_category_are_named(tmp_path, ids):
-    refused(lambda: read_categories(table(tmp_path, item=NAMES[:3], category=["x"] * 3), ids), "2 items", "'d' first")
-    path = table(tmp_path, item=NAMES, category=["x", "", "y", "z", "x"])
-    refused(lambda: read_categories(path, ids), "1 items have no category", "'b'")
+def test_items_without_a_category_are_one_group(tmp_path, ids, caplog):
+    path = table(tmp_path, item=NAMES[:4], category=["x", "", "y", "x"])
+    assert read_categories(path, ids)[:, -1].tolist() == [1, 0, 2, 1, 0]
+    assert "2 of 5 items have no category, 'b' first" in caplog.text
+    path = table(tmp_path, item=["other"], category=["x"])
+    refused(lambda: read_categories(path, ids), "no category for any item")
+
+
+def test_items_without_a_vector_get_zeros_unless_they_are_most(tmp_path, ids, caplog):
+    found = read_vectors(table(tmp_path, item=NAMES[:4], vector=[[1.0, 2.0]] * 4), ids)
+    assert found.tolist() == [[1.0, 2.0]] * 4 + [[0.0, 0.0]]
+    assert "1 of 5 items have no vector, 'e' first" in caplog.text
+    few = table(tmp_path, item=NAMES[:2], vector=[[1.0]] * 2)
+    refused(lambda: read_vectors(few, ids), "3 of 5 items have no vector, 'c' first", "at least half")
 
 
 def test_one_category_that_holds_everything_is_refused():
@@ -110,7 +120,6 @@ def test_vectors_of_the_wrong_shape_or_with_nan_are_refused(tmp_path, ids):
     refused(lambda: read_vectors(path, ids), "several arrays")
     words = table(tmp_path, item=NAMES, vector=[["x"], ["1"], ["2"], ["3"], ["4"]])
     refused(lambda: read_vectors(words, ids), "'a' holds something that is no number")
-    refused(lambda: read_vectors(table(tmp_path, item=NAMES[:4], vector=[[1.0]] * 4), ids), "no vector, 'e' first")
     unequal = [[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]]
     refused(lambda: read_vectors(table(tmp_path, item=NAMES, vector=unequal), ids), "'b' has 2 numbers, others 1")
 

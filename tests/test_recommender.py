@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import random
 
 import numpy as np
@@ -12,7 +13,9 @@ from command import beamtree
 
 import beamtree as bt
 from beamtree.baselines import popularity
+from beamtree.data import Ids
 from beamtree.ingest.simulate import simulate
+from beamtree.train.runs import table_file
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,10 @@ def test_one_history_gives_ranks_items_and_scores(shop, log):
 
 def test_a_string_is_an_id_and_not_a_list_of_letters(shop, log):
     name = log["item"][0]
-    assert shop.recommend(name, m=3).equals(shop.recommend([name], m=3))
+    with pytest.raises(ValueError, match=r"recommend\(\[.*\]\) for a history of one item, recommend\(users="):
+        shop.recommend(name, m=3)
+    with pytest.raises(ValueError, match=r"recommend\(users='16758'\) for a user"):
+        shop.recommend(16758)
     assert set(shop.recommend([name], m=5, allowed=name)["item"]) == {name}
 
 
@@ -81,8 +87,9 @@ def test_m_items_come_back_wherever_m_are_allowed(shop, log):
 def test_a_history_of_which_nothing_is_known_gets_what_is_popular(shop):
     counts = shop.data.train.events.popularity(shop.data.num_items)
     expected = [shop.data.items[int(item)] for item in popularity(shop.data.train.events, len(counts))._items[:5]]
-    for history in (["no such item"], []):
-        found = shop.recommend(history, m=5)
+    with pytest.warns(UserWarning, match="1 of 1 histories have no item that the model knows, such as 'no such item'"):
+        answers = [shop.recommend(["no such item"], m=5), shop.recommend([], m=5)]
+    for found in answers:
         assert found["item"].to_list() == expected
         assert found["score"].to_list() == pytest.approx(
             (counts.sort(descending=True).values[:5] / counts.sum()).tolist(), rel=1e-6
@@ -115,7 +122,7 @@ def test_it_is_saved_with_its_log_and_loaded(shop, log, tmp_path):
     assert again.ids.names == shop.ids.names
     assert repr(again) == repr(shop)
     shop.save(tmp_path / "shop")  # once more into the same folder
-    assert len(bt.Recommender.load(tmp_path / "shop").recommend(log["item"][0])) == 10
+    assert len(bt.Recommender.load(tmp_path / "shop").recommend([log["item"][0]])) == 10
 
 
 def test_commands_and_the_object_read_each_others_runs(shop, tmp_path):
@@ -255,9 +262,12 @@ def test_a_loaded_recommender_does_not_need_its_log_for_a_history(tmp_path):
 
 
 def test_what_is_no_list_of_ids_is_not_taken_for_one(shop):
+    with pytest.raises(ValueError, match="a frame of histories has the columns user, item and time"):
+        shop.recommend(pl.DataFrame({"item": ["a"]}))
     for wrong in (pl.DataFrame({"item": ["a"]}), shop.data.test, torch.tensor([1, 2])):
-        with pytest.raises(ValueError, match="is no list of ids"):
-            shop.recommend(wrong)
+        if not isinstance(wrong, pl.DataFrame):
+            with pytest.raises(ValueError, match="is no list of ids"):
+                shop.recommend(wrong)
         with pytest.raises(ValueError, match="is no list of ids"):
             shop.recommend([], allowed=wrong)
 
@@ -313,3 +323,129 @@ def test_a_recommenders_run_is_finished_and_not_resumed(tmp_path):
 
 def test_the_advice_knows_how_the_model_was_trained(shop):
     assert bt.inspect(shop.model, shop.data.test, beam_size=20, m=(10,)).trained_on_beams
+
+
+def test_ids_come_in_any_kind_of_list(shop):
+    pandas = pytest.importorskip("pandas")
+    users, items = shop.data.users.names[:3], shop.ids.names[:4]
+    by_users, by_items = shop.recommend(users=users, m=3), shop.recommend(items, m=3)
+    allowed = shop.recommend(items, m=3, allowed=items)
+    assert shop.recommend(users=shop.data.users, m=1)["user"].to_list() == shop.data.users.names
+    for made in (Ids, tuple, np.array, pl.Series, iter):
+        assert shop.recommend(users=made(users), m=3).equals(by_users)
+        assert shop.recommend(made(items), m=3).equals(by_items)
+        assert shop.recommend([made(items)], m=3).drop("history").equals(by_items)
+    for made in (Ids, set, np.array, pl.Series, iter, pandas.Series):
+        assert shop.recommend(items, m=3, allowed=made(items)).equals(allowed)
+        assert not set(shop.recommend(items, m=3, exclude=made(items))["item"]) & set(items)
+    assert shop.recommend(pandas.Series(items), m=3)["item"].tolist() == by_items["item"].to_list()
+
+
+def test_a_number_of_items_that_is_not_whole_is_refused_in_one_line(shop):
+    items = shop.ids.names[:2]
+    for wrong in (2.5, True, "3"):
+        for call in (lambda **how: shop.recommend(items, **how), shop.evaluate):
+            with pytest.raises(ValueError, match=r"m=.*: give a whole number of at least 1"):
+                call(m=wrong)
+            with pytest.raises(ValueError, match=r"beam_size=.*: give a whole number of at least 1"):
+                call(m=2, beam_size=wrong)
+    assert shop.recommend(items, m=np.int64(2), beam_size=np.int32(9)).equals(shop.recommend(items, m=2, beam_size=9))
+    assert shop.evaluate(m=np.int64(5))["recall", 5] == shop.evaluate(m=[5])["recall", 5]
+
+
+def test_a_frame_of_events_is_histories_by_user(shop):
+    items = shop.ids.names[:3]
+    frame = pl.DataFrame({"user": ["b", "a", "a"], "item": items, "time": [1, 3, 2]})
+    expected = shop.recommend({"a": [items[2], items[1]], "b": items[:1]}, m=3)
+    assert shop.recommend(frame, m=3).equals(expected)
+    pytest.importorskip("pandas")
+    found = shop.recommend(frame.to_pandas(), m=3)
+    assert found["item"].tolist() == expected["item"].to_list()
+
+
+def test_answers_are_frames_of_the_kind_that_the_log_was(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    ours = bt.Recommender(**QUICK).fit(small_log("a", 1).to_pandas(), val_users=2, test_users=2)
+    ours.save(tmp_path / "run")
+    for each in (ours, bt.Recommender.load(tmp_path / "run")):
+        assert isinstance(each.recommend(["a1"], m=3), pandas.DataFrame)
+        assert isinstance(each.evaluate(m=3).to_frame(), pandas.DataFrame)
+        assert isinstance(each.recommend(["a1"], m=3, allowed=[]), pandas.DataFrame)
+    assert isinstance(bt.Recommender.load(tmp_path / "run", frame="polars").recommend(["a1"]), pl.DataFrame)
+    with pytest.raises(ValueError, match="frame='arrow': choose polars or pandas"):
+        bt.Recommender(frame="arrow")
+
+
+def test_a_recommender_is_pickled_and_copied_with_its_log(tmp_path):
+    for tree in ("cluster", "random", bt.random_tree):
+        pickle.loads(pickle.dumps(bt.Recommender(tree=tree, **QUICK)))
+    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    best, known = ours.recommend(["a1", "a2"], m=5), ours.recommend(users=["u1"], m=5)
+    copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
+    ours.add_items({"new": {"like": ["a1"]}})
+    live = pickle.loads(pickle.dumps(ours))
+    assert live.recommend(["new"], m=3).equals(ours.recommend(["new"], m=3))
+    del ours
+    gc.collect()
+    for each in copies:
+        assert each.recommend(["a1", "a2"], m=5).equals(best)
+        assert each.recommend(users=["u1"], m=5).equals(known)
+        each.save(tmp_path / "run")
+        assert bt.Recommender.load(tmp_path / "run").recommend(users=["u1"], m=5).equals(known)
+
+
+def test_a_foreign_folder_is_refused_and_an_earlier_run_replaced_wholly(tmp_path):
+    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="notes holds something else: choose another folder"):
+        ours.save(tmp_path / "notes")
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
+    ours.save(tmp_path / "clean")
+    bt.Recommender(**QUICK).fit(small_log("b", 2)).save(tmp_path / "run")
+    (tmp_path / "run" / "training").mkdir()
+    for name in ("tune.json", "events.json", "log.jsonl", "items.parquet", "vectors.parquet"):
+        (tmp_path / "run" / name).write_text("{}")
+    ours.save(tmp_path / "run")
+    names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("clean", "run")]
+    assert {name.replace("-0b.", "-0.") for name in names[1]} == {name.replace("-0b.", "-0.") for name in names[0]}
+
+
+def test_a_split_is_chosen_in_fit():
+    ours = bt.Recommender(**QUICK).fit(small_log("a", 1), split="leave-one-out", min_item_events=2)
+    assert len(ours.data.test) == 20
+    assert ours.data.description["settings"]["min_item_events"] == 2
+
+
+def test_a_log_of_other_users_is_measured(shop, log):
+    rows = log.filter(pl.col("user").is_in(shop.data.users.names[-len(shop.data.test) :]))
+    assert shop.evaluate(m=10, data=rows)["recall", 10] == pytest.approx(shop.evaluate(m=10)["recall", 10])
+    items = shop.ids.names
+    known = pl.DataFrame({"who": ["x"] * 4, "item": items[:4]})
+    found = shop.evaluate(m=150, data=known, user="who", metrics="recall")
+    assert found["recall", 150] == 1
+    other = pl.DataFrame({"who": ["x"] * 6 + ["y"], "item": ["new", *items[:2], "new", items[3], "newer", items[0]]})
+    assert shop.evaluate(m=150, data=other, user="who", metrics="recall")["recall", 150] == pytest.approx(1 / 3)
+    again = shop.evaluate(m=150, data=other, user="who", metrics="recall", exclude_seen=True)
+    assert again["recall", 150] == pytest.approx(1 / 2)
+    with pytest.raises(ValueError, match="user says how a log is read"):
+        shop.evaluate(data=shop.data.val, user="who")
+
+
+@pytest.mark.parametrize("kind", ["items", "vectors"])
+def test_what_is_known_of_items_may_be_in_memory_and_is_saved(tmp_path, kind):
+    names = [f"a{number}" for number in range(25)]
+    vectors = {name: np.arange(3) + number for number, name in enumerate(names)}
+    frame = pl.DataFrame({"item": names, "category": [name[-1] for name in names]})
+    given = frame.to_pandas() if kind == "items" else vectors
+    ours = bt.Recommender(**QUICK, **{kind: given}).fit(small_log("a", 1))
+    ours.save(tmp_path / "run")
+    again = bt.Recommender.load(tmp_path / "run")
+    assert again._run[kind] == f"{kind}.parquet"
+    again.save(tmp_path / "copy")
+    for folder in ("run", "copy"):
+        file = table_file(tmp_path / folder, kind)
+        assert file == tmp_path / folder / f"{kind}.parquet"
+        assert set(pl.read_parquet(file)["item"]) == set(names)
+    with pytest.raises(ValueError, match=f"{kind} is a int: give a file, a frame"):
+        bt.Recommender(**{kind: 5})

@@ -10,7 +10,7 @@ from command import beamtree
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
-from beamtree.ingest.times import TimeScale
+from beamtree.ingest.times import EPOCH, TimeScale, whole_times
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
 
@@ -101,3 +101,54 @@ def test_times_are_shown_as_they_were_written():
     assert TimeScale(dates=False, unit=1).read("2020-09-13 12:26:39.5") == 1_600_000_000
     assert TimeScale(dates=False).read("1e30") == 2**63 - 1
     assert TimeScale(dates=False).read("nan") is TimeScale(dates=False).read("1e9999999999") is None
+
+
+FORMS = [
+    "%Y-%m-%d %H:%M:%S UTC",
+    "%Y-%m-%dT%H:%M:%SZ",
+    "%Y/%m/%d %H:%M",
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M:%S",
+    "%d/%m/%Y %H:%M",
+    "%d-%m-%Y %H:%M:%S GMT",
+    "%m/%d/%Y",
+    "%m/%d/%Y %I:%M %p",
+    "%m-%d-%Y %I:%M:%S %p",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dates_in_all_forms_are_those_of_datetime(form):
+    draw = np.random.default_rng(3)
+    moments = [EPOCH + datetime.timedelta(seconds=int(each)) for each in draw.integers(0, 4_000_000_000, 200)]
+    texts = [moment.strftime(form) for moment in moments]
+    events = pl.LazyFrame({"time": texts})
+    expected = [round((datetime.datetime.strptime(each, form) - EPOCH).total_seconds() * 1e6) for each in texts]
+    for time_format in (None, form):
+        times, scale = whole_times(events, "time", time_format)
+        assert events.select(times).collect().to_series().to_list() == expected
+        assert scale.dates
+
+
+def test_days_that_could_be_months_are_told_with_the_way_out():
+    events = pl.LazyFrame({"time": ["05/06/2020 10:00 PM", "07/08/2020 09:00 AM"]})
+    with pytest.raises(
+        ValueError, match=r"nothing tells the day .* `time_format`, \"%d/%m/%Y %I:%M %p\" or \"%m/%d"
+    ) as one:
+        whole_times(events, "time")
+    assert "\n" not in str(one.value)
+    times, _ = whole_times(events, "time", "%m/%d/%Y %I:%M %p")
+    assert events.select(times).collect().to_series()[0] == 1_588_802_400_000_000  # May 6
+    same = pl.LazyFrame({"time": ["05/05/2020"]})
+    assert same.select(whole_times(same, "time")[0]).collect().item() == 1_588_636_800_000_000
+    with pytest.raises(ValueError, match="time_format=%Y reads no time"):
+        whole_times(events, "time", "%Y")
+
+
+def test_times_of_frames_with_a_zone_are_universal(tmp_path):
+    zone = datetime.timezone(datetime.timedelta(hours=5))
+    first = datetime.datetime(2020, 1, 1, 3, tzinfo=zone)  # 22:00 of the day before in universal time
+    rows = [(user, item, first + datetime.timedelta(hours=time)) for user, item, time in LOG]
+    frame = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+    prepare(frame, tmp_path / "out", min_events=2)
+    assert np.load(tmp_path / "out" / "times.npy").min() == int(first.timestamp()) * 10**6

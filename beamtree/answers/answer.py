@@ -15,6 +15,7 @@ from beamtree.answers.popular import popular_items
 from beamtree.beam import BeamSize, retrieve
 from beamtree.data import HISTORY, Ids, Prepared
 from beamtree.data.ids import as_id
+from beamtree.extras import needs
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
@@ -71,7 +72,16 @@ def read_history(ids: Ids, history: Iterable[object]) -> History:
 
 
 def read_histories(ids: Ids, histories: Any) -> tuple[str, list[tuple[Any, History]]]:
-    """One history, several in a list, or several by user; and what a column that tells them apart is called."""
+    """One history, several in a list, or several by user; and what a column that tells them apart is called.
+
+    Several by user are a dict, or a frame of events: user, item and, unless its rows are in order, time.
+    """
+    if _is_id(histories) and not hasattr(histories, "batch"):
+        name = repr(as_id(histories)[:80])
+        ways = f"recommend([{name}]) for a history of one item, recommend(users={name}) for a user of the log"
+        raise ValueError(f"{name} is no list of ids: {ways}")
+    if _is_frame(histories):
+        histories = _by_user(histories)
     if isinstance(histories, Mapping):
         return "user", [(as_id(user), read_history(ids, listed(each))) for user, each in histories.items()]
     histories = listed(histories)
@@ -81,13 +91,28 @@ def read_histories(ids: Ids, histories: Any) -> tuple[str, list[tuple[Any, Histo
 
 
 def _is_id(value: object) -> bool:
-    """Whether this is one id and not a list of them: a string is an id."""
-    return isinstance(value, str) or not isinstance(value, Iterable)
+    """Whether this is one id and not a list of them: a string is an id, and so is an array without dimensions."""
+    return isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "ndim", None) == 0
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(type(value), "columns")
+
+
+def _by_user(frame: Any) -> dict[str, list[str]]:
+    """What each user of a frame of events chose, oldest first."""
+    with needs("", "reading a frame"):
+        from beamtree.ingest.recent import read_events
+    try:
+        events = read_events(frame, None, None, None)
+    except ValueError as error:
+        raise ValueError(f"a frame of histories has the columns user, item and time: {error}") from error
+    return {user: [item for item, _ in row] for user, row in events.items()}
 
 
 def listed(value: Any) -> list[Any]:
     """Ids as a list: one id, or any list of them; a ValueError for what holds something else."""
-    if isinstance(value, Tensor | NodeMask | Mapping) or hasattr(value, "columns") or hasattr(value, "batch"):
+    if isinstance(value, Tensor | NodeMask | Mapping) or _is_frame(value) or hasattr(value, "batch"):
         kind = type(value).__name__
         raise ValueError(f"a {kind} is no list of ids: give ids in a list, or a dict from user to list")
     return [value] if _is_id(value) else list(value)

@@ -70,7 +70,7 @@ def check_answers(address: str) -> str:
     if code == 0:
         return found
     reason = _reason(said, address)
-    if reason is None and code == -signal.SIGKILL:
+    if reason is None and code == -getattr(signal, "SIGKILL", 9):
         reason = f"no Ray answers there within {SECONDS} seconds"
     last = said[-1] if said else "it ended without a word"
     raise ValueError(f"address={address}: {reason or f'Ray cannot use it: {one_line(last)}'}")

@@ -39,6 +39,9 @@ Format = Annotated[
 User = Annotated[str | None, typer.Option(help="The column of users: a name, or 1, 2, 3, … without a header.")]
 Item = Annotated[str | None, typer.Option(help="The column of items.")]
 Time = Annotated[str | None, typer.Option(help="The column of times: numbers or dates such as 2020-12-31 23:59.")]
+TimeFormat = Annotated[
+    str | None, typer.Option(help='How dates are written, as in strptime: "%d/%m/%Y %H:%M". Found out unless given.')
+]
 MinEvents = Annotated[int | None, typer.Option(min=1, help="Users with fewer events are dropped; nobody unless given.")]
 MinEvalEvents = Annotated[
     int | None,
@@ -76,6 +79,7 @@ def prepare(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    time_format: TimeFormat = None,
     min_events: MinEvents = None,
     min_item_events: MinItemEvents = 1,
     min_eval_events: MinEvalEvents = None,
@@ -110,6 +114,7 @@ def prepare(
             user=user,
             item=item,
             time=time,
+            time_format=time_format,
             min_events=min_events,
             min_eval_events=min_eval_events,
             min_item_events=min_item_events,

@@ -1,12 +1,13 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from beamtree.baselines import PLAIN, build
+from beamtree.cli.data import Item, Time, TimeFormat, User
 from beamtree.cli.options import (
     BeamText,
     Cuts,
@@ -23,6 +24,7 @@ from beamtree.cli.options import (
     words,
 )
 from beamtree.cli.screen import print_table, progress
+from beamtree.data import BeforeAfter
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
 from beamtree.files.small import check_writable, write_json
 from beamtree.train.recipes import chosen
@@ -32,6 +34,13 @@ from beamtree.train.runs import open_data, open_model
 def evaluate_run(
     run: RunFolder,
     data: DataFolder = None,
+    log: Annotated[
+        str | None, typer.Option(help="A log of other users instead: half of each one's events is to be found.")
+    ] = None,
+    user: User = None,
+    item: Item = None,
+    time: Time = None,
+    time_format: TimeFormat = None,
     split: Split = "test",
     beam_size: BeamText = "400",
     m: Cuts = "10,50,100,200",
@@ -48,11 +57,14 @@ def evaluate_run(
     rows = words(against)
     for row in rows:
         chosen(PLAIN, "row", row)
+    columns = {"user": user, "item": item, "time": time, "time_format": time_format}
+    if log is None and any(columns.values()):
+        raise ValueError("--user, --item, --time and --time-format say what is in --log FILE")
     if json is not None:
         check_writable(json)
     model = open_model(run, device)
     prepared = open_data(run, model, data)
-    users = split_of(prepared, split)
+    users = split_of(prepared, split) if log is None else _users_of(log, model.ids, columns, exclude_seen)
     name = run.resolve().name
     found: dict[str, Evaluation] = {}
     with progress(len(users) * (1 + len(rows)), "users") as (advance, _):
@@ -69,6 +81,12 @@ def evaluate_run(
         records = [{"row": row, **score.record()} for row, result in found.items() for score in result.scores]
         write_json(json, records)
     show(found, sizes, names, exclude_seen)
+
+
+def _users_of(log: str, ids: Any, columns: dict[str, str | None], exclude_seen: bool) -> BeforeAfter:
+    from beamtree.ingest.recent import read_users  # polars takes a moment
+
+    return read_users(log, ids, **columns, exclude_seen=exclude_seen)
 
 
 def show(found: dict[str, Evaluation], sizes: Sequence[int], metrics: Sequence[str], exclude_seen: bool) -> None:

@@ -5,7 +5,6 @@ Polars ends a process that gets no memory, and so does Linux one that takes too 
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from beamtree.files.drafts import tidy, tidy_inside
 
 COMMANDS = {"prepare", "simulate", "train", "compare", "retrieve"}  # those that may need much memory
 WITH_PARENT = 1  # of prctl: a signal when the parent dies
-SUDDEN = {signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
+SUDDEN = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}  # by name: not every system has all of them
 
 
 def watched(command: Callable[[], None], words: list[str]) -> None:
@@ -37,7 +36,7 @@ def watched(command: Callable[[], None], words: list[str]) -> None:
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
     ended = signal.Signals(os.WTERMSIG(status))
-    if ended not in SUDDEN:  # stopped by somebody: this process ends as that one did
+    if ended.name not in SUDDEN:  # stopped by somebody: this process ends as that one did
         signal.signal(ended, signal.SIG_DFL)
         os.kill(watcher, ended)
     clear_up(words)
@@ -70,9 +69,11 @@ def clear_up(words: list[str]) -> None:
 
 def last_words(ended: signal.Signals, most: int) -> str:
     """What to say of a command that the system or a library ended."""
+    import resource  # not on every system
+
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     allowed = "" if limit == resource.RLIM_INFINITY else f"; ulimit -v allows {limit / 2**30:.1f} GiB of addresses"
-    if ended in (signal.SIGKILL, signal.SIGABRT):
+    if ended.name in ("SIGKILL", "SIGABRT"):
         return (
             f"ended by {ended.name}, most likely for want of memory ({most / 2**20:.1f} GiB were in use{allowed}): "
             "allow more, or ask for less with a log of fewer columns, as Parquet, or a smaller --batch-size; "

@@ -1,7 +1,7 @@
 """The ids that users write, and the numbers that stand for them inside."""
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ class Ids:
 
     def __getitem__(self, number: int) -> str:
         return self.names[number]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
 
     def __repr__(self) -> str:
         first = ", ".join(self.names[:3])

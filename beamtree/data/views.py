@@ -111,6 +111,17 @@ class BeforeAfter(View):
         return Windows(self.events)
 
 
+@dataclass(frozen=True)
+class OtherUsers(BeforeAfter):
+    """Users of another log: items that the model does not know have numbers from `num_items` on, and are not found."""
+
+    num_items: int = 0
+
+    def item_numbers(self) -> Tensor:
+        numbers = super().item_numbers()
+        return numbers[numbers < self.num_items]
+
+
 def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Stretches":
     """Stretches that fit the log: whole pasts where order says nothing, shortest from one event where it says much.
 

@@ -15,17 +15,27 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system: two processes are not told from one
-    fcntl = None  # type: ignore[assignment]
+
+    CAN_LOCK = True
+except ImportError:  # Windows cannot lock a folder: there, two processes that write one output are not noticed
+    CAN_LOCK = False
 
 NEW, OLD = ".new-beamtree", ".old-beamtree"
 HERE, EXCHANGE = -100, 2  # of renameat2: paths from the working directory, and both names change places
 TRIES = 20  # to get hold of a folder that others move at the same time
 
 _own: set[tuple[int, int]] = set()  # folders that this process holds
+
+
+class Lock(NamedTuple):
+    """A folder that this process holds."""
+
+    mark: tuple[int, int]  # device and inode
+    handle: int | None  # None where the system cannot lock a folder
 
 
 @contextmanager
@@ -35,14 +45,14 @@ def held(folder: Path) -> Iterator[None]:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: choose a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _hold(folder, folder)
+        lock = _hold(folder, folder)
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error.strerror}") from error
     try:
         tidy_inside(folder)
         yield
     finally:
-        _let_go(handle)
+        _let_go(lock)
         _remove_empty(folder)
 
 
@@ -51,15 +61,15 @@ def drafting(out: Path) -> Iterator[Path]:
     """An empty folder beside `out` to write in, held by this process and gone at the end, whatever happens."""
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(out)
-    handle = None
+    lock = None
     for _ in range(TRIES):
         try:
             _make(draft)
-            handle = _hold(draft, out)
+            lock = _hold(draft, out)
             break
         except FileNotFoundError:  # moved into place by another process just now
             continue
-    if handle is None:
+    if lock is None:
         raise ValueError(_in_use(out))
     try:
         _empty(draft)
@@ -72,7 +82,7 @@ def drafting(out: Path) -> Iterator[Path]:
             remove(draft)
             raise
         finally:
-            _let_go(handle)
+            _let_go(lock)
 
 
 def put(whole: Path, out: Path) -> None:
@@ -101,14 +111,14 @@ def tidy(out: Path) -> None:
         if not os.path.lexists(draft) and not os.path.lexists(out.with_name(out.name + OLD)):
             return
         if os.path.lexists(draft) and not draft.is_symlink() and draft.is_dir():
-            handle = _hold(draft, out)
-            if handle is None:  # this process itself writes it
+            lock = _hold(draft, out)
+            if lock is None:  # this process itself writes it
                 return
             try:
                 _put_back(out)
                 remove(draft)
             finally:
-                _let_go(handle)
+                _let_go(lock)
         else:
             _put_back(out)
     except (ValueError, OSError):  # somebody writes it now, or it is not ours to change
@@ -143,38 +153,45 @@ def _make(draft: Path) -> None:
     draft.mkdir(exist_ok=True)
 
 
-def _hold(folder: Path, out: Path) -> int | None:
+def _hold(folder: Path, out: Path) -> Lock | None:
     """A lock on a folder; None where this process holds it already. A FileNotFoundError where it was moved away."""
+    if not CAN_LOCK:
+        mark = _mark(os.stat(folder))
+        if mark in _own:
+            return None
+        _own.add(mark)
+        return Lock(mark, None)
     handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        known = os.fstat(handle)
-        mark = known.st_dev, known.st_ino
+        mark = _mark(os.fstat(handle))
         if mark in _own:
             os.close(handle)
             return None
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(_in_use(out)) from None
-            except OSError:  # a file system without locks
-                pass
-        now = os.stat(folder)
-        if (now.st_dev, now.st_ino) != mark:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(_in_use(out)) from None
+        except OSError:  # a file system without locks
+            pass
+        if _mark(os.stat(folder)) != mark:
             raise FileNotFoundError(folder)
     except BaseException:
         os.close(handle)
         raise
     _own.add(mark)
-    return handle
+    return Lock(mark, handle)
 
 
-def _let_go(handle: int | None) -> None:
-    if handle is None:
+def _mark(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _let_go(lock: Lock | None) -> None:
+    if lock is None:
         return
-    known = os.fstat(handle)
-    _own.discard((known.st_dev, known.st_ino))
-    os.close(handle)
+    _own.discard(lock.mark)
+    if lock.handle is not None:
+        os.close(lock.handle)
 
 
 def _in_use(out: Path) -> str:

@@ -109,7 +109,10 @@ def _is_device(path: Path) -> bool:
 
 def flush(path: Path) -> None:
     """Have the disk hold what was written before anything points to it."""
-    handle = os.open(path, os.O_RDONLY)
+    on_windows = not hasattr(os, "O_DIRECTORY")  # where folders cannot be opened, and only what is written is flushed
+    if on_windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if on_windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import polars as pl
 
+from beamtree.frames import is_pandas
+
 NAME = "a frame"  # in descriptions and errors, where a file has its own
 
 
@@ -17,7 +19,7 @@ def is_frame(source: object) -> bool:
 
 
 def _is_pandas(source: object) -> bool:
-    return type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "iloc") and hasattr(source, "columns")
+    return is_pandas(source) and hasattr(source, "columns")
 
 
 def columns_of(frame: Any) -> list[str]:

@@ -1,6 +1,9 @@
-"""What users know about their items: categories, vectors, or a whole tree, from a file."""
+"""What users know about their items: categories, vectors, or a whole tree, from a file or from memory."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,10 +12,15 @@ from torch import Tensor
 
 from beamtree.data import Ids
 from beamtree.data.catalogue import SEPARATORS
+from beamtree.data.ids import as_id
 from beamtree.files.small import one_line, write_whole
 from beamtree.ingest.columns import ITEM, usual_column
+from beamtree.ingest.frames import columns_of, is_frame, some_columns
 from beamtree.ingest.readers import scan, text_id
 from beamtree.tree import PAD, Tree
+
+Table = Path | pl.DataFrame
+log = logging.getLogger("beamtree")
 
 CATEGORY = ("category", "categories", "categorypath", "genre", "genres", "class", "folder", "path", "department")
 VECTOR = ("vector", "embedding", "vec", "values")
@@ -22,20 +30,43 @@ STEP = "\x01"  # the same inside: before all other characters
 DEPTH = 16  # lengths of a path that are told apart at most, the whole among them
 
 
-def read_categories(path: Path, ids: Ids) -> Tensor:
+def in_memory(name: str, source: Any) -> pl.DataFrame:
+    """A table that a user has in memory: a frame, an Arrow table, or a dict from item to vector."""
+    if is_frame(source):
+        return some_columns(source, columns_of(source)).collect()
+    if not isinstance(source, Mapping) or name != "vectors":
+        more = ", or a dict from item to vector" if name == "vectors" else ""
+        raise ValueError(f"{name} is a {type(source).__name__}: give a file, a frame of Polars or pandas{more}")
+    vectors = []
+    for item, vector in source.items():
+        try:
+            vectors.append(np.asarray(vector.cpu() if isinstance(vector, Tensor) else vector, np.float32).tolist())
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"vectors: the vector of item {as_id(item)!r} holds something that is no number"
+            ) from error
+        if not isinstance(vectors[-1], list) or any(isinstance(each, list) for each in vectors[-1]):
+            raise ValueError(f"vectors: the vector of item {as_id(item)!r} is no list of numbers")
+    items = [as_id(item) for item in source]
+    return pl.DataFrame({"item": items, "vector": vectors}, schema={"item": pl.String, "vector": pl.List(pl.Float32)})
+
+
+def read_categories(path: Table, ids: Ids) -> Tensor:
     """For each item, the rank of its category's path and of the first steps of it [M, depth], the whole path last.
 
-    Paths are ordered step by step: `Books/Fiction` stands under `Books`.
+    Paths are ordered step by step: `Books/Fiction` stands under `Books`. Items without a category are one group.
     """
     frame, item = open_table(path)
     column = _column(path, frame, CATEGORY, "category")
     category = pl.col(column).cast(pl.String).str.strip_chars().str.replace_all(SEPARATORS, STEP)
     found = by_item(path, frame.select(item=item, value=category), ids)
-    missing = found.filter(pl.col("value").is_null() | (pl.col("value") == ""))
+    found = found.with_columns(pl.col("value").fill_null(""))  # a path of no step, before all others
+    missing = found.filter(pl.col("value") == "")
+    if len(missing) == len(found):
+        raise ValueError(f"{_name(path)} has no category for any item of the log: are the ids of its items the same?")
     if len(missing):
-        raise ValueError(
-            f"{path}: {len(missing):,} items have no category, {missing['item'][0]!r} first: give each of them one"
-        )
+        some = f"{len(missing):,} of {len(found):,} items have no category, {missing['item'][0]!r} first"
+        log.warning("%s: %s: they are one group", _name(path), some)
     steps = found["value"].str.split(STEP)
     depth = min(DEPTH, int(steps.list.len().to_numpy().max()))
     paths = [*(steps.list.head(length).list.join(STEP) for length in range(1, depth)), found["value"]]
@@ -43,26 +74,26 @@ def read_categories(path: Path, ids: Ids) -> Tensor:
     return torch.stack(ranks, dim=1)
 
 
-def read_vectors(path: Path, ids: Ids) -> Tensor:
+def read_vectors(path: Table, ids: Ids) -> Tensor:
     """A vector for each item [M, dim], float32.
 
     An .npy file holds them in the order of the prepared folder's items.txt; a table has an item column and either one
-    of lists, or columns of numbers.
+    of lists, or columns of numbers. An item that a table does not have gets zeros, which are as near to all directions.
     """
-    if not path.exists():
-        raise ValueError(f"{path} is not there")
-    if path.suffix == ".npy":
+    if isinstance(path, Path) and path.suffix == ".npy":
+        if not path.exists():
+            raise ValueError(f"{path} is not there")
         vectors = _load_array(path)
         if vectors.ndim != 2 or len(vectors) != len(ids) or not vectors.shape[1]:
             raise ValueError(f"{path} is {list(vectors.shape)}: give [{len(ids)}, dim], a row per line of items.txt")
     else:
         vectors = _table_of_vectors(path, ids)
     if vectors.dtype.kind not in "fiu":
-        raise ValueError(f"{path} holds {vectors.dtype}: vectors are numbers")
+        raise ValueError(f"{_name(path)} holds {vectors.dtype}: vectors are numbers")
     found = torch.from_numpy(np.array(vectors, np.float32))
     bad = ~torch.isfinite(found).all(1)
     if bool(bad.any()):
-        raise ValueError(f"{path}: the vector of item {ids[int(bad.nonzero()[0])]!r} holds NaN or infinity")
+        raise ValueError(f"{_name(path)}: the vector of item {ids[int(bad.nonzero()[0])]!r} holds NaN or infinity")
     return found
 
 
@@ -77,7 +108,7 @@ def _load_array(path: Path) -> np.ndarray:
     return array
 
 
-def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
+def _table_of_vectors(path: Table, ids: Ids) -> np.ndarray:
     frame, item = open_table(path)
     schema = frame.collect_schema()
     lists = usual_column(schema.names(), VECTOR)
@@ -87,20 +118,25 @@ def _table_of_vectors(path: Path, ids: Ids) -> np.ndarray:
         item_column = usual_column(schema.names(), ITEM)
         numbers = [name for name in schema.names() if name != item_column]
         if not numbers:
-            raise ValueError(f"{path} has no column of vectors: call it vector, or give columns of numbers")
+            raise ValueError(f"{_name(path)} has no column of vectors: call it vector, or give columns of numbers")
         value = pl.concat_list([pl.col(name).cast(pl.Float32, strict=False) for name in numbers])
     found = by_item(path, frame.select(item=item, value=value), ids)
-    length = found["value"].list.len()
-    missing = found.filter(length.is_null())
-    if len(missing):
-        raise ValueError(f"{path}: {len(missing):,} items have no vector, {missing['item'][0]!r} first")
-    other = found.filter(length != length[0])
+    known, missing = found.filter(pl.col("value").is_not_null()), found.filter(pl.col("value").is_null())
+    if 2 * len(missing) > len(found):
+        some = f"{len(missing):,} of {len(found):,} items have no vector, {missing['item'][0]!r} first"
+        raise ValueError(f"{_name(path)}: {some}: give a vector to at least half of them")
+    length = known["value"].list.len()
+    other = known.filter(length != length[0])
     if len(other):
-        raise ValueError(
-            f"{path}: the vector of item {other['item'][0]!r} has {len(other['value'][0])} numbers, others {length[0]}"
-        )
-    _no_gaps(path, found, "vector", "number")
-    return found["value"].explode().to_numpy().reshape(len(found), -1)
+        counts = f"{len(other['value'][0])} numbers, others {length[0]}"
+        raise ValueError(f"{_name(path)}: the vector of item {other['item'][0]!r} has {counts}")
+    _no_gaps(path, known, "vector", "number")
+    vectors = np.zeros((len(found), length[0]), np.float32)
+    vectors[found["value"].is_not_null().to_numpy()] = known["value"].explode().to_numpy().reshape(len(known), -1)
+    if len(missing):
+        some = f"{len(missing):,} of {len(found):,} items have no vector, {missing['item'][0]!r} first"
+        log.warning("%s: %s: they are taken to be like no other", _name(path), some)
+    return vectors
 
 
 def write_tree(path: Path, tree: Tree, ids: Ids) -> None:
@@ -168,40 +204,44 @@ def _from_paths(path: Path, steps: Tensor, ids: Ids, arity: int | None) -> Tree:
     return Tree(first, arity)
 
 
-def open_table(path: Path) -> tuple[pl.LazyFrame, pl.Expr]:
+def open_table(path: Table) -> tuple[pl.LazyFrame, pl.Expr]:
     """A table, unread, and its item column as text."""
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise ValueError(f"{path} is not there")
-    frame = scan(path, None, ["item"])
+    frame = scan(path, None, ["item"]) if isinstance(path, Path) else path.lazy()
     column = _column(path, frame, ITEM, "item")
     return frame, text_id(column, frame.collect_schema()[column]).str.strip_chars()
 
 
-def _column(path: Path, frame: pl.LazyFrame, names: tuple[str, ...], what: str) -> str:
+def _name(path: Table) -> str:
+    return str(path) if isinstance(path, Path) else "the frame"
+
+
+def _column(path: Table, frame: pl.LazyFrame, names: tuple[str, ...], what: str) -> str:
     columns = frame.collect_schema().names()
     column = usual_column(columns, names)
     if column is None:
-        raise ValueError(f"{path} has no column {what!r}: it has {', '.join(columns)}")
+        raise ValueError(f"{_name(path)} has no column {what!r}: it has {', '.join(columns)}")
     return column
 
 
-def by_item(path: Path, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
+def by_item(path: Table, table: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
     """One row for each item in order, with null where the table does not have it."""
     rows = _collect(path, table)
     twice = rows.filter(pl.col("item").is_duplicated() & pl.col("item").is_in(pl.Series(ids.names).implode()))
     if len(twice):
-        raise ValueError(f"{path} names item {twice['item'][0]!r} more than once: name every item once")
+        raise ValueError(f"{_name(path)} names item {twice['item'][0]!r} more than once: name every item once")
     return pl.DataFrame({"item": ids.names}).join(rows, on="item", how="left", maintain_order="left")
 
 
-def _no_gaps(path: Path, found: pl.DataFrame, what: str, holds: str) -> None:
+def _no_gaps(path: Table, found: pl.DataFrame, what: str, holds: str) -> None:
     gaps = found.filter(found["value"].list.eval(pl.element().is_null()).list.any())
     if len(gaps):
-        raise ValueError(f"{path}: the {what} of item {gaps['item'][0]!r} holds something that is no {holds}")
+        raise ValueError(f"{_name(path)}: the {what} of item {gaps['item'][0]!r} holds something that is no {holds}")
 
 
-def _collect(path: Path, table: pl.LazyFrame) -> pl.DataFrame:
+def _collect(path: Table, table: pl.LazyFrame) -> pl.DataFrame:
     try:
         return table.collect()
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
+        raise ValueError(f"{_name(path)} cannot be read: {one_line(error)}") from error

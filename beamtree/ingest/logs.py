@@ -42,3 +42,24 @@ def open_log(
         raise
     weakref.finalize(data, shutil.rmtree, place, ignore_errors=True)
     return data, True
+
+
+def pack(data: Prepared) -> dict[str, bytes]:
+    """The files of prepared data by name, for a pickle."""
+    return {path.name: path.read_bytes() for path in data.folder.iterdir()}
+
+
+def unpack(files: dict[str, bytes]) -> Prepared:
+    """Prepared data from such files, in a folder that goes when they are let go."""
+    place = tempfile.mkdtemp(prefix="beamtree-")
+    try:
+        folder = Path(place) / "data"
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        data = load_data(folder)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    weakref.finalize(data, shutil.rmtree, place, ignore_errors=True)
+    return data

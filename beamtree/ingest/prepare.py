@@ -46,6 +46,7 @@ def prepare(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    time_format: str | None = None,
     min_events: int | None = None,
     min_item_events: int = 1,
     min_eval_events: int | None = None,
@@ -65,6 +66,7 @@ def prepare(
         user: the column of users; found by usual names unless given, like the next two.
         item: the column of items.
         time: the column of times; without one, the rows are taken to be in order.
+        time_format: how dates are written, as in strptime, such as "%d/%m/%Y %H:%M"; found out unless given.
         min_events: users with fewer are dropped; nobody unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: validation and test users of `halves` have at least so many; `min_events`, or where that is not
@@ -86,7 +88,7 @@ def prepare(
 
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"looking at {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
-        opened = open_logs(logs, names, user, item, time)
+        opened = open_logs(logs, names, user, item, time, time_format)
         opened = opened._replace(scale=plan.find_unit(opened.events, opened.scale))
         plan.moment(opened.scale)  # a date that cannot be read is known before an hour of work
         return _fill(folder, opened, least, min_item_events, plan, engine, on_stage)

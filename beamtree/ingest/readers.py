@@ -89,17 +89,36 @@ def log_name(log: Any) -> str:
 
 
 def open_events(
-    files: Sequence[Place], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
+    files: Sequence[Place],
+    names: Sequence[str] | None,
+    user: str | None,
+    item: str | None,
+    time: str | None,
+    time_format: str | None = None,
 ) -> tuple[pl.LazyFrame, Columns, list[str]]:
     """All rows of the files as user (text), item (text), time (int64, if any); the columns, and those left out."""
-    opened = open_logs(files, names, user, item, time)
+    opened = open_logs(files, names, user, item, time, time_format)
     return opened.events, opened.columns, opened.ignored
 
 
 def open_logs(
-    logs: Sequence[Any], names: Sequence[str] | None, user: str | None, item: str | None, time: str | None
+    logs: Sequence[Any],
+    names: Sequence[str] | None,
+    user: str | None,
+    item: str | None,
+    time: str | None,
+    time_format: str | None = None,
 ) -> Opened:
-    """All rows of the files and frames that `find_logs` found, one after the other."""
+    """All rows of the files and frames that `find_logs` found, one after the other.
+
+    Args:
+        logs: from `find_logs`.
+        names: the columns of text files without a header.
+        user: the column of users; found by usual names unless given, like the next two.
+        item: the column of items.
+        time: the column of times.
+        time_format: how dates are written, as in strptime; found out unless given.
+    """
     asked = [name for name in (user, item, time) if name is not None]
     if names is not None and any(map(is_frame, logs)):
         raise ValueError(f"{FRAME} names its own columns: `names` is for text files without a header")
@@ -114,13 +133,15 @@ def open_logs(
     ignored = [name for name in all_names[0] if name not in columns]
     frames = [some_columns(table, list(roles.values())) for table in tables]
     dates, scale = False, None
-    if columns.time is not None:
+    if time_format is not None and columns.time is None:
+        raise ValueError(f"time_format={time_format}: the log has no times; name their column with `time`")
+    if columns.time is not None and time_format is None:
         frames, dates = _alike(frames, columns.time, labels)
     frames = [_select(frame, roles) for frame in frames]
     if columns.time is not None:
         events = pl.concat(frames, how="vertical_relaxed")
         with reading([Source(_label(log), frame, None) for log, frame in zip(logs, frames, strict=True)]):
-            times, scale = whole_times(events, columns.time)
+            times, scale = whole_times(events, columns.time, time_format)
         as_all = pl.col("time").cast(events.collect_schema()["time"])
         frames = [frame.with_columns(time=as_all).with_columns(time=times) for frame in frames]
     parts = [Source(*each) for each in zip(map(_label, logs), frames, map(_parquet, logs), strict=True)]

@@ -21,6 +21,7 @@ class Changing:
     _how: dict[str, Any]
     _built: dict[str, Any]
     _run: dict[str, Any]
+    _loaded: Path | None = None  # the run that was loaded
 
     @property
     def model(self) -> TreeModel:
@@ -51,7 +52,13 @@ class Changing:
         return self._changing().forget_all(map(str, listed(items)))
 
     def update(
-        self, log: Any, *, user: str | None = None, item: str | None = None, time: str | None = None
+        self,
+        log: Any,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        time: str | None = None,
+        time_format: str | None = None,
     ) -> "Changing":
         """Learn from new events in closed form, without a gradient and without choosing anything anew.
 
@@ -60,6 +67,7 @@ class Changing:
             user: the column of users, where it has an unusual name.
             item: the column of items, likewise.
             time: the column of times, likewise.
+            time_format: how dates are written, as in strptime; found out unless given.
 
         Items that are new are placed by the histories of those who chose them; what users are recommended follows
         their new events at once; what goes together, what follows and the factors are made again from all events.
@@ -68,7 +76,9 @@ class Changing:
         with needs("", "reading a log"):
             from beamtree.ingest.recent import read_events
 
-        update(self._changing(), read_events(log, user, item, time), self._learned_from(), self._how["seed"])
+        update(
+            self._changing(), read_events(log, user, item, time, time_format), self._learned_from(), self._how["seed"]
+        )
         return self
 
     def _learned_from(self) -> Prepared | None:
@@ -82,7 +92,7 @@ class Changing:
 
     def _opened(self, saved: Saved | None = None) -> Live:
         known = {name: self._built[name] for name in ("items", "vectors")}
-        return open_live(self.model, self._run, data=self._learned_from(), saved=saved, **known)
+        return open_live(self.model, self._run, self._loaded, data=self._learned_from(), saved=saved, **known)
 
     def _save_events(self, folder: Path) -> None:
         """Write what was changed, into a run's folder."""

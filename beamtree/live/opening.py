@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from beamtree.data import Ids, Prepared
@@ -20,6 +18,7 @@ from beamtree.live.known import Event
 from beamtree.live.likeness import new_item
 from beamtree.live.live import Live, Saved
 from beamtree.model import TreeModel
+from beamtree.train.runs import table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: what was changed since the log ended
@@ -30,6 +29,7 @@ AGAIN = "remove it, or save the recommender again"
 def open_live(
     model: TreeModel,
     run: Mapping[str, Any],
+    folder: Path | None = None,
     *,
     data: Prepared | None = None,
     items: Any = None,
@@ -42,6 +42,7 @@ def open_live(
     Args:
         model: with ids.
         run: what run.json says; tables that it names are read where they are still there.
+        folder: the run's, where it was saved.
         data: the log, where it is there.
         items: a table of titles and categories, instead of the one that the run names.
         vectors: of the items, instead of those that the run names.
@@ -50,13 +51,13 @@ def open_live(
     """
     assert model.ids is not None
     known = model.ids if data is None else data.items  # the items that the run was trained on
-    catalogue = Catalogue.plain(model.ids) if (found := read_items(items, run, model.ids)) is None else found
-    return kind(model, catalogue=catalogue, data=data, vectors=read_vectors(vectors, run, known), **how)
+    catalogue = Catalogue.plain(model.ids) if (found := read_items(items, run, folder, model.ids)) is None else found
+    return kind(model, catalogue=catalogue, data=data, vectors=read_vectors(vectors, run, folder, known), **how)
 
 
-def read_items(items: Any, run: Mapping[str, Any], ids: Ids) -> Catalogue | None:
+def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Catalogue | None:
     """The catalogue of a table that was given, as a path or a frame, or that a run names and that is still there."""
-    place = items if items is not None else _still_there(run, "items")
+    place = items if items is not None else table_file(folder or Path(), "items", run)
     if place is None:
         return None
     from beamtree.ingest.catalogue import read_catalogue  # polars takes a moment
@@ -70,25 +71,18 @@ def read_items(items: Any, run: Mapping[str, Any], ids: Ids) -> Catalogue | None
         return None
 
 
-def read_vectors(vectors: Any, run: Mapping[str, Any], ids: Ids) -> Tensor | None:
-    """The vectors that were given, as a path or an array [M, dim], or that a run names and that are still there."""
-    place = vectors if vectors is not None else _still_there(run, "vectors")
+def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Tensor | None:
+    """The vectors that were given, as a path or a frame, or that a run names and that are still there."""
+    place = vectors if vectors is not None else table_file(folder or Path(), "vectors", run)
     if place is None:
         return None
-    if not isinstance(place, str | Path):
-        return torch.from_numpy(np.array(place, np.float32))
     from beamtree.ingest.items import read_vectors as read  # polars takes a moment
 
     try:
-        return read(Path(place), ids)
+        return read(Path(place) if isinstance(place, str) else place, ids)
     except ValueError as error:
         log.warning("vectors are not used: %s", one_line(error))
         return None
-
-
-def _still_there(run: Mapping[str, Any], what: str) -> Path | None:
-    place = run.get(what)
-    return Path(place) if isinstance(place, str) and Path(place).is_file() else None
 
 
 # What was changed before a run was saved

@@ -136,6 +136,10 @@ class DeepScorer(TableScorer):
             self._kept = state, keep_halves(found, vectors, ends)
         return self._kept[1]
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is kept for searches: a copy makes its own."""
+        return {**self.__dict__, "_kept": None}
+
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 

@@ -56,7 +56,7 @@ def open_changing(
 
     def live(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Live:
         how = {"saved": read_live(run), "journal": journal, "digest": fingerprint(run), "rest": REST}
-        return open_live(model, read_run(run), data=log, items=items, kind=Served, **how)
+        return open_live(model, read_run(run), run, data=log, items=items, kind=Served, **how)
 
     return opening(name, device, items, data, live)
 

@@ -182,8 +182,8 @@ def open_fixed(
     def fixed(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Fixed:
         known, saved = read_run(run), read_live(run)
         if saved is None:
-            return Fixed(model, read_items(items, known, ids_of(run, model)), log)
-        live = open_live(model, known, data=log, items=items, saved=saved)
+            return Fixed(model, read_items(items, known, run, ids_of(run, model)), log)
+        live = open_live(model, known, run, data=log, items=items, saved=saved)
         return Fixed(model, live.catalogue, log, live)
 
     return opening(name, device, items, data, fixed, model)

@@ -5,11 +5,13 @@ run.json                      the data it was trained on, the method, the tree, 
 log.jsonl                     loss and recall along the way, one JSON record per line
 training/                     the checkpoint that `--resume` goes on from, and the best model so far
 data/                         the prepared data, where they were made for this run alone
+items.parquet                 the table of categories, and
+vectors.parquet               the vectors, where they were given in memory
 """
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from beamtree.train.recipes import Recipe, Settings, recipe_name
 from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
+TABLES = ("items", "vectors")  # what users know of their items: run.json names the files
 
 
 @contextmanager
@@ -160,6 +163,25 @@ def replace_data(folder: Path, source: Path | None) -> None:
     with drafting(place) as draft:
         shutil.copytree(source, draft / DATA)
         put(draft / DATA, place)
+
+
+def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None) -> Path | None:
+    """The file of `items` or `vectors` that a run names, inside the run or elsewhere; None where it is not there."""
+    named = (read_run(folder) if run is None else run).get(name)
+    places = [folder / named, Path(named)] if isinstance(named, str) else []
+    return next((place for place in places if place.is_file()), None)
+
+
+def check_free(folder: Path) -> None:
+    """Raise a ValueError where a folder holds files and is neither a run nor a model."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RUN).exists() and not holds_model(folder):
+        raise ValueError(f"{folder} holds something else: choose another folder")
+
+
+def remove_training(folder: Path) -> None:
+    """Remove what the training of another model left in a run's folder."""
+    for name in (LOG, TRAINING, "tensorboard"):
+        remove(folder / name)
 
 
 def data_folder(folder: Path) -> Path | None:
