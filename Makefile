@@ -22,8 +22,9 @@ endif
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(STAMP)
 
-resolve:  # whether the package index has all pinned versions, for each Python there is
-	$(PYTHON) .ci/resolve.py
+resolve: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/python .ci/resolve.py $(BIN)/uv
 
 format: setup
 	$(BIN)/ruff format .

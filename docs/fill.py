@@ -350,7 +350,6 @@ PARTS = {
     "bench_scale_cpu": lambda: growth("cpu"),
     "market": lambda: scores("market"),
     "market_kept": lambda: kept("market"),
-    "movielens_cpu": lambda: scores("movielens-cpu"),
     "table1": lambda: toy("table1"),
     "tableA1": lambda: toy("tableA1"),
     "table2": lambda: synthetic("table2"),

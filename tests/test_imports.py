@@ -33,7 +33,7 @@ ROWS = [
     {"shards", "routes"},
     {"loss", "metrics", "kernels", "record"},
     {"tree"},
-    {"mask", "seeds", "files", "frames", "extras", "loadtest", "distributed"},
+    {"mask", "seeds", "files", "frames", "extras", "loadtest", "distributed", "threads"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.

@@ -114,8 +114,8 @@ def test_ease_over_items_over_users_and_in_one_block_are_the_same():
     matrix = ease_room.user_items(log.events, M)
     history = weighted(once(random_histories(1)), recency(0.6, 5), M)
     ways = [
-        ease_room.OverItems(matrix, 10.0),
-        ease_room.OverUsers(matrix, 10.0),
+        ease_room.OverItems(ease_room.products(matrix.T.tocsr()), 10.0),
+        ease_room.OverUsers(matrix, ease_room.products(matrix), 10.0),
         ease_room.solver(log, largest=1)(10.0),
     ]
     assert isinstance(ways[2], ease_room.OverBlocks)

@@ -54,8 +54,8 @@ class Solved(Protocol):
 class OverItems:
     """The weights themselves [M, M]."""
 
-    def __init__(self, matrix: csr_matrix, penalty: float) -> None:
-        inverse = _inverse(matrix.T.tocsr(), penalty)
+    def __init__(self, gram: Tensor, penalty: float) -> None:
+        inverse = _inverse(gram, penalty)
         # in the order of rows: scipy would copy all of it for every batch otherwise
         self._weights = inverse.div_(-inverse.diagonal()).fill_diagonal_(0.0).contiguous()
         self.num_bytes = int(self._weights.nbytes)
@@ -67,9 +67,9 @@ class OverItems:
 class OverUsers:
     """K = (XXᵀ + λ)⁻¹ [U, U]: with c = hXᵀKX and q_j = x_jᵀKx_j, item j scores (c_j - q_j h_j) / (1 - q_j)."""
 
-    def __init__(self, matrix: csr_matrix, penalty: float) -> None:
+    def __init__(self, matrix: csr_matrix, gram: Tensor, penalty: float) -> None:
         self._items = matrix.T.tocsr()
-        self._inverse = _inverse(matrix, penalty)
+        self._inverse = _inverse(gram, penalty)
         users = Lists(torch.from_numpy(self._items.indptr).long(), torch.from_numpy(self._items.indices).long())
         self._own = sums_within(self._inverse, users)  # q [M]
         self.num_bytes = int(self._inverse.nbytes + self._own.nbytes + 12 * matrix.nnz)
@@ -92,12 +92,18 @@ class OverBlocks:
         return torch.from_numpy((history @ self._weights).toarray())
 
 
-def _inverse(rows: csr_matrix, penalty: float) -> Tensor:
-    """(RRᵀ + λ)⁻¹, dense."""
+def products(rows: csr_matrix) -> Tensor:
+    """RRᵀ, dense: the same for every λ."""
     columns, size = rows.T.tocsr(), rows.shape[0]
     system = torch.empty(size, size)
     for start in range(0, size, 1024):  # the sparse product can be larger than the dense one
         system[start : start + 1024] = torch.from_numpy((rows[start : start + 1024] @ columns).toarray())
+    return system
+
+
+def _inverse(gram: Tensor, penalty: float) -> Tensor:
+    """(G + λ)⁻¹."""
+    system = gram.clone()
     system.diagonal().add_(penalty)
     return torch.cholesky_inverse(torch.linalg.cholesky(system))
 
@@ -115,7 +121,11 @@ def solver(log: Log, largest: int = LARGEST) -> Callable[[float], Solved]:
     """What solves for one λ, in the way that fits the log."""
     matrix = user_items(log.events, log.num_items)
     if min(matrix.shape) <= largest:
-        return lambda penalty: (OverUsers if matrix.shape[0] < log.num_items else OverItems)(matrix, penalty)
+        if matrix.shape[0] < log.num_items:
+            over_users = products(matrix)
+            return lambda penalty: OverUsers(matrix, over_users, penalty)
+        over_items = products(matrix.T.tocsr())
+        return lambda penalty: OverItems(over_items, penalty)
     gram = together(log.events, log.num_items)
     order = alike(factors(log.events, log.num_items))
 

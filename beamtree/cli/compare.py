@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import Cuts, Device, ExcludeSeen, Json, Metrics, cuts, words
+from beamtree.cli.options import Cuts, Device, ExcludeSeen, Json, Metrics, Threads, cuts, words
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.compare import ROWS, Plan, Result, compare
@@ -30,6 +30,7 @@ from beamtree.files.drafts import held
 from beamtree.files.small import check_writable, write_json, write_whole
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
+from beamtree.threads import use_threads
 from beamtree.train.recipes import RECIPES, chosen, usual_sizes
 
 USUAL_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optest,otm-mixed,otm-joint"
@@ -60,6 +61,7 @@ def compare_rows(
     recipe: Annotated[str, typer.Option(help="Of the rows of the paper: deep, or paper, as published.")] = "deep",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, threads and kind of machine: same table.")] = 0,
     device: Device = "cpu",
+    threads: Threads = None,
     json: Json = None,
 ) -> None:
     """Train every row, measure all on the same test users, and show them as the paper does.
@@ -67,6 +69,7 @@ def compare_rows(
     All tree rows share one tree, as in the paper: the one that jtm learns, if it is among them. What is finished is not
     done again: repeat the command to go on after a stop, or to add rows.
     """
+    use_threads(threads)
     check_device(device)
     sizes, some = cuts(m, test_beam, "--test-beam"), _rows(rows)
     named_metrics(words(metrics))

@@ -18,6 +18,7 @@ from beamtree.cli.options import (
     Metrics,
     RunFolder,
     Split,
+    Threads,
     beam_of,
     cuts,
     split_of,
@@ -27,6 +28,7 @@ from beamtree.cli.screen import print_table, progress
 from beamtree.data import BeforeAfter
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
 from beamtree.files.small import check_writable, write_json
+from beamtree.threads import use_threads
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data, open_model
 
@@ -48,9 +50,11 @@ def evaluate_run(
     exclude_seen: ExcludeSeen = False,
     against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(PLAIN)}.")] = "",
     device: Device = "cpu",
+    threads: Threads = None,
     json: Json = None,
 ) -> None:
     """Precision, recall and F at m over the test users, with 95 % intervals (bootstrap over users)."""
+    use_threads(threads)
     beam, names = beam_of(beam_size, run), words(metrics)
     sizes = cuts(m, beam)
     named_metrics(names)
@@ -67,11 +71,12 @@ def evaluate_run(
     users = split_of(prepared, split) if log is None else _users_of(log, model.ids, columns, exclude_seen)
     name = run.resolve().name
     found: dict[str, Evaluation] = {}
-    with progress(len(users) * (1 + len(rows)), "users") as (advance, _):
+    with progress(len(users) * (1 + len(rows)), "users") as (advance, say):
         found[f"{name} (run)" if name in rows else name] = evaluate(
             model, users, beam_size=beam, m=sizes, metrics=names, exclude_seen=exclude_seen, on_users=advance
         )
         for row in rows:
+            say(f"{row}: fitting, and choosing its settings by validation users")
             baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)
             find = leaving_out(baseline.retrieve, max(sizes))
             found[row] = measure(

@@ -22,6 +22,10 @@ ExcludeSeen = Annotated[
     bool, typer.Option("--exclude-seen", help="What a user has seen is neither retrieved nor expected.")
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="CPU threads; unless given, OMP_NUM_THREADS, or the CPUs that this process may use."),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
 EngineName = Annotated[
     str,

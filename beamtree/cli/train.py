@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from beamtree.cli.options import Device
+from beamtree.cli.options import Device, Threads
 from beamtree.cli.screen import details, hush, out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
@@ -21,10 +21,12 @@ from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
+from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
 from beamtree.train.alike import check_alike
 from beamtree.train.recipes import Settings, settle, start_model, train_model
-from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, holding, read_run, threads, write_run
+from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, holding, read_run, write_run
+from beamtree.train.runs import threads as threads_now
 
 LOG_EVERY = 50  # steps
 
@@ -55,6 +57,7 @@ def train(
         ),
     ] = 0,
     device: Device = "cpu",
+    threads: Threads = None,
     refit: Annotated[bool, typer.Option("--refit", help="Make the parts again at the end, with all events.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show what the validation users chose.")] = False,
@@ -68,6 +71,7 @@ def train(
 
     Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
     """
+    use_threads(threads)
     with joined(device).agreed():
         check_device(device)
         build = tree_builder(tree, items, vectors)
@@ -208,8 +212,10 @@ def _look(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> Where:
         _check_same(folder, before, run)
         if holds_model(folder / TRAINING):
             out.print(f"Going on from step {steps_done(folder / TRAINING):,} of {steps:,}", highlight=False)
-            if before.get("threads", threads()) != threads():
-                line = f"It began with {before['threads']} threads and goes on with {threads()}: sums round otherwise"
+            if before.get("threads", threads_now()) != threads_now():
+                line = (
+                    f"It began with {before['threads']} threads and goes on with {threads_now()}: sums round otherwise"
+                )
                 out.print(f"{line}, so the model will not be the same to the last bit.", highlight=False)
             return Where.CHECKPOINT
     if resume:

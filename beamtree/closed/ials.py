@@ -13,8 +13,10 @@ from beamtree.closed.lists import Lists, chosen
 from beamtree.data.events import Events
 from beamtree.distributed import ranks
 from beamtree.routes import PULLED, drawn, in_step, pull, whole
+from beamtree.threads import in_threads
 
 ROOM = 1 << 18  # entries that are solved for at once
+PIECE = 1 << 13  # and of these by one thread of a CPU: their vectors fit into its cache
 DIM, ROUNDS = 192, 4
 STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ that are worth a try
 
@@ -130,7 +132,15 @@ def _solve(other: Factors, lists: Lists, count: int) -> Tensor:
     """The vectors of one side, given those of the `count` others [n, dim]; 0 for whoever chose nothing."""
     found = other.items.new_zeros(len(lists), other.items.shape[1])
     for which, entries, real, rows in _with_rows(other.items, lists, count):
-        found[which] = fold_in(other, rows[entries], real.to(found.dtype))
+
+        def solve(some: Tensor | slice, entries: Tensor = entries, real: Tensor = real, rows: Tensor = rows) -> Tensor:
+            return fold_in(other, rows[entries[some]], real[some].to(rows.dtype))
+
+        if entries.is_cuda:
+            found[which] = solve(slice(None))
+        else:
+            pieces = torch.arange(len(which)).split(max(1, PIECE // entries.shape[1]))
+            found[which] = torch.cat(in_threads(solve, pieces))
     return found
 
 

@@ -16,6 +16,7 @@ from beamtree.data.factors import pairs
 from beamtree.data.views import HISTORY, stretches
 from beamtree.distributed import ranks
 from beamtree.routes import Route, entries_in, joined, send, turn
+from beamtree.threads import one_thread
 from beamtree.tree import PAD
 
 ROOM = 1 << 22  # pairs that are listed at once
@@ -153,6 +154,7 @@ def _sent(found: Iterator[Entries], num_items: int, owner: Tensor) -> Iterator[E
         yield row, column, total
 
 
+@one_thread()
 def together(events: Events, num_items: int, order: Tensor | None = None) -> Pairs:
     """XᵀX: how many users, or runs of users with many events, have both of two items; `order` as for `sum_pairs`."""
     row, item = pairs(_in_runs(events.own()), num_items)
@@ -176,6 +178,7 @@ def _both(lists: Lists) -> Iterator[Entries]:
         yield row, column, torch.ones(len(row), device=row.device)
 
 
+@one_thread()
 def followed(
     events: Events, num_items: int, recency: Tensor, *, readings: int, seed: int, order: Tensor | None = None
 ) -> tuple[Pairs, Pairs]:

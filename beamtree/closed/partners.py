@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from beamtree.distributed import ranks
 from beamtree.routes import dealt, entries_in, joined, send, whole
+from beamtree.threads import one_thread
 
 PARTNERS = 100  # N: that an item has at most
 SORTED = 1 << 25  # entries that are sorted at once: more would need several times their own memory
@@ -90,6 +91,7 @@ class Collected:
         return dealt_partners(own, num_items)
 
 
+@one_thread()
 def _strongest_in_rounds(source: Tensor, target: Tensor, weight: Tensor, num_items: int, most: int) -> Partners:
     """The same as `strongest`, for some sources after the other."""
     rounds = -(-len(source) // SORTED) or 1

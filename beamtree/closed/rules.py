@@ -10,12 +10,14 @@ from beamtree.closed.partners import PARTNERS, Partners, dealt_partners, stronge
 from beamtree.data.events import Events
 from beamtree.distributed import ranks
 from beamtree.routes import dealt
+from beamtree.threads import one_thread
 
 WINDOW = 10  # events that a pair is apart at most
 BACKWARD = 0.3  # what a pair counts the other way round
 POPULAR = 0.3  # the power of an item's events that its rules are divided by
 
 
+@one_thread()
 def next_partners(
     events: Events,
     num_items: int,

@@ -1,6 +1,8 @@
 """How much each part of a sum counts: found by trying, on validation users."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +15,11 @@ from beamtree.model import TreeModel
 from beamtree.routes import in_step, joined
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.settings import NotFiniteError
+from beamtree.threads import in_threads
 from beamtree.tree import PAD, Tree, distinct
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 WIDTH = 400  # items that each part puts up for a user
 CUTS = (10, 50, 100, 200)
@@ -22,6 +28,7 @@ AGAINST = {"repeats": (-100.0,)}  # and for these: where nobody comes back, what
 ROUNDS = 4  # over all parts
 RISE = 2e-4  # of the mean recall that a change must bring
 USERS = 2000  # that are asked, at most
+BATCH = 64  # users that are searched for together
 NEWTON = 12  # steps of a calibration
 
 
@@ -33,15 +40,18 @@ class Candidates:
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
-        found = []
-        for rows, count in _own_batches(min(USERS, len(users))):
+
+        def ask(batch: tuple[Tensor, int]) -> tuple[Tensor, Tensor, Tensor]:
+            rows, count = batch
             x, y = (part.to(device) for part in users.batch(rows))
             items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
             items = items.sort(dim=1, descending=True).values  # PAD last
             scores = torch.stack([_at_leaves(model, x, items) for model in models], dim=-1)
             y = distinct(y)
             gain = hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1)
-            found.append((scores[:count], gain[:count], (items != PAD)[:count]))
+            return scores[:count], gain[:count], (items != PAD)[:count]
+
+        found = for_each_batch(ask, _own_batches(min(USERS, len(users))), device)
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
         self._scores, self._gain, self._real = (joined(torch.cat(each)) for each in zip(*found, strict=True))
         if not bool(torch.isfinite(self._scores).all()):
@@ -56,10 +66,16 @@ class Candidates:
     def recalls(self, weights: Sequence[float]) -> Tensor:
         """Recall at each cut of the items in the order of the weighted sum."""
         by = torch.tensor(weights, device=self.units.device) * self.units
-        total = (self._scores @ by).masked_fill(~self._real, -torch.inf)
-        order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
-        gain = self._gain.gather(1, order).cumsum(1)
-        return torch.stack([gain[:, min(cut, gain.shape[1]) - 1].mean() for cut in self._cuts]).cpu()
+
+        def found(rows: slice) -> Tensor:
+            total = (self._scores[rows] @ by).masked_fill(~self._real[rows], -torch.inf)
+            order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
+            gain = self._gain[rows].gather(1, order).cumsum(1)
+            return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]]
+
+        users, step = len(self._gain), BATCH if self._gain.device.type == "cpu" else len(self._gain)
+        rows = [slice(start, start + step) for start in range(0, users, step)]
+        return torch.cat(for_each_batch(found, rows, self._gain.device)).mean(0).cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b: with σ(a g + b) for a sum g, the items put up first are as probable as they are often chosen [2]."""
@@ -69,10 +85,19 @@ class Candidates:
         return calibration(best.values[real], self._gain.gather(1, best.indices)[real] > 0)
 
 
+def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str | torch.device) -> list[R]:
+    """What a function gives for each batch of users: several at once on a CPU, one after the other where ranks search
+    together.
+    """
+    if ranks().size == 1 and torch.device(device).type == "cpu":
+        return in_threads(function, batches)
+    return [function(batch) for batch in batches]
+
+
 def _own_batches(users: int) -> Iterator[tuple[Tensor, int]]:
     """Users that this rank asks about, in batches, and how many of them count: all ranks ask as often."""
     share = ranks().share(users)
-    batches = torch.arange(share.start, share.stop).split(64) if not share.is_empty else ()
+    batches = torch.arange(share.start, share.stop).split(BATCH) if not share.is_empty else ()
     for place in in_step(len(batches)):
         yield (batches[place], len(batches[place])) if place is not None else (torch.arange(1), 0)
 
@@ -111,8 +136,12 @@ def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = N
     alone = [[float(one == other) for other in names] for one in names]
     base = torch.stack([candidates.recalls(each) for each in alone]).amax(0).clamp(min=1e-9)
 
-    def quality(weights: Sequence[float]) -> float:
+    @cache
+    def measured(weights: tuple[float, ...]) -> float:
         return float((candidates.recalls(weights) / base).mean())
+
+    def quality(weights: Sequence[float]) -> float:
+        return measured(tuple(weights))
 
     now = max(alone, key=quality)
     if begin is not None and any(begin.values()):

@@ -23,7 +23,7 @@ from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.train.blend import CUTS, USERS, Candidates, choose_weights
+from beamtree.train.blend import BATCH, CUTS, USERS, Candidates, choose_weights, for_each_batch
 from beamtree.train.reporting import OnProgress, Stages, log, no_progress
 from beamtree.tree import PAD, Tree
 
@@ -95,9 +95,13 @@ class Start:
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
 
-        def find(x: Tensor, exclude: Tensor) -> Tensor:
-            x, exclude = x.to(self.device), exclude.to(self.device)
+        def search(users: tuple[Tensor, Tensor]) -> Tensor:
+            x, exclude = (part.to(self.device) for part in users)
             return retrieve(model, x, beam_size=max(400, most), m=cuts[-1], exclude=exclude)[0]
+
+        def find(x: Tensor, exclude: Tensor) -> Tensor:
+            batches = zip(x.split(BATCH), exclude.split(BATCH), strict=True)
+            return torch.cat(for_each_batch(search, batches, self.device))
 
         found = measure(
             ranks().shared_out(find),
@@ -105,7 +109,7 @@ class Start:
             m=cuts,
             metrics=("recall",),
             exclude_seen=not self.come_back,
-            batch_size=64 * ranks().size,
+            batch_size=BATCH * (ranks().size if ranks().size > 1 else torch.get_num_threads()),
         )
         # All ranks go on with the numbers of the first: what is tried next follows from them.
         return ranks().gather({cut: float(found["recall", cut]) for cut in cuts})[0]
