@@ -122,7 +122,10 @@ def history_of_user(data: Prepared, user: object) -> History:
     """All that a user of the log did; a ValueError where there is no such user."""
     (row,) = data.users.find([user])
     if row is None:
-        raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}")
+        dropped = data.description.get("report", {}).get("users_with_few_events", 0)
+        least = data.description.get("settings", {}).get("min_events")
+        why = f": {dropped:,} users with fewer than {least} events were left out of it" if dropped else ""
+        raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}{why}")
     for part in (data.train, data.val, data.test):
         if row < len(part):
             start, stop = part.events.offsets[row : row + 2].tolist()

@@ -142,7 +142,7 @@ def _result(plan: Plan, name: str, row: Row) -> Result:
     took = ready.seconds or time.monotonic() - began
     measured, ms = _measured(plan, ready)
     if ready.kept_the_start:
-        note("training found nothing better than the start, which was kept")
+        note("training did not improve on the start; kept the start")
     result = Result(
         name,
         measured.per_user,
