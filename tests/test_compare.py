@@ -25,7 +25,7 @@ def market(tmp_path_factory):
     """A small market, prepared."""
     folder = tmp_path_factory.mktemp("market")
     simulate.simulate(folder / "log.parquet", users=300, items=120, events=6000, seed=0)
-    bt.prepare([folder / "log.parquet"], folder / "data")
+    bt.prepare([folder / "log.parquet"], folder / "data", min_events=10)
     return folder
 
 

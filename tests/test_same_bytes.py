@@ -27,7 +27,7 @@ def make_log():
 @pytest.mark.parametrize(
     ("options", "digest"),
     [
-        ({}, "2029933d1c9ed7bafea248597b2f2134d6db0b7736ef6e48feea020317ead88e"),
+        ({"min_events": 10}, "2029933d1c9ed7bafea248597b2f2134d6db0b7736ef6e48feea020317ead88e"),
         (
             {"min_events": 2, "val_users": 20, "test_users": 40, "seed": 3},
             "449c51c2937df627d72e1fa2210e8cd33b4958ffe8da6a4eace648cf4aba214c",
@@ -51,6 +51,7 @@ def as_0_1_wrote(path):
     """A description without checksums."""
     description = json.loads(path.read_text())
     del description["seal"]
+    del description["settings"]["min_eval_events"]
     description["format"] = 1
     description["files"] = {name: known["bytes"] for name, known in description["files"].items()}
     return (json.dumps(description, indent=1) + "\n").encode()

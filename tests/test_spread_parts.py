@@ -317,7 +317,7 @@ def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkey
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     simulate(folder / "log.parquet", users=120, items=80, events=3000, seed=0)
-    bt.prepare(folder / "log.parquet", folder / "data", val_users=10, test_users=10)
+    bt.prepare(folder / "log.parquet", folder / "data", val_users=10, test_users=10, min_events=10)
     return folder / "data"
 
 
