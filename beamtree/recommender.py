@@ -214,7 +214,7 @@ class Recommender(Changing):
             built = {"arity": self._built["arity"], **named}
             run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **built)
             check_alike(together, **{**run, "data": data.train.fingerprint()})
-            report.stage(f"Building a {self._tree_name} tree over {data.num_items:,} items")
+            report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, self._built["arity"], settings.seed)
             model = start_model(settings, data, tree, report.progress)
 
