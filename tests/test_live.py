@@ -137,6 +137,20 @@ def test_an_item_that_is_like_another_is_found_where_that_is(shop):
     assert found["item"].to_list() == ["new"]
 
 
+def test_changed_rows_are_seen_wherever_their_path_sums_happen_to_lie(shop):
+    """What a search keeps is made again after every change, also where new sums get the memory of those before."""
+    model, x = shop.model, torch.tensor([[3, 4, 5]])
+    tables = shop.model.scorer.tables().values() if isinstance(model.scorer, SumScorer) else [model.scorer]
+    leaf = model.tree.leaf_of_item(torch.tensor([7]))
+    for seed in range(10):
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(2):  # the second reads sums of its own, so that those after it may lie where the first did
+            for table in tables:
+                table.put_vectors(model.tree, leaf, torch.randn(1, table.table.weight.shape[1], generator=draw))
+        scores = bt.retrieve(model, x, beam_size=70, m=60)[1]
+        assert torch.equal(scores, bt.retrieve(copy.deepcopy(model), x, beam_size=70, m=60)[1])
+
+
 def test_an_item_is_placed_by_histories_of_those_who_chose_it(shop):
     shop.add_items({"new": {"histories": [["i22", "i23", "i24"], ["i21", "i22", "i23"], ["i23", "i24", "i25"]]}})
     near = shop.recommend(["i22", "i23", "i24"], m=62, beam_size=70)["item"].to_list().index("new")

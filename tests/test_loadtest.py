@@ -192,7 +192,6 @@ def test_latency_counts_from_when_a_request_was_due():
     for reply in found.replies:
         assert reply.due + reply.latency >= 0.299
         assert reply.latency >= 0.299 - reply.due
-    assert found.replies[0].latency > found.replies[-1].latency - 0.001
 
 
 def test_a_client_with_no_room_left_charges_the_wait_too(monkeypatch):

@@ -65,7 +65,7 @@ class DeepScorer(TableScorer):
         self.scale, self.share, self.lift = scale, share, lift
         self.windows: Tensor
         self.int8 = False
-        self._kept: tuple[object, Products] | None = None
+        self._kept: tuple[object, Tensor, Products] | None = None
         table = NodeTable(num_nodes, dim, scale, seed) if shard is None else SpreadTable(shard, dim, scale, seed)
         self.table: NodeTable = table
         self.register_buffer("windows", window_of_behaviour(), persistent=False)
@@ -133,8 +133,9 @@ class DeepScorer(TableScorer):
         if self._kept is None or self._kept[0] != state:
             found = products(self.of_user, self.of_node, layers, list(self.slopes), int8=self.int8)
             ends = [end for level in range(tree.height + 1) if (end := tree.level(level).stop) <= len(vectors)]
-            self._kept = state, keep_halves(found, vectors, ends)
-        return self._kept[1]
+            # While the vectors are kept too, no others can be made at their address.
+            self._kept = state, vectors, keep_halves(found, vectors, ends)
+        return self._kept[2]
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is kept for searches: a copy makes its own."""
