@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from beamtree.beam import brute_force, retrieve
 from beamtree.builders import category_tree, cluster_tree, learn_tree, random_tree
 from beamtree.data import gaussian, load_data
+from beamtree.diagnose.inspect import inspect
 from beamtree.evaluate import evaluate
-from beamtree.inspect import inspect
 from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender

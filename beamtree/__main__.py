@@ -7,7 +7,7 @@ def main() -> None:
     """Run the command, or say in one line which library it is missing."""
     try:
         from beamtree.cli import main as command
-        from beamtree.cli.watched import watched
+        from beamtree.cli.crash_guard import watched
     except ImportError as error:
         missing = error.name or str(error)
         print(f"beamtree: the command needs {missing}: pip install 'beamtree[cli]'", file=sys.stderr)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
+from beamtree.kernels.cuda_graphs import Recorder
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
-from beamtree.record import Recorder
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from beamtree.beam import BeamSize, retrieve, whole_number
 from beamtree.data import Data
-from beamtree.distributed import ranks
-from beamtree.frames import frame
+from beamtree.data.frames import frame
+from beamtree.distributed.group import ranks
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD

@@ -19,7 +19,7 @@ from beamtree.candidates import (
     uniform,
     with_negatives,
 )
-from beamtree.distributed import Ranks
+from beamtree.distributed.group import Ranks
 from beamtree.loss import bce
 from beamtree.model import Query, TreeModel
 from beamtree.targets import Targets, any_relevant, best_child, labels_at

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
-from beamtree.distributed import Share
+from beamtree.distributed.group import Share
 from beamtree.scorers import DeepScorer, Scorer, TableScorer
 from beamtree.tree import Tree
 

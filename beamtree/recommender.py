@@ -12,30 +12,30 @@ from torch import Tensor
 from beamtree.answers import Answer, History, answer, as_columns, history_of_user, item_filter, listed, read_histories
 from beamtree.beam import BeamSize, whole_number
 from beamtree.data import Ids, Prepared
+from beamtree.data.frames import check_kind, is_pandas, kind_of
+from beamtree.data.frames import frame as make_frame
 from beamtree.data.ids import as_id
+from beamtree.data.optional import needs
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.data.report import log_in_words
-from beamtree.distributed import join, ranks
+from beamtree.distributed.consistency import check_alike
+from beamtree.distributed.group import join, ranks
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
-from beamtree.extras import needs
 from beamtree.files.drafts import remove
-from beamtree.files.small import write_whole
-from beamtree.frames import check_kind, is_pandas, kind_of
-from beamtree.frames import frame as make_frame
+from beamtree.files.small_files import write_whole
 from beamtree.ingest.logs import open_log, pack, unpack
 from beamtree.ingest.trees import any_builder, known_table
-from beamtree.live.changing import Changing
+from beamtree.live.catalogue_updates import Changing
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
+from beamtree.progress import Reporter, clock
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import TUNE, tuned_beam
-from beamtree.train.alike import check_alike
 from beamtree.train.loop import OnStep
 from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
-from beamtree.train.reporting import Reporter, clock
 from beamtree.train.runs import (
     DATA,
     RUN,

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 import beamtree as bt
-from beamtree.baselines import PEERS, build
+from beamtree.closed_form.builder import refit
 from beamtree.evaluate import leaving_out, measure
+from beamtree.research.baselines import PEERS, build
 from beamtree.train.recipes import settle, start_model, train_model
-from beamtree.train.start import refit
 
 M, METRICS = 10, ("recall", "ndcg")
 LAST_TWO, LAST = "the last two", "the last"

@@ -16,9 +16,9 @@ import torch
 
 import beamtree as bt
 from beamtree.data import Ids
-from beamtree.serve.engine import Engine
-from beamtree.serve.search import Ask, Reply
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.serve.engine.engine import Engine
+from beamtree.serve.engine.search import Ask, Reply
+from beamtree.serve.engine.source import Fixed, Loaded
 
 
 def a_model(items: int, device: str) -> bt.TreeModel:

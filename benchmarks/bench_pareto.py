@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 import beamtree as bt
-from beamtree.baselines import build
-from beamtree.baselines.two_tower import Graph
 from beamtree.evaluate import leaving_out, measure
+from beamtree.research.baselines import build
+from beamtree.research.baselines.two_tower import Graph
 from beamtree.scorers import FactorScorer, SumScorer
 
 M, BEAMS, BREADTHS = 20, (20, 50, 100, 200, 400, 800), (20, 50, 100, 200, 400, 800)

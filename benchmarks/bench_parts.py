@@ -14,8 +14,8 @@ import torch
 from timing import times
 
 import beamtree as bt
-from beamtree.closed.ials import Factors
-from beamtree.closed.partners import Partners
+from beamtree.closed_form.als import Factors
+from beamtree.closed_form.partners import Partners
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.train.recipes import first_level

@@ -19,10 +19,10 @@ from launch import measured
 
 import beamtree as bt
 from beamtree.data.instances import Instances
-from beamtree.distributed import join, ranks
+from beamtree.distributed.group import join, ranks
+from beamtree.distributed.partition import own_shard
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, NodeTable
-from beamtree.shards import own_shard
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.step import Stepper
 

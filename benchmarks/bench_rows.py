@@ -20,12 +20,12 @@ from launch import measured
 
 import beamtree as bt
 from beamtree.builders.split import split_rows
-from beamtree.closed import next_partners, ridge_partners
-from beamtree.closed.ials import ials_by_rows
-from beamtree.closed.pairs import together
+from beamtree.closed_form import next_partners, ridge_partners
+from beamtree.closed_form.als import ials_by_rows
+from beamtree.closed_form.cooccurrence import together
 from beamtree.data import Prepared
 from beamtree.data.factors import factors_by_rows
-from beamtree.distributed import join, ranks
+from beamtree.distributed.group import join, ranks
 
 CENTRES = 500  # that vectors to cluster lie around
 Piece = Callable[[Prepared, argparse.Namespace], object]

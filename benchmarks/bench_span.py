@@ -18,12 +18,12 @@ import torch
 from launch import measured
 
 import beamtree as bt
-from beamtree.closed.partners import Partners
-from beamtree.distributed import join
-from beamtree.following import Lead, follow
+from beamtree.closed_form.partners import Partners
+from beamtree.distributed.group import join
+from beamtree.distributed.load_shard import load_part
+from beamtree.distributed.remote_search import Lead, follow
 from beamtree.scorers import DeepScorer, MemoryScorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.storage.parts import load_part
 
 WARM = 2  # batches before the clock starts
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from beamtree import LinearScorer, Method, TreeModel, gaussian, random_tree, targets
-from beamtree.paper.synthetic import BATCH_SIZE, DEFAULT_ROWS, DIM, ITEMS, LR, method_of
+from beamtree.research.paper.synthetic import BATCH_SIZE, DEFAULT_ROWS, DIM, ITEMS, LR, method_of
 from beamtree.scorers import linear
 
 REPEATS, WARM_UP = 15, 3

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 import beamtree as bt
+from beamtree.closed_form.builder import Start
 from beamtree.data import Prepared
 from beamtree.ingest.simulate import simulate
 from beamtree.train.recipes import first_level
-from beamtree.train.start import Start
 from beamtree.tree import Tree
 
 

@@ -18,12 +18,13 @@ from launch import free_port
 from timing import times
 from torch import Tensor
 
-from beamtree import DeepScorer, Tree, TreeModel, distributed, otm, retrieve, tdm
-from beamtree.closed import Factors, Partners
-from beamtree.distributed import Ranks, _Group, join
+from beamtree import DeepScorer, Tree, TreeModel, otm, retrieve, tdm
+from beamtree.closed_form import Factors, Partners
+from beamtree.distributed import group as distributed
+from beamtree.distributed.group import Ranks, _Group, join
+from beamtree.distributed.partition import Shard
 from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.shards import Shard
 from beamtree.train.optimizer import lazy
 from beamtree.train.recipes import first_level
 from beamtree.train.step import Stepper

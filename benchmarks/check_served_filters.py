@@ -17,9 +17,9 @@ from bench_engine import a_model
 import beamtree as bt
 from beamtree.answers import as_users
 from beamtree.data.catalogue import Catalogue
-from beamtree.serve.filters import Filter, Masks, allowed_items
-from beamtree.serve.search import Ask, View, search
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.serve.engine.filters import Filter, Masks, allowed_items
+from beamtree.serve.engine.search import Ask, View, search
+from beamtree.serve.engine.source import Fixed, Loaded
 
 
 def a_filter(draw: random.Random, names: list[str]) -> Filter:

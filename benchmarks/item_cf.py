@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 import beamtree as bt
-from beamtree.baselines.item_cf import item_cf
 from beamtree.evaluate import leaving_out, measure
+from beamtree.research.baselines.item_cf import item_cf
 
 CUTS = (10, 50, 100, 200)
 

@@ -12,8 +12,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from beamtree.distributed import Ranks
-from beamtree.shards import TOP, Shard
+from beamtree.distributed.group import Ranks
+from beamtree.distributed.partition import TOP, Shard
 from beamtree.tree import height_for
 
 HISTORY, BYTES = 69, 4  # events that a user is known by; bytes of a number

@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 from beamtree import cluster_tree, load_data
-from beamtree.compare import ROWS, Plan, compare
-from beamtree.compare.results import markdown
+from beamtree.research.compare import ROWS, Plan, compare
+from beamtree.research.compare.results import markdown
 from beamtree.train.recipes import RECIPES, usual_sizes
 
 

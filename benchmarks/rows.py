@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import beamtree as bt
-from beamtree.compare import Plan, compare
-from beamtree.compare.results import records
+from beamtree.research.compare import Plan, compare
+from beamtree.research.compare.results import records
 from beamtree.train.recipes import usual_sizes
 
 

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamtree.compare.results import MARKDOWN, cost_grid, legend, measured_users, score_grid
-from beamtree.paper.report import Cell, half_interval
+from beamtree.research.compare.results import MARKDOWN, cost_grid, legend, measured_users, score_grid
+from beamtree.research.paper.report import Cell, half_interval
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -359,7 +359,7 @@ PARTS = {
 
 def draw() -> None:
     """The pictures of the paper's tables; that of Figure 2 is drawn from the data sets, by the command."""
-    from beamtree import plots
+    from beamtree.research import plots
 
     pictures = {"table1": plots.plot_toy, "tableA1": plots.plot_toy}
     pictures |= {"table2": plots.plot_bars, "tableA2": plots.plot_sparsity}

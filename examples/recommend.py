@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import beamtree as bt
-from beamtree.baselines import popularity
 from beamtree.evaluate import leaving_out, measure
 from beamtree.ingest.simulate import simulate
+from beamtree.research.baselines import popularity
 
 with tempfile.TemporaryDirectory() as folder:
     log = Path(folder) / "market.parquet"

@@ -14,11 +14,11 @@ import beamtree as bt
 from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
-from beamtree.serve.engine import Engine
-from beamtree.serve.search import Ask
-from beamtree.serve.server import listen, make_server
-from beamtree.serve.service import Service
-from beamtree.serve.source import Fixed, Loaded, open_fixed
+from beamtree.serve.engine.engine import Engine
+from beamtree.serve.engine.search import Ask
+from beamtree.serve.engine.service import Service
+from beamtree.serve.engine.source import Fixed, Loaded, open_fixed
+from beamtree.serve.http.server import listen, make_server
 from beamtree.train.runs import write_run
 
 ITEMS = 60

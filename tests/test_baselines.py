@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beamtree.baselines import BASELINES, build, popularity
-from beamtree.baselines.als import als
-from beamtree.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
-from beamtree.baselines.two_tower import Graph, TwoTower, exact, sampled_softmax, two_tower
 from beamtree.data import BeforeAfter, Events
+from beamtree.research.baselines import BASELINES, build, popularity
+from beamtree.research.baselines.als import als
+from beamtree.research.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
+from beamtree.research.baselines.two_tower import Graph, TwoTower, exact, sampled_softmax, two_tower
 from beamtree.tree import PAD
 
 M = 30
@@ -186,7 +186,7 @@ def test_exact_search_of_the_two_towers_is_the_plain_product():
 
 
 def test_sampled_softmax_with_all_items_drawn_is_near_the_whole_one(monkeypatch):
-    monkeypatch.setattr("beamtree.baselines.two_tower.NEGATIVES", 200_000)
+    monkeypatch.setattr("beamtree.research.baselines.two_tower.NEGATIVES", 200_000)
     model = TwoTower(M, seed=1)
     with torch.no_grad():
         model.items.mul_(40)

@@ -10,7 +10,7 @@ from beamtree.builders.category import in_order
 from beamtree.builders.cluster import of_categories, shared_nodes
 from beamtree.builders.split import Chosen, split_tree
 from beamtree.data import BeforeAfter, Events, factors
-from beamtree.routes import deal
+from beamtree.distributed.exchange import deal
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.

@@ -18,12 +18,12 @@ from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, sa
 from beamtree.answers import Tally, files
 from beamtree.answers.parts import find_parts, here, unanswered
 from beamtree.answers.question import Question
-from beamtree.bulk import answers, cluster
 from beamtree.ingest import arrays, shares
 from beamtree.ingest import prepare as module
 from beamtree.ingest.engine import Engine
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.readers import open_logs
+from beamtree.serve.batch import answers, cluster
 
 pytest.importorskip("ray")
 WORKERS = 2

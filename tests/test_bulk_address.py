@@ -15,9 +15,9 @@ import torch
 from test_bulk import MANY, all_answers, content, write_parts, write_users
 from test_retrieve import ITEMS, expected, make_run, same
 
-from beamtree.bulk import address as module
-from beamtree.bulk import cluster
 from beamtree.ingest.prepare import prepare
+from beamtree.serve.batch import address as module
+from beamtree.serve.batch import cluster
 
 pytest.importorskip("ray")
 slow = pytest.mark.slow  # a cluster takes seconds to start, and so does a client of it
@@ -156,7 +156,7 @@ import ray  # before there is a word of a token
 from beamtree.answers.answer import Tally
 from beamtree.answers.parts import Part
 from beamtree.answers.question import Question
-from beamtree.bulk import answers, cluster
+from beamtree.serve.batch import answers, cluster
 
 class Seeing(answers.Worker):
     def answer(self, part):
@@ -210,7 +210,8 @@ def test_a_cluster_of_another_version_is_one_line(tmp_path, home):
 def test_a_cluster_without_tokens_or_cpus_is_one_line(tmp_path, home):
     """A token that it does not ask for is no fault; a head that does no work itself, and has nobody else, is one."""
     script = (
-        "import sys; from beamtree.bulk import cluster; cluster.STARTS = 3; cluster.connected(sys.argv[1]).__enter__()"
+        "import sys; from beamtree.serve.batch import cluster; cluster.STARTS = 3; "
+        "cluster.connected(sys.argv[1]).__enter__()"
     )
     with head(clean(home), "--num-cpus=0") as (at, _):
         command = [sys.executable, "-c", script, at]

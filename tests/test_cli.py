@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import beamtree
 
-from beamtree.paper.report import expected, results_name
+from beamtree.research.paper.report import expected, results_name
 
 
 def test_the_module_is_the_command(tmp_path):

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from beamtree import PAD
-from beamtree.closed import ridge
-from beamtree.closed.ials import Factors, fold_in, ials, turned
-from beamtree.closed.lists import as_lists
-from beamtree.closed.pairs import followed, newest_of_each, sum_pairs, together
-from beamtree.closed.partners import Collected, strongest
-from beamtree.closed.ridge import follow_partners, ridge_partners
-from beamtree.closed.rules import next_partners
+from beamtree.closed_form import ridge
+from beamtree.closed_form.als import Factors, fold_in, ials, turned
+from beamtree.closed_form.cooccurrence import followed, newest_of_each, sum_pairs, together
+from beamtree.closed_form.lists import as_lists
+from beamtree.closed_form.partners import Collected, strongest
+from beamtree.closed_form.ridge import follow_partners, ridge_partners
+from beamtree.closed_form.transitions import next_partners
 from beamtree.data import Events
 
 NUM_ITEMS = 12
@@ -57,14 +57,14 @@ def chosen_matrix(events, num_items=NUM_ITEMS):
 
 @pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
 def test_together_counts_users_that_have_both(monkeypatch, cells):
-    monkeypatch.setattr("beamtree.closed.pairs.DENSE", cells)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", cells)
     events = a_log()
     matrix = chosen_matrix(events)
     assert np.array_equal(dense(together(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
 
 
 def test_a_user_of_many_events_counts_in_runs(monkeypatch):
-    monkeypatch.setattr("beamtree.closed.pairs.LONGEST", 3)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.LONGEST", 3)
     events = Events(torch.tensor([0, 5]), torch.tensor([0, 1, 2, 3, 4]).int(), "one user")
     found = dense(together(events, 5))
     assert found[0, 1] == 1
@@ -73,8 +73,8 @@ def test_a_user_of_many_events_counts_in_runs(monkeypatch):
 
 
 def test_pairs_are_summed_also_where_they_do_not_fit_at_once(monkeypatch):
-    monkeypatch.setattr("beamtree.closed.pairs.DENSE", 0)
-    monkeypatch.setattr("beamtree.closed.pairs.WAITING", 10)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", 0)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.WAITING", 10)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randint(6, (2, 7), generator=generator) for _ in range(9)]
     found = sum_pairs(((a, b, torch.ones(7)) for a, b in parts), 6, torch.device("cpu"))
@@ -247,7 +247,7 @@ def test_an_item_that_nobody_chose_is_0_and_seeds_decide(monkeypatch):
     assert not one[2:].any()
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    monkeypatch.setattr(import_module("beamtree.closed.ials"), "ROOM", 1)  # one list at a time
+    monkeypatch.setattr(import_module("beamtree.closed_form.als"), "ROOM", 1)  # one list at a time
     torch.testing.assert_close(ials(events, 5, dim=3, rounds=2).items.abs(), one.abs(), atol=1e-5, rtol=1e-4)
 
 
@@ -284,7 +284,7 @@ def test_entries_are_cut_alike_in_one_round_and_in_several(monkeypatch):
     pairs = torch.randperm(40 * 40, generator=generator)[:900]
     weight = torch.randn(900, generator=generator)
     whole = strongest(pairs // 40, pairs % 40, weight, 40, 7)
-    monkeypatch.setattr("beamtree.closed.partners.SORTED", 64)
+    monkeypatch.setattr("beamtree.closed_form.partners.SORTED", 64)
     entries = Collected(1000, torch.device("cpu"))
     for some in torch.arange(900).split(130):
         entries.add(pairs[some] // 40, pairs[some] % 40, weight[some])

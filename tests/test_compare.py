@@ -11,11 +11,11 @@ import torch
 from command import beamtree
 
 import beamtree as bt
-from beamtree.compare import ROWS, Plan, Result, compare, table
-from beamtree.compare.plan import read_seconds, timed
-from beamtree.compare.results import COSTS, load_result, markdown, records, save_result
 from beamtree.ingest import simulate
-from beamtree.paper import figure2, realdata
+from beamtree.research.compare import ROWS, Plan, Result, compare, table
+from beamtree.research.compare.plan import read_seconds, timed
+from beamtree.research.compare.results import COSTS, load_result, markdown, records, save_result
+from beamtree.research.paper import figure2, realdata
 from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
 
@@ -83,7 +83,7 @@ def test_what_is_finished_is_not_done_again(compared, monkeypatch):
         return replace(row, make=wraps(row.make)(lambda name, row, plan, note: pytest.fail(f"{name} is made again")))
 
     rows = {name: unmade(row) for name, row in ROWS.items()}
-    monkeypatch.setattr("beamtree.compare.rows.ROWS", rows)
+    monkeypatch.setattr("beamtree.research.compare.rows.ROWS", rows)
     again = compare(plan, list(ROWS))
     for one, other in zip(results, again, strict=True):
         assert torch.equal(one.values, other.values)

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from beamtree.files import drafts, small
+from beamtree.files import drafts
+from beamtree.files import small_files as small
 from beamtree.files.drafts import NEW, OLD, drafting, held, put, tidy
-from beamtree.files.small import flush, write_json, write_whole
+from beamtree.files.small_files import flush, write_json, write_whole
 
 HOLDER = """
 import sys, time

@@ -14,12 +14,12 @@ from serving import ITEMS, Gate, Heard, Steady, a_model, a_run, an_engine, ask, 
 
 import beamtree as bt
 from beamtree.answers import answer, read_history
-from beamtree.serve.engine import BusyError, LateError, StoppedError
-from beamtree.serve.filters import Filter, Masks, allowed_items
-from beamtree.serve.keeper import Keeper, Watch
-from beamtree.serve.pressure import STEPS, Pressure, narrowed
-from beamtree.serve.search import Ask, View, search
-from beamtree.serve.source import Loaded, open_fixed, tuned_for
+from beamtree.serve.engine.engine import BusyError, LateError, StoppedError
+from beamtree.serve.engine.filters import Filter, Masks, allowed_items
+from beamtree.serve.engine.model_slot import Keeper, Watch
+from beamtree.serve.engine.pressure import STEPS, Pressure, narrowed
+from beamtree.serve.engine.search import Ask, View, search
+from beamtree.serve.engine.source import Loaded, open_fixed, tuned_for
 from beamtree.storage.tuned import write_tuned
 
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree import PAD, plots
-from beamtree.compare import Result
+from beamtree import PAD
 from beamtree.data import BeforeAfter, Events
+from beamtree.diagnose.inspect import INTERVAL
 from beamtree.evaluate import Evaluation, Score, leaving_out, measure
-from beamtree.inspect import INTERVAL
 from beamtree.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
-from beamtree.paper.report import STUDENT, Cell, cell, half_interval
-from beamtree.paper.timing import timing
+from beamtree.research import plots
+from beamtree.research.compare import Result
+from beamtree.research.paper.report import STUDENT, Cell, cell, half_interval
+from beamtree.research.paper.timing import timing
 from beamtree.train.optimizer import adam
 
 

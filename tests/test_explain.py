@@ -16,7 +16,7 @@ from test_scorers import histories
 import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.beam import walk
-from beamtree.explain import explain, subtrees
+from beamtree.diagnose.explain import explain, subtrees
 from beamtree.scorers import FixedScorer
 
 

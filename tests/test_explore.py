@@ -18,11 +18,11 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import write_folder
-from beamtree.explain import explain
-from beamtree.explore import catalogue_map, facts, page, record, variants
-from beamtree.explore.map import MOST
-from beamtree.explore.record import FOUND, NODES, TRUTH
-from beamtree.inspect import inspect
+from beamtree.diagnose.explain import explain
+from beamtree.diagnose.explore import catalogue_map, facts, page, record, variants
+from beamtree.diagnose.explore.map import MOST
+from beamtree.diagnose.explore.record import FOUND, NODES, TRUTH
+from beamtree.diagnose.inspect import inspect
 from beamtree.tree import PAD
 
 

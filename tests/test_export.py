@@ -17,10 +17,10 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.export import program_of, write_artifact
-from beamtree.export.plain import MADE
-from beamtree.export.search import Search
 from beamtree.scorers import SCORERS, FixedScorer, SumScorer
+from beamtree.serve.export import program_of, write_artifact
+from beamtree.serve.export.plain import MADE
+from beamtree.serve.export.search import Search
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 

@@ -10,11 +10,12 @@ from test_ranks import whole
 from torch.overrides import TorchFunctionMode
 
 import beamtree as bt
-from beamtree import routes, seeds, shards
 from beamtree.builders import cluster
-from beamtree.data import Events
+from beamtree.data import Events, seeds
 from beamtree.data.subspace import Matrix, householder_signs, orthonormal_, triangle
-from beamtree.distributed import join
+from beamtree.distributed import exchange as routes
+from beamtree.distributed import partition as shards
+from beamtree.distributed.group import join
 from beamtree.train.recipes import deep_from_factors
 
 room = sys.modules["beamtree.data.factors"]  # the package has a function of this name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beamtree.files.small import check_writable, write_json
+from beamtree.files.small_files import check_writable, write_json
 
 
 def test_json_is_written_whole_into_a_new_folder(tmp_path):

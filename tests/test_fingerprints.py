@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import beamtree as bt
+from beamtree.data.seeds import mix
 from beamtree.ingest.simulate import simulate
-from beamtree.paper.synthetic import Job, run_job
-from beamtree.paper.toy import one_run
-from beamtree.seeds import mix
+from beamtree.research.paper.synthetic import Job, run_job
+from beamtree.research.paper.toy import one_run
 
 BEFORE = json.loads((Path(__file__).parent / "fingerprints.json").read_text())
 

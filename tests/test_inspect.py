@@ -18,7 +18,7 @@ from beamtree import PAD, Tree, TreeModel
 from beamtree.data import Ids, Instances
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import write_folder
-from beamtree.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
+from beamtree.diagnose.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
 from beamtree.scorers import DeepScorer, FixedScorer, LinearScorer
 
 USERS = 7

@@ -8,15 +8,16 @@ from ranks import run_ranks
 from test_ranks import errors_of, farthest, whole
 
 import beamtree as bt
-from beamtree import shards
 from beamtree.data.instances import Instances
-from beamtree.distributed import join, ranks
+from beamtree.distributed import partition as shards
+from beamtree.distributed import reshard as carried
+from beamtree.distributed.group import join, ranks
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.remote_rows import SpreadVectors
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.methods import sized
-from beamtree.scorers import DeepScorer, SumScorer, carried
-from beamtree.scorers.pulled import SpreadVectors
-from beamtree.scorers.spread import SpreadTable
+from beamtree.scorers import DeepScorer, SumScorer
 from beamtree.scorers.table import NodeTable, same_depth
-from beamtree.shards import Shard
 from beamtree.train import Checkpoints, Schedule, constant
 from beamtree.train.joint import fit_jointly
 from beamtree.tree import PAD, Tree

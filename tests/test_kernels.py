@@ -18,7 +18,7 @@ from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.rows import adam  # noqa: E402
 from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
-from beamtree.scorers.lifted import Lifted, Runs  # noqa: E402
+from beamtree.scorers.subtree_max import Lifted, Runs  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 

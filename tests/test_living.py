@@ -12,7 +12,7 @@ from test_start import a_walk
 
 import beamtree as bt
 from beamtree.live import Journal
-from beamtree.serve.living import last_chosen, open_changing
+from beamtree.serve.engine.live_source import last_chosen, open_changing
 
 
 def found(client, item):

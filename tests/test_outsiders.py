@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import beamtree as bt
-from beamtree.compare import Plan, Row, compare, tree_row
-from beamtree.compare.plan import ReadyRow
-from beamtree.compare.results import markdown, records
-from beamtree.compare.rows import steps_of
 from beamtree.evaluate import leaving_out
 from beamtree.ingest.simulate import simulate
+from beamtree.research.compare import Plan, Row, compare, tree_row
+from beamtree.research.compare.plan import ReadyRow
+from beamtree.research.compare.results import markdown, records
+from beamtree.research.compare.rows import steps_of
 from beamtree.train.recipes import RECIPES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

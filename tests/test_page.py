@@ -17,11 +17,11 @@ from watched import SIZES, a_catalogue, a_model, recorded, some_people, user_nam
 from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
-from beamtree.explain import explain, without_part
-from beamtree.explore import inspected, losses, page, record
-from beamtree.serve.limits import Access
-from beamtree.serve.service import Service
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.diagnose.explain import explain, without_part
+from beamtree.diagnose.explore import inspected, losses, page, record
+from beamtree.serve.engine.limits import Access
+from beamtree.serve.engine.service import Service
+from beamtree.serve.engine.source import Fixed, Loaded
 from beamtree.tree import PAD
 
 CHROMIUM = shutil.which("chromium")

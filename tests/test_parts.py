@@ -9,12 +9,12 @@ from test_scorers import histories
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.closed.ials import fold_in, ials
-from beamtree.closed.partners import strongest
+from beamtree.closed_form.als import fold_in, ials
+from beamtree.closed_form.partners import strongest
 from beamtree.data import Events
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
-from beamtree.scorers.lifted import Lifted
 from beamtree.scorers.memory import fading
+from beamtree.scorers.subtree_max import Lifted
 
 NUM_ITEMS = 50
 

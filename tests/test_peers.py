@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from beamtree.baselines import PEERS, build
-from beamtree.baselines import ease as ease_room
-from beamtree.baselines import ials as ials_room
-from beamtree.baselines import rules as rules_room
-from beamtree.baselines import user_knn as knn_room
-from beamtree.baselines.ranking import CUTS, apart, best_of, once, ranked, renumbered, try_repeats, weighted
-from beamtree.baselines.sasrec import SASRec, draw_sequences, next_item_loss, oldest_first, sasrec
 from beamtree.cli.compare import _rows
-from beamtree.closed.ials import ials as factorise
-from beamtree.compare import ROWS
-from beamtree.compare.rows import STRONG
+from beamtree.closed_form.als import ials as factorise
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
+from beamtree.research.baselines import PEERS, build
+from beamtree.research.baselines import ease as ease_room
+from beamtree.research.baselines import ials as ials_room
+from beamtree.research.baselines import rules as rules_room
+from beamtree.research.baselines import user_knn as knn_room
+from beamtree.research.baselines.ranking import CUTS, apart, best_of, once, ranked, renumbered, try_repeats, weighted
+from beamtree.research.baselines.sasrec import SASRec, draw_sequences, next_item_loss, oldest_first, sasrec
+from beamtree.research.compare import ROWS
+from beamtree.research.compare.rows import STRONG
 from beamtree.tree import PAD
 
 M = 30
@@ -278,7 +278,7 @@ def test_only_the_users_of_the_events_count(name):
 def test_a_batch_in_pieces_is_the_same_batch(name, monkeypatch):
     peer, x = build(name, random_events(5), M), random_histories(5, rows=11)
     whole = peer.retrieve(x, 8)
-    monkeypatch.setattr("beamtree.baselines.ranking.ROOM", 3 * M)
+    monkeypatch.setattr("beamtree.research.baselines.ranking.ROOM", 3 * M)
     found = peer.retrieve(x, 8)
     assert torch.equal(whole[0], found[0])
     torch.testing.assert_close(whole[1], found[1])
@@ -337,7 +337,7 @@ def ordered_events(users=64, length=12):
 
 
 def test_sasrec_learns_an_order(monkeypatch):
-    monkeypatch.setattr("beamtree.baselines.sasrec.GRID", ((64, 0.2),))
+    monkeypatch.setattr("beamtree.research.baselines.sasrec.GRID", ((64, 0.2),))
     events = ordered_events()
     losses = []
     model = sasrec(
@@ -351,7 +351,7 @@ def test_sasrec_learns_an_order(monkeypatch):
 
 
 def test_sasrec_learns_an_order_from_samples(monkeypatch):
-    monkeypatch.setattr("beamtree.baselines.sasrec.WHOLE", 10)
+    monkeypatch.setattr("beamtree.research.baselines.sasrec.WHOLE", 10)
     model = sasrec(ordered_events(), M, steps=100, batch_size=16, lr=1e-2)
     x = torch.stack([(torch.arange(6).flip(0) + start) % M for start in range(M)])
     assert (model.retrieve(x, 1)[0][:, 0] == (x[:, 0] + 1) % M).float().mean() > 0.8
@@ -366,9 +366,9 @@ def test_the_sampled_loss_is_near_the_whole_one(monkeypatch):
     sequence, target = draw_sequences(events, torch.arange(len(events)), generator)
     with torch.no_grad():
         whole = next_item_loss(model, sequence, target, shares, generator)
-        monkeypatch.setattr("beamtree.baselines.sasrec.WHOLE", 1)
-        monkeypatch.setattr("beamtree.baselines.sasrec.UNIFORM", 20_000)
-        monkeypatch.setattr("beamtree.baselines.sasrec.IN_BATCH", 10_000)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.WHOLE", 1)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.UNIFORM", 20_000)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.IN_BATCH", 10_000)
         sampled = next_item_loss(model, sequence, target, shares, generator)
     assert float(sampled) == pytest.approx(float(whole), rel=0.01)
 
@@ -403,7 +403,7 @@ def test_validation_users_choose_the_size_of_sasrec(monkeypatch):
         def quality(model, users, wanted=wanted):
             return float(model.items.shape[1] == wanted)
 
-        monkeypatch.setattr("beamtree.baselines.sasrec.validation_recall", quality)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.validation_recall", quality)
         model = sasrec(events, M, steps=4, batch_size=20, val=users)
         assert model.items.shape[1] == wanted
         state = model.state_dict()
@@ -412,13 +412,13 @@ def test_validation_users_choose_the_size_of_sasrec(monkeypatch):
 
 def test_validation_users_choose_whether_sasrec_repeats(monkeypatch):
     events, x = random_events(10), random_histories(10)
-    monkeypatch.setattr("beamtree.baselines.sasrec.GRID", ((64, 0.2),))
+    monkeypatch.setattr("beamtree.research.baselines.sasrec.GRID", ((64, 0.2),))
     for wanted in (True, False):
 
         def quality(model, users, wanted=wanted):
             return float(bool(model.repeats) == wanted)
 
-        monkeypatch.setattr("beamtree.baselines.sasrec.validation_recall", quality)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.validation_recall", quality)
         model = sasrec(events, M, steps=4, batch_size=20, val=BeforeAfter(events))
         loaded = SASRec.like(M, model.state_dict())
         loaded.load_state_dict(model.state_dict())

@@ -4,11 +4,11 @@ import pytest
 import torch
 from plan_scale import LISTS, Group, plan
 
-from beamtree.closed import Partners
+from beamtree.closed_form import Partners
+from beamtree.distributed.partition import TOP, Shard
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.scorers import MemoryScorer
 from beamtree.scorers.memory import fading
-from beamtree.scorers.spread import SpreadTable
-from beamtree.shards import TOP, Shard
 from beamtree.tree import Tree
 
 

@@ -22,7 +22,7 @@ import beamtree as bt
 from beamtree.cli import front
 from beamtree.files import drafts, sealed
 from beamtree.storage.settings import NotFiniteError, is_finite
-from beamtree.train.journal import Journal
+from beamtree.train.history import Journal
 from beamtree.train.loop import DivergedError
 from stress.seals import reseal
 

@@ -13,13 +13,13 @@ from command import beamtree
 from ranks import environment, free_port, run_ranks
 
 import beamtree as bt
-from beamtree import shards
 from beamtree.data.instances import Instances
-from beamtree.distributed import join
+from beamtree.distributed import partition as shards
+from beamtree.distributed.group import join
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
-from beamtree.scorers.spread import SpreadTable
 from beamtree.train import Checkpoints, Schedule, Validation, constant
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.tree import PAD

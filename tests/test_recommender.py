@@ -12,9 +12,9 @@ import torch
 from command import beamtree
 
 import beamtree as bt
-from beamtree.baselines import popularity
 from beamtree.data import Ids
 from beamtree.ingest.simulate import simulate
+from beamtree.research.baselines import popularity
 from beamtree.train.runs import table_file
 
 

@@ -3,7 +3,7 @@ import torch
 
 import beamtree as bt
 from beamtree.beam import REHEARSALS
-from beamtree.record import Recorder
+from beamtree.kernels.cuda_graphs import Recorder
 
 
 def test_on_a_cpu_every_call_runs_the_function_anew():

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import pad
 
 from beamtree.data import Events
-from beamtree.live.renown import Renown
+from beamtree.live.popularity_prior import Renown
 
 
 def a_log(sorted_tastes: bool) -> Events:

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 import beamtree as bt
-from beamtree.train import reporting
-from beamtree.train.reporting import Reporter, Stages, clock
+from beamtree.progress import Reporter, Stages, clock
+from beamtree.train import progress as reporting
 from beamtree.train.validation import Progress
 
 

@@ -7,25 +7,25 @@ import torch
 from ranks import run_ranks
 
 import beamtree as bt
-from beamtree import routes
-from beamtree.baselines.ranking import as_matrix
 from beamtree.builders import learn_tree, split
 from beamtree.builders.matching import rank_in
 from beamtree.builders.select import parts_over_ranks
-from beamtree.closed import follow_partners, next_partners, ridge, ridge_partners
-from beamtree.closed import ials as factorise
-from beamtree.closed import pairs as pairs_room
-from beamtree.closed.ials import ials_by_rows
-from beamtree.closed.pairs import followed, together
+from beamtree.closed_form import follow_partners, next_partners, ridge, ridge_partners
+from beamtree.closed_form import ials as factorise
+from beamtree.closed_form import pairs as pairs_room
+from beamtree.closed_form.als import ials_by_rows
+from beamtree.closed_form.builder import Start
+from beamtree.closed_form.cooccurrence import followed, together
 from beamtree.data import Events, factors
 from beamtree.data.factors import pairs
 from beamtree.data.instances import Instances
-from beamtree.distributed import Ranks, join, ranks
+from beamtree.data.seeds import draw_rows
+from beamtree.distributed import exchange as routes
+from beamtree.distributed.group import Ranks, join, ranks
+from beamtree.distributed.partition import Shard
+from beamtree.research.baselines.ranking import as_matrix
 from beamtree.scorers import DeepScorer, FixedScorer
-from beamtree.seeds import draw_rows
-from beamtree.shards import Shard
 from beamtree.train.recipes import first_level
-from beamtree.train.start import Start
 
 SIZES = (2, 3)
 
@@ -90,7 +90,7 @@ def test_alone_nothing_goes_anywhere():
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 80])
 def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch, count):
-    monkeypatch.setattr("beamtree.seeds.DRAWN", 16)
+    monkeypatch.setattr("beamtree.data.seeds.DRAWN", 16)
     pieces = [piece for _, piece in draw_rows(count, 5, torch.Generator().manual_seed(3))]
     assert torch.equal(torch.cat(pieces), torch.randn(count, 5, generator=torch.Generator().manual_seed(3)))
 
@@ -110,7 +110,7 @@ def products(events):
 
 
 def factors_over_ranks():
-    import beamtree.closed.ials as room
+    import beamtree.closed_form.als as room
 
     join()
     sys.modules["beamtree.data.factors"].ALIKE = 0  # the package has a function of this name
@@ -323,7 +323,7 @@ def start_of(folder):
 
 def start_over_ranks(folder):
     join()
-    import beamtree.closed.ials as room
+    import beamtree.closed_form.als as room
 
     pairs_room.DENSE, ridge.WHOLE, ridge.POPULAR, ridge.BLOCK, room.PULLED = 0, 20, 10, 16, 40
     return start_of(folder)

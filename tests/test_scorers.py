@@ -5,11 +5,11 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.closed.ials import turned
-from beamtree.closed.partners import strongest
+from beamtree.closed_form.als import turned
+from beamtree.closed_form.partners import strongest
+from beamtree.distributed.exchange import deal
 from beamtree.kernels import products
 from beamtree.model import quantized
-from beamtree.routes import deal
 from beamtree.scorers import (
     SCORERS,
     DeepScorer,

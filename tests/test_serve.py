@@ -15,11 +15,11 @@ import watched
 from serving import ITEMS, Gate, Steady, a_log, a_run, a_service, open_changing, serving
 
 import beamtree as bt
-from beamtree.serve.app import beside
-from beamtree.serve.errors import RefusedError
-from beamtree.serve.limits import Access, Limits, is_local, reads
-from beamtree.serve.server import listen
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.serve.engine.limits import Access, Limits, is_local, reads
+from beamtree.serve.engine.source import Fixed, Loaded
+from beamtree.serve.http.app import beside
+from beamtree.serve.http.errors import RefusedError
+from beamtree.serve.http.server import listen
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from serving import a_run, a_service, open_changing, serving
 
-from beamtree.serve import server
-from beamtree.serve.limits import Limits
+from beamtree.serve.engine.limits import Limits
+from beamtree.serve.http import server
 from stress.hostile import OWN, deep, garbage, huge, hung, lies, send, slow, tricks, wrong_types
 
 with warnings.catch_warnings():

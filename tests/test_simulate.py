@@ -6,13 +6,13 @@ import pytest
 import torch
 from command import beamtree
 
-from beamtree.baselines import build
 from beamtree.data import BeforeAfter, Events
 from beamtree.files.drafts import NEW, OLD
 from beamtree.ingest import simulate as module
 from beamtree.ingest.simulate import items_file, simulate
 from beamtree.ingest.words import item_names
 from beamtree.metrics import precision_recall_f
+from beamtree.research.baselines import build
 
 USERS, ITEMS, EVENTS = 20_000, 10_000, 400_000
 

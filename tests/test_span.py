@@ -8,21 +8,22 @@ import torch
 from ranks import run_ranks
 
 import beamtree as bt
-from beamtree import following, shards
-from beamtree.closed.ials import Factors
-from beamtree.closed.partners import strongest
+from beamtree.closed_form.als import Factors
+from beamtree.closed_form.partners import strongest
 from beamtree.data import Ids
-from beamtree.distributed import Ranks, join
-from beamtree.explain import explain
-from beamtree.following import Lead, follow
-from beamtree.routes import deal
+from beamtree.diagnose.explain import explain
+from beamtree.distributed import partition as shards
+from beamtree.distributed import remote_search as following
+from beamtree.distributed.checkpoint import write_spread
+from beamtree.distributed.exchange import deal
+from beamtree.distributed.group import Ranks, join
+from beamtree.distributed.load_shard import InShards, load_part
+from beamtree.distributed.local_shard import OwnTable
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.remote_search import Lead, follow
 from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScorer, NodeTable, RepeatScorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.scorers.own import OwnTable
-from beamtree.shards import Shard
-from beamtree.storage.parts import InShards, load_part
 from beamtree.storage.settings import fingerprint, read_settings
-from beamtree.storage.spread import write_spread
 from beamtree.tree import PAD
 
 ITEMS, TOP = 90, 9  # items on 128 or 243 slots, so that some subtrees are empty, and nodes of the last level of all

@@ -285,7 +285,7 @@ def test_the_command_says_which_protocol(tmp_path):
 
 
 def test_without_matplotlib_there_is_a_note_and_no_picture(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "beamtree.plots", None)
+    monkeypatch.setitem(sys.modules, "beamtree.research.plots", None)
     write(tmp_path, LOG)
     done = beamtree("prepare", "log.parquet", "--out", "out", "--min-events", "2", folder=tmp_path)
     assert "pip install 'beamtree[plots]'" in done.stderr

@@ -12,20 +12,22 @@ from ranks import run_ranks
 from safetensors import safe_open
 
 import beamtree as bt
-from beamtree import recommender, shards
-from beamtree.closed.ials import Factors
-from beamtree.closed.partners import strongest
+from beamtree import recommender
+from beamtree.closed_form.als import Factors
+from beamtree.closed_form.partners import strongest
 from beamtree.data import Ids
 from beamtree.data.instances import Instances
-from beamtree.distributed import Ranks, join, ranks
+from beamtree.distributed import partition as shards
+from beamtree.distributed import sharded_lists as dealt
+from beamtree.distributed.exchange import Route, deal
+from beamtree.distributed.group import Ranks, join, ranks
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_lists import Kept, dealt_lists, merged_lists
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
-from beamtree.routes import Route, deal
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer, dealt
-from beamtree.scorers.dealt import Kept, dealt_lists, merged_lists
+from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
 from beamtree.scorers.memory import fading
-from beamtree.scorers.spread import SpreadTable
-from beamtree.shards import Shard
 from beamtree.storage import models
 from beamtree.storage.models import load_weights
 from beamtree.storage.settings import read_settings

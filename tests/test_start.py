@@ -6,10 +6,10 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.closed_form import builder as start
+from beamtree.closed_form.part_weights import Candidates, calibration, choose_weights, weigh_parts
 from beamtree.metrics import hits
 from beamtree.scorers import FixedScorer, SumScorer
-from beamtree.train import start
-from beamtree.train.blend import Candidates, calibration, choose_weights, weigh_parts
 from beamtree.train.recipes import first_level, settle, start_model
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from beamtree.closed.ials import ials
+from beamtree.closed_form.als import ials
 from beamtree.data import Events
 from beamtree.threads import available_cpus, in_threads, one_thread, use_threads
 

@@ -7,7 +7,7 @@ import beamtree as bt
 from beamtree import methods
 from beamtree.beam import retrieve
 from beamtree.data import Instances, relevant_items
-from beamtree.seeds import epoch_order, mix
+from beamtree.data.seeds import epoch_order, mix
 from beamtree.theory import regret
 from beamtree.train import Schedule, constant
 

@@ -17,11 +17,11 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.beam import walk
 from beamtree.data import Instances
+from beamtree.diagnose.tune import choose, tune
+from beamtree.diagnose.tune.narrow import as_held, narrowed, needed_widths, nodes_of
 from beamtree.scorers import FixedScorer
 from beamtree.storage.tuned import tuned_beam
 from beamtree.tree import distinct
-from beamtree.tune import choose, tune
-from beamtree.tune.narrow import as_held, narrowed, needed_widths, nodes_of
 
 EVERY = FixedScorer.every(ROWS)
 

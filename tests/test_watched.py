@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pr
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from beamtree.cli.watched import watched
+from beamtree.cli.crash_guard import watched
 
 def command():
     Path("out.new-beamtree").mkdir()

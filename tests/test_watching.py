@@ -9,11 +9,11 @@ from watched import a_catalogue, a_model, some_people
 
 from beamtree.answers import History
 from beamtree.data.catalogue import Catalogue
-from beamtree.explain import parts_of, without_part
-from beamtree.explore import catalogue_map, losses, page
-from beamtree.inspect import inspect
-from beamtree.serve.service import Service
-from beamtree.serve.source import Fixed, Loaded
+from beamtree.diagnose.explain import parts_of, without_part
+from beamtree.diagnose.explore import catalogue_map, losses, page
+from beamtree.diagnose.inspect import inspect
+from beamtree.serve.engine.service import Service
+from beamtree.serve.engine.source import Fixed, Loaded
 
 MODEL = a_model()
 KNOWN = a_catalogue(MODEL)

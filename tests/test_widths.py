@@ -15,7 +15,7 @@ from beamtree import PAD, TreeModel
 from beamtree.beam import retrieve, walk, widths
 from beamtree.cli.inspect import next_command
 from beamtree.data import Instances
-from beamtree.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
+from beamtree.diagnose.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
 from beamtree.scorers import FixedScorer
 
 EVERY = FixedScorer.every(ROWS)

@@ -5,10 +5,10 @@ from functools import cache
 import torch
 
 import beamtree as bt
-from beamtree.closed.partners import strongest
+from beamtree.closed_form.partners import strongest
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.catalogue import Catalogue
-from beamtree.explore import record, variants
+from beamtree.diagnose.explore import record, variants
 from beamtree.scorers import DeepScorer, MemoryScorer, RepeatScorer, SumScorer
 from beamtree.scorers.memory import fading
 

@@ -15,7 +15,7 @@ from beamtree.answers.popular import popular_items
 from beamtree.beam import BeamSize, retrieve
 from beamtree.data import HISTORY, Ids, Prepared
 from beamtree.data.ids import as_id
-from beamtree.extras import needs
+from beamtree.data.optional import needs
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.tree import PAD

@@ -26,10 +26,10 @@ from beamtree.answers.answer import Answer, Tally, answer, read_history, split_i
 from beamtree.beam import BeamSize
 from beamtree.data import Ids
 from beamtree.files.drafts import drafting, put
-from beamtree.files.small import check_writable, naming, one_line
+from beamtree.files.small_files import check_writable, naming, one_line
 from beamtree.ingest.columns import find_columns
-from beamtree.ingest.places import Place
 from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
+from beamtree.ingest.urls import Place
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 

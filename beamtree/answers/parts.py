@@ -17,9 +17,9 @@ from beamtree.answers.answer import Tally
 from beamtree.answers.files import open_histories
 from beamtree.answers.question import Question, Search, open_search
 from beamtree.files.drafts import held
-from beamtree.files.small import read_json, write_json
-from beamtree.ingest.places import Place
+from beamtree.files.small_files import read_json, write_json
 from beamtree.ingest.readers import LINES, PARQUET, TEXT, find_files, scan
+from beamtree.ingest.urls import Place
 from beamtree.storage.settings import fingerprint
 
 RECORD, FORMAT = "answers.json", 1

@@ -8,9 +8,9 @@ from beamtree.builders.category import category_order
 from beamtree.builders.split import Chosen, split_rows, sums
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.data.factors import pairs
-from beamtree.distributed import ranks
+from beamtree.distributed.exchange import deal
+from beamtree.distributed.group import ranks
 from beamtree.metrics import hits
-from beamtree.routes import deal
 from beamtree.tree import PAD, Tree
 
 CATEGORY_WEIGHT = 1e6  # how often items are to be chosen before their category leaves the one above it for good

@@ -8,10 +8,10 @@ from torch.nn.functional import logsigmoid
 
 from beamtree.builders.matching import match
 from beamtree.data import Data
-from beamtree.distributed import ranks
+from beamtree.data.seeds import mix
+from beamtree.distributed.exchange import dealt, send
+from beamtree.distributed.group import ranks
 from beamtree.model import Query, TreeModel
-from beamtree.routes import dealt, send
-from beamtree.seeds import mix
 from beamtree.tree import PAD, Tree, distinct
 
 LEVELS_AT_ONCE = 2  # levels at a time

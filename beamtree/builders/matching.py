@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from beamtree.distributed import ranks
+from beamtree.distributed.group import ranks
 
 PATIENCE = 500  # rounds of bidding; whoever is left then takes what is free
 CARE = 0.02  # a bid rises by at least this share of how much weights differ: the less, the nearer to the best

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from beamtree.distributed import Ranks
+from beamtree.distributed.group import Ranks
 
 DIGIT = 8  # bits that are decided at once
 

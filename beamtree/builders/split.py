@@ -12,9 +12,9 @@ from torch import Tensor
 
 from beamtree.builders.matching import rank_in
 from beamtree.builders.select import parts_over_ranks
-from beamtree.distributed import Ranks, ranks
-from beamtree.routes import joined, send
-from beamtree.seeds import draw_rows
+from beamtree.data.seeds import draw_rows
+from beamtree.distributed.exchange import joined, send
+from beamtree.distributed.group import Ranks, ranks
 from beamtree.tree import PAD, Tree, height_for
 
 TURNS = 10  # of power iteration per split

@@ -11,8 +11,9 @@ from beamtree.cli.screen import out
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.files.drafts import tidy_inside
-from beamtree.files.small import one_line
-from beamtree.storage import load_model, settings
+from beamtree.files.small_files import one_line
+from beamtree.storage import settings
+from beamtree.storage.models import load_model
 from beamtree.storage.settings import check_finite, holds_model
 from beamtree.train.runs import DATA, RUN, TRAINING, read_run
 

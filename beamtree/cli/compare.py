@@ -11,8 +11,14 @@ from rich.table import Table
 from beamtree.cli.options import Cuts, Device, ExcludeSeen, Json, Metrics, Threads, cuts, words
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
-from beamtree.compare import ROWS, Plan, Result, compare
-from beamtree.compare.results import (
+from beamtree.data import load_data
+from beamtree.evaluate import named_metrics
+from beamtree.files.drafts import held
+from beamtree.files.small_files import check_writable, write_json, write_whole
+from beamtree.ingest.trees import tree_builder
+from beamtree.model import check_device
+from beamtree.research.compare import ROWS, Plan, Result, compare
+from beamtree.research.compare.results import (
     Grid,
     Marks,
     cost_grid,
@@ -23,13 +29,7 @@ from beamtree.compare.results import (
     records,
     score_grid,
 )
-from beamtree.compare.rows import STRONG, check_rows, steps_of
-from beamtree.data import load_data
-from beamtree.evaluate import named_metrics
-from beamtree.files.drafts import held
-from beamtree.files.small import check_writable, write_json, write_whole
-from beamtree.ingest.trees import tree_builder
-from beamtree.model import check_device
+from beamtree.research.compare.rows import STRONG, check_rows, steps_of
 from beamtree.threads import use_threads
 from beamtree.train.recipes import RECIPES, chosen, usual_sizes
 

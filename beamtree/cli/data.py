@@ -11,7 +11,7 @@ from rich.table import Table
 from beamtree.cli.options import EngineName, RayAddress, Workers, on_ray
 from beamtree.cli.screen import draw, err, out
 from beamtree.data.report import columns_in_words, dropped
-from beamtree.files.small import check_writable, write_json
+from beamtree.files.small_files import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.ingest.engine import HERE, Engine
 from beamtree.train.recipes import chosen
@@ -134,7 +134,7 @@ def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator
     if not cluster:
         yield HERE
         return
-    from beamtree.bulk.cluster import connected  # Ray may not be there
+    from beamtree.serve.batch.cluster import connected  # Ray may not be there
 
     _stage("starting Ray" if address is None else f"connecting to Ray at {address}")
     with connected(address, workers) as ray:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from beamtree.baselines import PLAIN, build
 from beamtree.cli.data import Item, Time, TimeFormat, User
 from beamtree.cli.options import (
     BeamText,
@@ -27,7 +26,8 @@ from beamtree.cli.options import (
 from beamtree.cli.screen import print_table, progress
 from beamtree.data import BeforeAfter
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
-from beamtree.files.small import check_writable, write_json
+from beamtree.files.small_files import check_writable, write_json
+from beamtree.research.baselines import PLAIN, build
 from beamtree.threads import use_threads
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data, open_model

@@ -9,10 +9,10 @@ from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
 from beamtree.cli.screen import out, progress
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.explore import BEAM_SIZES, inspected, page, record, variants
-from beamtree.files.small import check_writable, write_whole
+from beamtree.diagnose.explore import BEAM_SIZES, inspected, page, record, variants
+from beamtree.diagnose.inspect import num_users
+from beamtree.files.small_files import check_writable, write_whole
 from beamtree.ingest.catalogue import read_catalogue
-from beamtree.inspect import num_users
 from beamtree.model import TreeModel
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 

@@ -29,7 +29,7 @@ from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.trees import tree
 from beamtree.cli.tune import tune_run
-from beamtree.distributed import LostError, tells
+from beamtree.distributed.group import LostError, tells
 from beamtree.train.loop import DivergedError
 
 LESS = "use a smaller --batch-size or --beam-size, or a log with fewer events at once"

@@ -9,8 +9,8 @@ from rich.table import Table
 from beamtree.beam import as_text
 from beamtree.cli.options import BeamText, Cuts, DataFolder, Device, RunFolder, Split, beam_of, cuts, split_of
 from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files.small import check_writable, write_json
-from beamtree.inspect import USERS, Inspection, inspect, num_users
+from beamtree.diagnose.inspect import USERS, Inspection, inspect, num_users
+from beamtree.files.small_files import check_writable, write_json
 from beamtree.train.runs import open_data, open_model, read_run
 
 PICTURES = (".png", ".pdf", ".svg")

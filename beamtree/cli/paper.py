@@ -10,10 +10,10 @@ from rich.table import Table
 
 from beamtree.cli.options import Device, Json, words
 from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files.small import check_writable, write_json
-from beamtree.paper import table1, table2, tableA1, tableA2
-from beamtree.paper.report import Cell, results_name, save_results
-from beamtree.paper.synthetic import Job, Plan
+from beamtree.files.small_files import check_writable, write_json
+from beamtree.research.paper import table1, table2, tableA1, tableA2
+from beamtree.research.paper.report import Cell, results_name, save_results
+from beamtree.research.paper.synthetic import Job, Plan
 
 RESULTS = Path("results")
 DEFAULT_ROWS = ",".join(table2.PLAN.rows)

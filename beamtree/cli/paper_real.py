@@ -11,14 +11,14 @@ from beamtree.cli.options import Device, Json
 from beamtree.cli.paper import RESULTS, paper, print_cells
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile
-from beamtree.compare import table as compare_table
-from beamtree.compare.plan import METRICS
 from beamtree.data import load_data
-from beamtree.files.small import check_writable, write_json
+from beamtree.files.small_files import check_writable, write_json
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
-from beamtree.paper import figure2, realdata, timing
-from beamtree.paper.report import save_results
+from beamtree.research.compare import table as compare_table
+from beamtree.research.compare.plan import METRICS
+from beamtree.research.paper import figure2, realdata, timing
+from beamtree.research.paper.report import save_results
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import RECIPES, chosen
 

@@ -39,8 +39,8 @@ class Who(NamedTuple):
         if not on_ray(self.engine):
             yield here(self.device)
             return
-        from beamtree.bulk.answers import on_cluster
-        from beamtree.bulk.cluster import connected
+        from beamtree.serve.batch.answers import on_cluster
+        from beamtree.serve.batch.cluster import connected
 
         where = "starting Ray" if self.address is None else f"connecting to Ray at {self.address}"
         err.print(f"{where} …", highlight=False, soft_wrap=True)

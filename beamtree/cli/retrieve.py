@@ -22,11 +22,11 @@ from beamtree.cli.options import (
     beam_of,
     most_items,
 )
-from beamtree.cli.over_ranks import OpenModel, wherever
 from beamtree.cli.parts import Who, answer_folder, note
 from beamtree.cli.screen import err, out, printable, progress
-from beamtree.distributed import join
-from beamtree.files.small import check_writable, write_json
+from beamtree.distributed.command import OpenModel, wherever
+from beamtree.distributed.group import join
+from beamtree.files.small_files import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data

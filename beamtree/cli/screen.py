@@ -32,9 +32,9 @@ def print_table(table: Table) -> None:
 
 
 def draw(plot: Callable[[ModuleType], None], *pictures: Path) -> list[Path]:
-    """Have pictures drawn by `beamtree.plots`, and give those there are: none, and a note, without matplotlib."""
+    """Draw pictures with `beamtree.research.plots`; returns none, and prints a note, without matplotlib."""
     try:
-        plots = import_module("beamtree.plots")  # takes a second to import, and may not be there
+        plots = import_module("beamtree.research.plots")  # takes a second to import, and may not be there
     except ImportError:
         note = "note: no picture, because matplotlib is not installed: pip install 'beamtree[plots]'"
         err.print(note, highlight=False, soft_wrap=True, markup=False)

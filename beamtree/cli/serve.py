@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from beamtree.cli.over_ranks import OpenModel, over_ranks
 from beamtree.cli.screen import err
-from beamtree.distributed import LostError, join, tells
-from beamtree.extras import needs
+from beamtree.data.optional import needs
+from beamtree.distributed.command import OpenModel, over_ranks
+from beamtree.distributed.group import LostError, join, tells
 
 
 def option(name: str, help: str, variable: str = "", **more: Any) -> Any:
@@ -140,11 +140,11 @@ def start(
     if changes is not None and open_model is not None:
         raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
     with needs("serve", "`beamtree serve`"):
-        from beamtree.serve.limits import Access, Limits, is_local
-        from beamtree.serve.living import journal_of, last_chosen, open_changing
-        from beamtree.serve.server import listen, make_server
-        from beamtree.serve.service import Service
-        from beamtree.serve.source import open_fixed
+        from beamtree.serve.engine.limits import Access, Limits, is_local
+        from beamtree.serve.engine.live_source import journal_of, last_chosen, open_changing
+        from beamtree.serve.engine.service import Service
+        from beamtree.serve.engine.source import open_fixed
+        from beamtree.serve.http.server import listen, make_server
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     read, change = (os.environ.get(f"BEAMTREE_{which}_TOKEN") or None for which in ("READ", "CHANGE"))

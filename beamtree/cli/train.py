@@ -14,8 +14,9 @@ from beamtree.cli.options import Device, Threads
 from beamtree.cli.screen import details, hush, out, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
-from beamtree.distributed import Ranks, is_restarted, join, ranks
-from beamtree.files.small import check_writable
+from beamtree.distributed.consistency import check_alike
+from beamtree.distributed.group import Ranks, is_restarted, join, ranks
+from beamtree.files.small_files import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
@@ -23,7 +24,6 @@ from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
-from beamtree.train.alike import check_alike
 from beamtree.train.recipes import Settings, settle, start_model, train_model
 from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, holding, read_run, write_run
 from beamtree.train.runs import threads as threads_now

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids
-from beamtree.distributed import ranks
+from beamtree.distributed.group import ranks
 from beamtree.tree import PAD
 
 APART = 10  # events between the distant pairs that `order_strength` looks at

@@ -6,8 +6,8 @@ from torch import Tensor
 from beamtree.data.events import Events
 from beamtree.data.subspace import Matrix, orthonormal_, strongest_
 from beamtree.data.views import BeforeAfter
-from beamtree.distributed import ranks
-from beamtree.routes import Dealt, deal, drawn
+from beamtree.distributed.exchange import Dealt, deal, drawn
+from beamtree.distributed.group import ranks
 from beamtree.tree import PAD
 
 DIM = 64

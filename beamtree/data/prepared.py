@@ -31,11 +31,11 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
-from beamtree.distributed import ranks
+from beamtree.distributed.exchange import Dealt
+from beamtree.distributed.group import ranks
 from beamtree.files.drafts import drafting, put, tidy
 from beamtree.files.sealed import check_sealed, read_sealed, seal, whole_is_read, with_seal
-from beamtree.files.small import check_replaceable, flush, naming
-from beamtree.routes import Dealt
+from beamtree.files.small_files import check_replaceable, flush, naming
 
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums

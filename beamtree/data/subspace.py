@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beamtree import routes
-from beamtree.distributed import ranks
-from beamtree.routes import Dealt, Route, dealt, in_step
+from beamtree.distributed import exchange as routes
+from beamtree.distributed.exchange import Dealt, Route, dealt, in_step
+from beamtree.distributed.group import ranks
 
 ROOM = 1 << 16  # rows that are multiplied by a small matrix at once
 TWICE = 2  # the second time is for what rounding left of the first

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.instances import Instances
-from beamtree.seeds import mix
+from beamtree.data.seeds import mix
 from beamtree.tree import PAD
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.small import read_json
+from beamtree.files.small_files import read_json
 
 BLOCK, SAMPLED = 1 << 20, 256  # bytes of a block, and blocks that are read of a large file
 SEAL = "seal"  # where a JSON file keeps its own checksum

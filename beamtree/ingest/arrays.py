@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from beamtree.files.small import write_once
+from beamtree.files.small_files import write_once
 
 AT_ONCE = 1 << 24  # events in memory at once
 TYPES = {"item": np.uint32, "time": np.int64}  # of the two files of events, which lie in the order of users and times

@@ -1,4 +1,4 @@
-"""Who works on a log, and in what shares: this process, or those of a cluster (`beamtree.bulk`)."""
+"""Who works on a log, and in what shares: this process, or those of a cluster (`beamtree.serve.batch`)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from beamtree.frames import is_pandas
+from beamtree.data.frames import is_pandas
 
 NAME = "a frame"  # in descriptions and errors, where a file has its own
 

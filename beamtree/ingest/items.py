@@ -13,7 +13,7 @@ from torch import Tensor
 from beamtree.data import Ids
 from beamtree.data.catalogue import SEPARATORS
 from beamtree.data.ids import as_id
-from beamtree.files.small import one_line, write_whole
+from beamtree.files.small_files import one_line, write_whole
 from beamtree.ingest.columns import ITEM, usual_column
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
 from beamtree.ingest.readers import scan, text_id

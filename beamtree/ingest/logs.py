@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.data import Prepared, load_data
+from beamtree.data.optional import needs
 from beamtree.data.prepared import DESCRIPTION
-from beamtree.extras import needs
 
 
 def open_log(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from beamtree.files.small import write_once
+from beamtree.files.small_files import write_once
 from beamtree.ingest.arrays import Array, Part, Sorted, sort_part
 from beamtree.ingest.readers import reading
 from beamtree.ingest.shares import Share, events_of

@@ -25,10 +25,10 @@ import polars as pl
 
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
-from beamtree.files.small import one_line
+from beamtree.files.small_files import one_line
 from beamtree.ingest.arrays import AT_ONCE, Kept, Sorted, gather, summary, write_arrays
 from beamtree.ingest.engine import HERE, Engine
-from beamtree.ingest.few_events import drop_few
+from beamtree.ingest.filters import drop_few
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.numbering import number_ids, ranges, sort_range, write_distinct, write_numbered
 from beamtree.ingest.readers import Opened, Source, find_logs, open_logs
@@ -75,7 +75,7 @@ def prepare(
         val_users: how many validate; unless given, 5 % of those who can, at most 1,000, and with leave-one-out all.
         test_users: how many test; the same unless given.
         seed: draws these users; same seed, same files.
-        engine: who does the work; this process unless `beamtree.bulk` gives another. The files are the same.
+        engine: who does the work; this process unless `beamtree.serve.batch` gives another. The files are the same.
         on_stage: hears what is done next.
     """
     _check(min_events, min_item_events)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import polars as pl
 
-from beamtree.files.small import FULL, one_line
+from beamtree.files.small_files import FULL, one_line
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
-from beamtree.ingest.places import Address, Place, find_places
 from beamtree.ingest.times import WHITE as WHITE  # those who read other files take it from here
 from beamtree.ingest.times import TimeScale, whole_times
+from beamtree.ingest.urls import Address, Place, find_places
 
 TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt")
 LINES = (".jsonl", ".ndjson")

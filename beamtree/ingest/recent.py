@@ -7,7 +7,7 @@ import torch
 
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.views import OtherUsers
-from beamtree.files.small import one_line
+from beamtree.files.small_files import one_line
 from beamtree.ingest.readers import find_logs, open_logs
 
 

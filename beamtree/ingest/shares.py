@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from beamtree.ingest.places import Place
 from beamtree.ingest.readers import Opened, Source
+from beamtree.ingest.urls import Place
 
 Share = Sequence[Source]
 

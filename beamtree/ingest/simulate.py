@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from beamtree.files.drafts import drafting, put
-from beamtree.files.small import check_replaceable, check_writable
+from beamtree.files.small_files import check_replaceable, check_writable
 from beamtree.ingest.words import item_names
 
 DEPTH = 4  # levels of categories below the whole market

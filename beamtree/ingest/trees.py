@@ -7,7 +7,7 @@ from typing import Any
 
 from beamtree.builders import category_tree, cluster_tree, random_tree
 from beamtree.data import Prepared
-from beamtree.extras import needs
+from beamtree.data.optional import needs
 from beamtree.tree import Tree
 
 Build = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.files.drafts import held
-from beamtree.files.small import flush
+from beamtree.files.small_files import flush
 from beamtree.live.known import Event
 from beamtree.live.times import Time
 

@@ -15,7 +15,7 @@ from beamtree.beam import walk
 from beamtree.data import HISTORY, Prepared
 from beamtree.live.likeness import NEAREST, Likeness
 from beamtree.live.memory import FADING, SOURCES
-from beamtree.live.renown import Renown
+from beamtree.live.popularity_prior import Renown
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, SumScorer
 from beamtree.tree import PAD

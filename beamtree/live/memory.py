@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed.partners import PARTNERS, Partners, summed
-from beamtree.routes import entries_in
+from beamtree.closed_form.partners import PARTNERS, Partners, summed
+from beamtree.distributed.exchange import entries_in
 from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import fading
 

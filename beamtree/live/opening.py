@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.files.small import one_line, read_json, write_json
+from beamtree.files.small_files import one_line, read_json, write_json
 from beamtree.live.known import Event
 from beamtree.live.likeness import new_item
 from beamtree.live.live import Live, Saved

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from beamtree.closed_form.builder import Start
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live
@@ -14,7 +15,6 @@ from beamtree.live.memory import ADDED, as_memory, entries_of
 from beamtree.live.times import as_time
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer
-from beamtree.train.start import Start
 
 EXAMPLES = 10  # histories that a new item is placed by
 

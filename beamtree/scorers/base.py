@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from beamtree.routes import Pieces
-from beamtree.scorers.spread import SpreadTable
+from beamtree.distributed.exchange import Pieces
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.scorers.table import NodeTable
-from beamtree.shards import Shard
 from beamtree.tree import Tree
 
 

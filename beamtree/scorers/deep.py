@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from beamtree import kernels
+from beamtree.data.seeds import mix
 from beamtree.data.views import WINDOWS, window_of_behaviour
+from beamtree.distributed.exchange import Dealt, Pieces, deal
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.kernels.products import Products, keep_halves, products, score_level
-from beamtree.routes import Dealt, Pieces, deal
 from beamtree.scorers.base import TableScorer, check_histories
-from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
 from beamtree.scorers.table import NodeTable, Vectors
-from beamtree.seeds import mix
-from beamtree.shards import Shard
 from beamtree.tree import PAD, Tree
 
 HIDDEN = (128, 64, 24)

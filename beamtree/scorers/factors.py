@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from beamtree import kernels
-from beamtree.closed.ials import Factors, fold_in
-from beamtree.closed.pairs import newest_of_each
+from beamtree.closed_form.als import Factors, fold_in
+from beamtree.closed_form.cooccurrence import newest_of_each
 from beamtree.data.views import HISTORY, recency
-from beamtree.routes import Dealt, deal, dealt
+from beamtree.distributed.exchange import Dealt, deal, dealt
+from beamtree.distributed.partition import Shard, own_shard
+from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.scorers.base import TableScorer, check_histories
-from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable, Vectors
-from beamtree.shards import Shard, own_shard
 from beamtree.tree import PAD, Tree
 
 

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.closed.partners import Partners
+from beamtree.closed_form.partners import Partners
 from beamtree.data.views import HISTORY, recency
-from beamtree.distributed import ranks
-from beamtree.routes import Pieces
+from beamtree.distributed.exchange import Pieces
+from beamtree.distributed.group import ranks
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_lists import Kept, dealt_lists, pulled_lists, whole_lists
 from beamtree.scorers.base import Scorer, check_histories
-from beamtree.scorers.dealt import Kept, dealt_lists, pulled_lists, whole_lists
-from beamtree.scorers.lifted import Lifted, lifted
-from beamtree.shards import Shard
+from beamtree.scorers.subtree_max import Lifted, lifted
 from beamtree.tree import PAD, Tree
 
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from beamtree.routes import Pieces
+from beamtree.distributed.exchange import Pieces
+from beamtree.distributed.partition import Shard
 from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.lifted import Lifted, lifted
 from beamtree.scorers.memory import LiftedScorer
-from beamtree.shards import Shard
+from beamtree.scorers.subtree_max import Lifted, lifted
 from beamtree.tree import PAD, Tree
 
 SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree

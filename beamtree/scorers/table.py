@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from beamtree.routes import Dealt
-from beamtree.seeds import mix
+from beamtree.data.seeds import mix
+from beamtree.distributed.exchange import Dealt
 from beamtree.tree import PAD, Tree
 
 

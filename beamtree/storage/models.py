@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids, write_ids
-from beamtree.distributed import ranks
+from beamtree.distributed.checkpoint_files import check_shards, read_shards, row_names, spread_memories
+from beamtree.distributed.group import ranks
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_lists import Kept, dealt_lists
 from beamtree.files.drafts import drafting, held, remove
 from beamtree.files.sealed import seal, whole_is_read, with_seal
-from beamtree.files.small import flush, naming
+from beamtree.files.small_files import flush, naming
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
-from beamtree.scorers.dealt import Kept, dealt_lists
-from beamtree.shards import Shard
 from beamtree.storage.settings import (
     AGAIN,
     DTYPES,
@@ -45,7 +46,6 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
-from beamtree.storage.shards import check_shards, read_shards, row_names, spread_memories
 from beamtree.storage.tensors import Tensors, go_through, pieces_of, save_tensors
 from beamtree.tree import Tree, height_for
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.distributed import LostError
+from beamtree.distributed.group import LostError
 from beamtree.files.sealed import check_sealed, read_sealed
-from beamtree.files.small import one_line
+from beamtree.files.small_files import one_line
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, SumScorer
 

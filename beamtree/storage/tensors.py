@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beamtree.distributed.exchange import Pieces
 from beamtree.files.drafts import as_others_are
-from beamtree.routes import Pieces
 
 Tensors = Mapping[str, Tensor | Pieces]
 # How safetensors names what numbers are kept in.

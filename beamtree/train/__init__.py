@@ -2,7 +2,7 @@
 
 from beamtree.metrics import usual_m
 from beamtree.train.checkpoint import Checkpoints, steps_done
-from beamtree.train.journal import Journal
+from beamtree.train.history import Journal
 from beamtree.train.loop import fit
 from beamtree.train.schedule import Schedule, constant, cosine
 from beamtree.train.validation import Progress, Validation

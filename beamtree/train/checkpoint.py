@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.distributed import ranks
+from beamtree.distributed.checkpoint import write_spread
+from beamtree.distributed.checkpoint_files import Moments, check_shards, read_moments, row_names
+from beamtree.distributed.group import ranks
 from beamtree.model import TreeModel
 from beamtree.storage.models import check_room, load_weights, write_finished, write_model
 from beamtree.storage.settings import check_files, holds_model, read_settings, read_tensors
-from beamtree.storage.shards import Moments, check_shards, read_moments, row_names
-from beamtree.storage.spread import write_spread
 from beamtree.train.validation import Progress
 
 BEST = "best"  # where in its folder a run keeps the best model

@@ -6,11 +6,11 @@ from pathlib import Path
 from beamtree.builders import learn_tree
 from beamtree.builders.learned import STAY
 from beamtree.data import Data
-from beamtree.distributed import join, ranks
+from beamtree.distributed.consistency import check_alike, one_tree
+from beamtree.distributed.group import join, ranks
 from beamtree.model import TreeModel
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
-from beamtree.train.alike import check_alike, one_tree
 from beamtree.train.checkpoint import keep_model
 from beamtree.train.validation import Validation
 

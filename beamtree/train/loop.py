@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
-from beamtree.distributed import Ranks, join
+from beamtree.data.seeds import epoch_order, mix
+from beamtree.distributed.consistency import check_alike, one_blend
+from beamtree.distributed.group import Ranks, join
+from beamtree.distributed.partition import Shard
 from beamtree.files.drafts import held
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.seeds import epoch_order, mix
-from beamtree.shards import Shard
 from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
-from beamtree.train.alike import check_alike, one_blend
-from beamtree.train.blend import weigh_parts
 from beamtree.train.checkpoint import Checkpoints, Keeper
 from beamtree.train.optimizer import Optimizer, adam, set_lr
 from beamtree.train.schedule import Schedule

@@ -10,18 +10,18 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from beamtree.closed_form.builder import LEARNED, Start, refit
 from beamtree.data import BeforeAfter, Data, Prepared, Windows
+from beamtree.distributed.consistency import one_model, one_tree
+from beamtree.distributed.partition import own_shard
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
+from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import DeepScorer, Scorer, SumScorer
-from beamtree.shards import own_shard
-from beamtree.train.alike import one_model, one_tree
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.reporting import OnProgress, no_progress
 from beamtree.train.schedule import Schedule, constant, cosine
-from beamtree.train.start import LEARNED, Start, refit
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.distributed import ranks
+from beamtree.distributed.group import ranks
 from beamtree.files.drafts import drafting, held, put, remove
-from beamtree.files.small import read_json, write_json
+from beamtree.files.small_files import read_json, write_json
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model

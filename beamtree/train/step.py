@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from beamtree.distributed import Ranks
+from beamtree.distributed.group import Ranks
+from beamtree.distributed.sharded_table import SpreadTable
+from beamtree.kernels.cuda_graphs import Recorder
 from beamtree.methods import ALONE, Method
 from beamtree.model import TreeModel
-from beamtree.record import Recorder
-from beamtree.scorers.spread import SpreadTable
 from beamtree.scorers.table import NodeTable
 
 REHEARSALS = 3  # steps taken one kernel after another before a step is recorded

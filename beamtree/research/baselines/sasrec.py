@@ -1,0 +1,243 @@
+"""SASRec (Kang and McAuley 2018): a causal transformer that reads a history and says at every place what comes next."""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention
+
+from beamtree.data import HISTORY, BeforeAfter, Events
+from beamtree.data.seeds import epoch_order, mix
+from beamtree.metrics import hits, num_relevant, recall
+from beamtree.research.baselines.best_weights import USERS, Kept, take_steps
+from beamtree.tree import PAD
+
+LAYERS, HEADS = 2, 2
+GRID = ((64, 0.2), (256, 0.5))  # numbers per item and dropout: the first unless validation users choose
+LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
+BATCH, STEPS = 128, 10_000
+WHOLE = 20_000  # items up to which a target is told from all others
+UNIFORM, IN_BATCH = 2048, 1024  # items that it is told from beyond: of all, and of the batch's targets
+CUTS = (10, 50, 100, 200)
+
+
+class Block(nn.Module):
+    """Attention to what came before, then a small MLP; each adds to its input."""
+
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.parts, self.whole = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, dim] to the same."""
+        batch, length, _ = x.shape
+        parts = self.parts(self.before(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        query, key, value = parts.unbind()
+        mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        x = x + nn.functional.dropout(self.whole(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        out: Tensor = x + self.mlp(self.between(x))
+        return out
+
+
+class SASRec(nn.Module):
+    """One vector per item, read and scored alike; a vector per place, counted from the oldest event."""
+
+    known: Tensor
+    repeats: Tensor
+
+    def __init__(self, num_items: int, seed: int = 0, dim: int = GRID[0][0], dropout: float = GRID[0][1]) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(seed, 7))
+            self.items = nn.Parameter(torch.randn(num_items, dim) * dim**-0.5)
+            self.bias = nn.Parameter(torch.zeros(num_items))
+            self.places = nn.Parameter(torch.randn(HISTORY, dim) * 0.02)
+            self.blocks = nn.Sequential(*(Block(dim, dropout) for _ in range(LAYERS)))
+        self.dropout, self.last = nn.Dropout(dropout), nn.LayerNorm(dim)
+        self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # which items training users have
+        self.register_buffer("repeats", torch.tensor(True))  # whether what is in a history may come again
+
+    @classmethod
+    def like(cls, num_items: int, state: dict[str, Tensor]) -> "SASRec":
+        """One of the size of some weights, for which dropout does not matter."""
+        return cls(num_items, dim=state["items"].shape[1])
+
+    def states(self, sequence: Tensor) -> Tensor:
+        """What follows every event of sequences [B, T], oldest first, PAD after the newest [B, T, dim]."""
+        x = embedding(sequence.clamp(min=0), self.items) + self.places[: sequence.shape[1]]
+        out: Tensor = self.last(self.blocks(self.dropout(x)))
+        return out
+
+    def without_repeats(self) -> "SASRec":
+        """The same, but what is in a history does not come again; it shares the weights."""
+        found = copy(self)
+        found._buffers = {**self._buffers, "repeats": torch.zeros_like(self.repeats)}
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take."""
+        return sum(weight.nbytes for weight in self.parameters())
+
+    @torch.no_grad()
+    def scores(self, x: Tensor) -> Tensor:
+        """The score of every item for histories x [B, T], newest first [B, M]; -inf for those that nobody has."""
+        sequence, count = oldest_first(x[:, :HISTORY].to(self.items.device))
+        newest = (count - 1).clamp(min=0)
+        states = self.states(sequence)[torch.arange(len(x), device=newest.device), newest]
+        scores = torch.addmm(self.bias, states, self.items.T).masked_fill_(~self.known, -torch.inf)
+        row, place = (sequence != PAD).nonzero(as_tuple=True)
+        own = sequence[row, place]  # what is in the history may come again, whoever has it
+        again = (states[row] * self.items[own]).sum(1) + self.bias[own]
+        scores[row, own] = again.where(self.repeats, -torch.inf)
+        return scores
+
+    def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m items of the highest score [B, m]; PAD and -inf where fewer."""
+        width = min(m, len(self.items))
+        best = self.scores(x).topk(width)
+        items = best.indices.masked_fill(best.values == -torch.inf, PAD)
+        spare = (0, m - width)
+        return nn.functional.pad(items, spare, value=PAD), nn.functional.pad(best.values, spare, value=-torch.inf)
+
+
+def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Histories [B, T], newest first with PAD anywhere, as sequences with PAD at the end; and their lengths [B]."""
+    real = (x != PAD).flip(1)
+    order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+    return x.flip(1).gather(1, order), real.sum(1)
+
+
+def draw_sequences(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Runs of at most HISTORY + 1 events, drawn from each user: all but the last, and what follows each [B, T]."""
+    start, stop = events.offsets[users], events.offsets[users + 1]
+    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    share = torch.rand(len(users), generator=generator, device=start.device)
+    start = start + (share * (spare + 1)).long().minimum(spare)
+    run = events.after(start, stop, HISTORY + 1)
+    return run[:, :-1].where(run[:, 1:] != PAD, PAD), run[:, 1:]
+
+
+def next_item_loss(
+    model: SASRec, sequence: Tensor, target: Tensor, shares: Tensor, generator: torch.Generator
+) -> Tensor:
+    """-log of each target's share among all items, or among the sampled ones where items are many.
+
+    The sample holds items drawn uniformly and targets of other places. An item that is expected n times in it stands
+    for 1/n of its weight (log Q), so that the sum is right on average. `shares` says how often items are targets [M].
+    """
+    real = target != PAD
+    states, target = model.states(sequence)[real], target[real]
+    if len(model.items) <= WHOLE:
+        return cross_entropy(torch.addmm(model.bias, states, model.items.T), target)
+    drawn = torch.randint(len(model.items), (UNIFORM,), generator=generator, device=target.device)
+    others = target[torch.randint(len(target), (IN_BATCH,), generator=generator, device=target.device)]
+    drawn = torch.cat([drawn, others])
+    expected = UNIFORM / len(model.items) + IN_BATCH * shares[drawn]
+    logits = states @ embedding(drawn, model.items).T + (model.bias[drawn] - expected.log())
+    logits = logits.masked_fill(drawn == target.unsqueeze(1), -torch.inf)
+    own = (states * embedding(target, model.items)).sum(1) + model.bias[target]
+    return cross_entropy(torch.cat([own.unsqueeze(1), logits], dim=1), torch.zeros_like(target))
+
+
+def sasrec(
+    events: Events,
+    num_items: int,
+    *,
+    steps: int = STEPS,
+    batch_size: int = BATCH,
+    lr: float = LR,
+    seed: int = 0,
+    device: str = "cpu",
+    val: BeforeAfter | None = None,
+    on_step: Callable[[int, int, Tensor], None] | None = None,
+) -> SASRec:
+    """Train on runs of every user's events.
+
+    With `val` each size of GRID is trained, and what finds most is kept: its size, its weights on the way, and whether
+    what is in a history may come again.
+
+    Args:
+        events: of the training users.
+        num_items: M.
+        steps: of Adam.
+        batch_size: users per step.
+        lr: the highest learning rate.
+        seed: of all that is random.
+        device: where it is trained.
+        val: users by whom the best weights are chosen.
+        on_step: hears (steps done, of how many, the loss).
+    """
+    how: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
+    if val is None or not len(val):
+        return _trained(events, num_items, *GRID[0], steps=steps, on_step=on_step, **how)
+    found = list[tuple[float, SASRec]]()
+    for place, size in enumerate(GRID):
+
+        def told(t: int, of: int, loss: Tensor, place: int = place) -> None:
+            if on_step is not None:
+                on_step(place * of + t, len(GRID) * of, loss)
+
+        model = _trained(events, num_items, *size, steps=steps, on_step=told, **how)
+        found += [(validation_recall(each, val), each) for each in (model, model.without_repeats())]
+    return max(found, key=lambda each: each[0])[1]
+
+
+def _trained(
+    events: Events,
+    num_items: int,
+    dim: int,
+    dropout: float,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    device: str,
+    val: BeforeAfter | None,
+    on_step: Callable[[int, int, Tensor], None] | None = None,
+) -> SASRec:
+    events = events.to(device)
+    model, popularity = SASRec(num_items, seed, dim, dropout).to(device), events.popularity(num_items)
+    model.known = popularity > 0
+    shares = popularity / popularity.sum()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
+    generator, kept = torch.Generator(device), Kept(model, val, validation_recall)
+
+    def losses() -> Iterator[Tensor]:
+        for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
+            generator.manual_seed(mix(seed, t))
+            sequence, target = draw_sequences(events, users, generator)
+            yield next_item_loss(model.train(), sequence, target, shares, generator)
+
+    with torch.random.fork_rng([] if device == "cpu" else [device]):
+        torch.manual_seed(mix(seed, 8))  # of dropout
+        return take_steps(losses(), steps, optimizer, schedule, kept, on_step)
+
+
+def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """The users of each step: all with two events, in another order every epoch."""
+    users = (events.counts() > 1).nonzero().squeeze(1)
+    if not len(users):
+        raise ValueError("there is nothing to train on: no user has two events")
+    per_epoch = -(-len(users) // batch_size)
+    for epoch in range(-(-steps // per_epoch)):
+        order = users[epoch_order(len(users), seed, epoch).to(users.device)]
+        yield from order.split(batch_size)[: steps - epoch * per_epoch]
+
+
+def validation_recall(model: SASRec, users: BeforeAfter) -> float:
+    """The mean logarithm of recall at CUTS on at most USERS users: cuts count alike, however much they find."""
+    total, rows = torch.zeros(len(CUTS)), torch.arange(min(USERS, len(users)))
+    for some in rows.split(64):
+        x, y = users.batch(some)
+        hit, relevant = hits(model.retrieve(x, max(CUTS))[0].cpu(), y), num_relevant(y)
+        total += torch.stack([recall(hit, relevant, m).sum() for m in CUTS])
+    return float((total / len(rows) + 1e-6).log().mean())

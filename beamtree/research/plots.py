@@ -1,0 +1,292 @@
+"""Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen needed
+import matplotlib.pyplot as plt
+
+from beamtree.beam import as_text
+from beamtree.diagnose.inspect import INTERVAL, Inspection
+from beamtree.diagnose.tune import Tuned
+from beamtree.loadtest import Report
+from beamtree.research.compare import Result, table
+from beamtree.research.compare.results import Entry, measured_users, records, shown_metric
+from beamtree.research.paper.report import Cell
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
+
+
+def plot_toy(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against k at m = k, one panel per estimator, one line per N."""
+    estimators = list(dict.fromkeys(each.key["estimator"] for each in cells))
+    figure, axes = plt.subplots(1, len(estimators), figsize=(4.6 * len(estimators), 4.2), sharey=True, squeeze=False)
+    names = {"inf": "∞ (float32)", "inf-exact": "∞ (exact order)"}
+    for axis, estimator in zip(axes[0], estimators, strict=True):
+        shown = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
+        for colour, n in zip(cycle(COLOURS), dict.fromkeys(c.key["N"] for c in shown), strict=False):
+            line = [c for c in shown if c.key["N"] == n]
+            _line(axis, "k", line, colour, f"N = {names.get(str(n), n)}")
+        axis.set(title=estimator, xlabel="beam size k = m", xscale="log")
+        axis.set_xticks([1, 5, 10, 20, 50], labels=["1", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][0].legend()
+    save(figure, path)
+
+
+def plot_pareto(cells: Sequence[Mapping[str, Any]], m: int, path: Path) -> None:
+    """Recall against milliseconds per query, one line per row; to the left and above is better."""
+    figure, axis = plt.subplots(figsize=(7.2, 4.6))
+    for colour, row in zip(cycle(COLOURS), dict.fromkeys(c["row"] for c in cells), strict=False):
+        line = sorted((c for c in cells if c["row"] == row), key=lambda c: float(c["ms"]))
+        took, found = [c["ms"] for c in line], [c["recall"] * 100 for c in line]
+        sides = [[(c["recall"] - c["low"]) * 100 for c in line], [(c["high"] - c["recall"]) * 100 for c in line]]
+        axis.errorbar(took, found, yerr=sides, marker="o", capsize=2, color=colour, label=row)
+        for c in line:
+            if c["width"]:
+                place = (c["ms"], c["recall"] * 100)
+                axis.annotate(
+                    str(c["width"]), place, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
+                )
+    axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
+    times = [float(c["ms"]) for c in cells]
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if min(times) / 2 < tick < 2 * max(times)]
+    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)
+
+
+def plot_bars(cells: Sequence[Cell], path: Path) -> None:
+    """Regret per method, one panel per m; the lowest is marked."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        shown = [c for c in cells if c.key["m"] == m]
+        places = [rows.index(c.key["row"]) for c in shown]
+        axis.bar(
+            places,
+            [c.value for c in shown],
+            yerr=[c.half for c in shown],
+            color=[COLOURS[place % len(COLOURS)] for place in places],
+            capsize=3,
+        )
+        known = [(place, c.paper) for place, c in zip(places, shown, strict=True) if c.paper]
+        axis.plot(*zip(*known, strict=True), "ko", mfc="white") if known else None
+        best = min(shown, key=lambda each: each.value)
+        top = max(best.value + best.half, best.paper or 0.0)  # of the bar, its interval and the circle
+        above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        axis.annotate("best", (rows.index(best.key["row"]), top), **above)
+        axis.set(title=f"m = {m}")
+        axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("regret, 95 % interval (circles: the paper)")
+    save(figure, path)
+
+
+def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
+    """Regret against the sparsity c, one panel per m, one line per method."""
+    cuts = list(dict.fromkeys(each.key["m"] for each in cells))
+    rows = list(dict.fromkeys(each.key["row"] for each in cells))
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.8 * len(cuts), 4.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        for colour, row in zip(cycle(COLOURS), rows, strict=False):
+            line = [c for c in cells if c.key["m"] == m and c.key["row"] == row]
+            _line(axis, "bias", line, colour, str(row))
+        axis.set(title=f"m = {m}", xlabel="sparsity c", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("regret at m (hollow: the paper)")
+    axes[0][-1].legend(fontsize="small")
+    save(figure, path)
+
+
+def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
+    cells = sorted(cells, key=lambda each: float(each.key[across]))
+    where = [each.key[across] for each in cells]
+    errors = [each.half for each in cells]
+    axis.errorbar(where, [c.value for c in cells], errors, fmt="o-", ms=4, color=colour, capsize=3, label=label)
+    known = [(c.key[across], c.paper) for c in cells if c.paper is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), "o", ms=8, mfc="none", color=colour)
+
+
+def two_panels(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
+    """A figure of two panels side by side."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(width, height))
+    return figure, (left, right)
+
+
+def plot_comparison(results: Sequence[Result], path: Path) -> None:
+    """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked."""
+    metric = shown_metric(results[0].metrics)
+    entries = [entry for entry in table(results) if entry.metric == metric]
+    rows, cuts = [f"{each.row} †" if each.kept_the_start else each.row for each in results], results[0].m
+    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 2.2), squeeze=False)
+    for axis, m in zip(axes[0], cuts, strict=True):
+        _draw_rows(axis, [entry for entry in entries if entry.m == m])
+        axis.set(title=f"{metric}@{m}", xlabel="%")
+        axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
+        axis.invert_yaxis()
+        axis.grid(alpha=0.3, axis="x")
+    figure.supxlabel(textwrap.fill(_caption(results), 48 * len(cuts)), fontsize="small")
+    save(figure, path)
+
+
+def _draw_rows(axis: Any, entries: Sequence[Entry]) -> None:
+    """One bar for each row, in percent, and its number beside it, or inside it where there is no room."""
+    values = [entry.value * 100 for entry in entries]
+    spread = [[(e.value - e.low) * 100 for e in entries], [(e.high - e.value) * 100 for e in entries]]
+    colours = [COLOURS[2] if e.best else COLOURS[1] if e.row.startswith("otm") else COLOURS[0] for e in entries]
+    axis.barh(range(len(entries)), values, xerr=spread, color=colours, capsize=2)
+    top = max(entry.high * 100 for entry in entries)
+    end = 1.45 * top + 1e-9
+    end = min(end, 100) if top <= 100 else end  # a metric of one's own may be no share
+    for place, entry in enumerate(entries):
+        text = f"{entry.value * 100:.1f}{' best' if entry.best else ''}"
+        inside = entry.high * 100 > 0.7 * end
+        where = {"x": (entry.low if inside else entry.high) * 100, "ha": "right" if inside else "left"}
+        axis.text(**where, y=place, s=f"  {text}  ", va="center", fontsize="small", color="w" if inside else "k")
+    axis.set_xlim(0, end)
+
+
+def _caption(results: Sequence[Result]) -> str:
+    """What bars, lines and colours of a comparison mean."""
+    parts = [measured_users(records(results)), "bars: the mean over users, lines: its 95 % interval"]
+    colours = ["green: the best row"]
+    if any(each.row.startswith("otm") for each in results):
+        colours.append("red: otm and its variants")
+    parts += [", ".join([*colours, "blue: other rows"])]
+    if any(each.kept_the_start for each in results):
+        parts.append("† training found nothing better than the start")
+    return "; ".join(parts)
+
+
+def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
+    """Figure 2: the share of each node of a level, the largest first; a line for each data set and level."""
+    figure, axis = plt.subplots(figsize=(5.4, 4.2))
+    for colour, (name, values) in zip(cycle(COLOURS), shares.items(), strict=False):
+        axis.plot([(index + 1) / len(values) for index in range(len(values))], values, color=colour, label=name)
+    axis.set(xlabel="nodes, as a share of the level", ylabel="S_n / sum over the level", yscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)
+
+
+def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
+    """Events per user as a histogram, and the popularity curve."""
+    figure, (left, right) = two_panels(10, 4.2)
+    bars = summary["events_per_user"]["histogram"]
+    ranges = [f"{bar['from']:,}–{bar['to']:,}" if bar["from"] < bar["to"] else f"{bar['from']:,}" for bar in bars]
+    left.bar(ranges, [bar["users"] for bar in bars], color=COLOURS[0])
+    left.set_xticks(range(len(bars)), labels=ranges, rotation=50, ha="right")
+    left.set(title="Events per user", xlabel="events", ylabel="users")
+    curve = summary["popularity"]
+    right.plot(
+        [point["top"] * 100 for point in curve], [point["share"] * 100 for point in curve], "o-", color=COLOURS[1]
+    )
+    right.set(title="Popularity", xlabel="items, the most popular first, %", ylabel="events that they hold, %")
+    right.set(xscale="log", ylim=(0, 102))
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def plot_inspection(found: Inspection, path: Path) -> None:
+    """The recall of both searches at every m, and where the beam's relevant items went: all of them add up to 100 %."""
+    figure, (left, right) = two_panels(12, 4.6)
+    cuts = [cut.m for cut in found.cuts]
+    for colour, name, recalls in (
+        (COLOURS[0], "beam", [cut.beam.recall * 100 for cut in found.cuts]),
+        (COLOURS[1], "brute force", [cut.brute_force.recall * 100 for cut in found.cuts]),
+    ):
+        errors = [INTERVAL * cut.error * 100 for cut in found.cuts] if name == "beam" else None
+        left.errorbar(range(len(cuts)), recalls, errors, fmt="o-", ms=4, capsize=3, color=colour, label=name)
+    left.set_xticks(range(len(cuts)), labels=[str(m) for m in cuts])
+    left.set(title=f"Recall, k = {as_text(found.beam_size)}", xlabel="m", ylabel="%")
+    left.set_ylim(bottom=0)
+    left.legend(title="bars: 95 % interval of the difference", fontsize="small", title_fontsize="small")
+    _draw_losses(right, found)
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def _draw_losses(axis: Any, found: Inspection) -> None:
+    """From all relevant items down to those that are found: what each level loses hangs from what was left above."""
+    last = found.cuts[-1]
+    tops = [1.0, *(each.survival for each in found.levels[:-1])]
+    places = range(len(found.levels))
+    lost = [each.lost * 100 for each in found.levels]
+    axis.bar(
+        places, lost, bottom=[each.survival * 100 for each in found.levels], color=COLOURS[0], label="not in the beam"
+    )
+    avoidable = [min(each.avoidable, each.lost) * 100 for each in found.levels]
+    starts = [top * 100 - part for top, part in zip(tops, avoidable, strict=True)]
+    axis.bar(places, avoidable, bottom=starts, color=COLOURS[1], label=f"of these, brute force finds at {last.m}")
+    below, recall = last.ranked_below * 100, last.beam.recall * 100
+    axis.bar(len(places), below, bottom=recall, color=COLOURS[3], label=f"in the last beam, ranked below {last.m}")
+    axis.bar(len(places) + 1, recall, color=COLOURS[2], label=f"found at {last.m}")
+    labels = [*(f"level {each.level}" for each in found.levels), f"rank > {last.m}", "found"]
+    axis.set(title="Where relevant items go", ylabel="% of relevant items", ylim=(0, 103))
+    axis.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
+    axis.legend(fontsize="small")
+
+
+def plot_tuned(found: Tuned, path: Path) -> None:
+    """Recall against the time of a query: beams of one width, and the tuned one; left and above is better."""
+    figure, (left, right) = two_panels(12, 4.6)
+    uniform = [trial for trial in found.tried if trial.is_uniform]
+    for colour, name, trials in ((COLOURS[0], "one width", uniform), (COLOURS[1], "tuned", [found.chosen])):
+        recalls = [trial.recall * 100 for trial in trials]
+        sides = [[(t.recall - t.low) * 100 for t in trials], [(t.high - t.recall) * 100 for t in trials]]
+        took = [trial.milliseconds for trial in trials]
+        left.errorbar(took, recalls, sides, fmt="o-", capsize=2, color=colour, label=name)
+    for trial in uniform:
+        place = (trial.milliseconds, trial.recall * 100)
+        left.annotate(str(trial.beam_size[-1]), place, xytext=(4, 6), textcoords="offset points", fontsize="x-small")
+    left.set(title=f"{found.users:,} users", xlabel="milliseconds, one query", ylabel=f"recall@{found.m}, %")
+    left.legend(title="bars: 95 % interval of the mean", fontsize="small", title_fontsize="small")
+    widths = found.chosen.beam_size
+    right.bar(range(len(widths)), widths, color=COLOURS[1])
+    right.set(title="The tuned beam", xlabel="searched level, from the top", ylabel="width", yscale="log")
+    right.set_xticks(range(len(widths)), labels=[str(place + 1) for place in range(len(widths))])
+    for axis in (left, right):
+        axis.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def plot_load(found: Report, path: Path) -> None:
+    """When requests were answered and how fast, and what share of them took longer than a time."""
+    figure, (left, right) = two_panels(12, 4.6)
+    groups = {"answered": found.answered, "degraded": [reply for reply in found.answered if reply.degraded]}
+    groups |= {name: [reply for reply in found.replies if reply.outcome == name] for name in found.errors}
+    for colour, (name, replies) in zip(COLOURS, groups.items(), strict=False):
+        if replies:
+            due, took = [reply.due for reply in replies], [reply.latency * 1e3 for reply in replies]
+            left.plot(due, took, ".", ms=3, alpha=0.5, color=colour, label=f"{name} ({len(replies):,})")
+    left.set(title=f"{found.rate:g} requests per second", xlabel="due after seconds", ylabel="milliseconds")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize="small", markerscale=3)
+    took = sorted(reply.latency * 1e3 for reply in found.answered)
+    right.step(took, [100 * (1 - place / len(took)) for place in range(len(took))], where="post", color=COLOURS[0])
+    right.set(title="Answers that took longer", xlabel="milliseconds", ylabel="% of answers", yscale="log")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file and let it go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""Searches for many callers: batches, load, and the model in use."""
