@@ -15,14 +15,14 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_kind, is_pandas, kind_of
 from beamtree.data.frames import frame as make_frame
 from beamtree.data.ids import as_id
-from beamtree.data.optional import needs
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.data.report import log_in_words
 from beamtree.distributed.consistency import check_alike
 from beamtree.distributed.group import join, ranks
+from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
-from beamtree.files.drafts import remove
-from beamtree.files.small_files import write_whole
+from beamtree.files.atomic import write_atomically
+from beamtree.files.staging import remove
 from beamtree.ingest.logs import open_log, pack, unpack
 from beamtree.ingest.trees import any_builder, known_table
 from beamtree.live.catalogue_updates import Changing
@@ -339,7 +339,7 @@ class Recommender(Changing):
             if data is None:
                 return self.data.test
             return open_data(Path("this recommender"), self.model, Path(folder)).test if is_folder else data
-        with needs("", "reading a log"):
+        with requires("", "reading a log"):
             from beamtree.ingest.recent import read_users
 
         return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
@@ -375,7 +375,7 @@ class Recommender(Changing):
             if table is None:
                 remove(place)
             elif not isinstance(table, Path):
-                write_whole(place, table.write_parquet)
+                write_atomically(place, table.write_parquet)
             elif table.resolve() != place.resolve():
                 shutil.copyfile(table, place)
 

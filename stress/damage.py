@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.sealed import SEAL, with_seal
+from beamtree.files.checksums import CHECKSUM, with_checksum
+from stress.checksums import update_checksums
 from stress.child import HANG, LONG, run
-from stress.seals import reseal
 from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, TRAIN, World, digest
 
 Damage = Callable[[Path, random.Random], None]
@@ -71,7 +71,7 @@ def lie(path: Path, draw: random.Random) -> None:
         content = json.loads(path.read_text())
     except ValueError:
         return flip(path, draw)
-    sealed = content.pop(SEAL, None) is not None if isinstance(content, dict) else False
+    sealed = content.pop(CHECKSUM, None) is not None if isinstance(content, dict) else False
     place = content
     while isinstance(place, dict | list) and len(place):
         key = draw.choice(list(place)) if isinstance(place, dict) else draw.randrange(len(place))
@@ -83,7 +83,7 @@ def lie(path: Path, draw: random.Random) -> None:
         else:
             place[key] = draw.choice(VALUES)
         break
-    path.write_text(json.dumps(with_seal(content) if sealed else content))
+    path.write_text(json.dumps(with_checksum(content) if sealed else content))
     return None
 
 
@@ -92,7 +92,7 @@ def disguise(path: Path, draw: random.Random) -> None:
     overwrite(path, draw)
     for name in ("settings.json", "description.json"):
         if (path.parent / name).exists() and path.name != name:
-            reseal(path.parent, name=name)
+            update_checksums(path.parent, name=name)
 
 
 FILES: list[Damage] = [flip, cut, overwrite, grow, lose]

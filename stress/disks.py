@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from beamtree.files.drafts import remove
+from beamtree.files.staging import remove
 from stress.child import run
 from stress.kills import COMMANDS, again
 from stress.world import World, digest, left_behind

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from beamtree.files.drafts import OLD, remove
+from beamtree.files.staging import OLD, remove
 from stress.child import LONG, run, start
 from stress.world import COMPARE, EVALUATE, PREPARE, RETRIEVE, SIMULATE, TRAIN, World, digest
 

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 
-from beamtree.files.drafts import remove
+from beamtree.files.staging import remove
 from stress.child import LONG, start
 from stress.kills import COMMANDS
 from stress.world import World, digest

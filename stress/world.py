@@ -6,7 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
-from beamtree.files.drafts import NEW, OLD
+from beamtree.files.staging import NEW, OLD
 from stress.child import LONG, import_as, run
 
 PREPARE = ("prepare", "log.csv", "--out", "p", "--val-users", "8", "--test-users", "8", "--min-events", "4")
@@ -54,7 +54,7 @@ class World:
 
 
 def digest(path: Path) -> str:
-    """What an output says, whatever its files are called: of models and prepared data what their seals say."""
+    """What an output says, whatever its files are called: of models and prepared data what their checksums say."""
     if not path.exists():
         return "nothing"
     if path.is_file():

@@ -1,13 +1,193 @@
-"""Small files: written whole or not at all, and known to be writable before the work begins."""
+"""Files: atomic writes, locks between processes, leftovers of killed processes, and checks before the work begins."""
 
 import errno
 import json
 import os
+import signal
+import stat
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files import atomic, staging
+from beamtree.files.atomic import check_writable, fsync, write_atomically, write_json
+from beamtree.files.staging import NEW, OLD, folder_lock, move_into_place, remove_leftovers, staging_folder
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from beamtree.files import staging
+with getattr(staging, sys.argv[1])(Path(sys.argv[2])) as draft:
+    if draft is not None:
+        (draft / "half").write_text("half")
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder():
+    """Another process that holds an output until it is killed."""
+    started = []
+
+    def start(how, path):
+        process = subprocess.Popen([sys.executable, "-c", HOLDER, how, str(path)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "holding\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("how", ["staging_folder", "folder_lock"])
+def test_two_processes_do_not_write_one_output(tmp_path, holder, how):
+    out = tmp_path / "out"
+    process = holder(how, out)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="out is being written by another process"), getattr(staging, how)(out):
+        pass
+    remove_leftovers(out)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before, "what a living process owns is left alone"
+    kill(process)
+    with getattr(staging, how)(out):
+        pass
+    assert os.listdir(tmp_path) == [], "nothing is left behind"
+
+
+def test_one_process_may_hold_what_it_holds(tmp_path):
+    with folder_lock(tmp_path / "run"), folder_lock(tmp_path / "run"):
+        (tmp_path / "run" / "a").write_text("a")
+    assert os.listdir(tmp_path / "run") == ["a"]
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["one move", "two renames"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_output_takes_the_place_of_another(tmp_path, monkeypatch, kind, exchange):
+    if not exchange:
+        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+    out = tmp_path / "out"
+    for text in ("old", "new"):
+        with staging_folder(out) as draft:
+            if kind == "folder":
+                (draft / "whole").mkdir()
+            ((draft / "whole" / "a") if kind == "folder" else draft / "whole").write_text(text)
+            move_into_place(draft / "whole", out)
+        assert ((out / "a") if kind == "folder" else out).read_text() == text
+        assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_kill_between_two_renames_is_mended_by_whoever_comes_next(tmp_path):
+    for come in (remove_leftovers, lambda out: write_json(out / "b.json", 1)):
+        old = tmp_path / f"out{OLD}"
+        old.mkdir()
+        (old / "a").write_text("precious")
+        (tmp_path / f"out{NEW}").mkdir()
+        remove_leftovers(tmp_path / "out")
+        come(tmp_path / "out")
+        assert os.listdir(tmp_path) == ["out"]
+        assert (tmp_path / "out" / "a").read_text() == "precious"
+        for path in (tmp_path / "out").iterdir():
+            path.unlink()
+        (tmp_path / "out").rmdir()
+
+
+def test_what_is_left_anywhere_below_goes_but_not_what_this_process_writes(tmp_path):
+    for place in ("a", "a/b", "a/b/c"):
+        (tmp_path / place / f"x{NEW}").mkdir(parents=True)
+    with staging_folder(tmp_path / "a" / "mine") as draft:
+        (draft / "half").write_text("half")
+        with folder_lock(tmp_path):
+            pass
+        assert (draft / "half").exists()
+    assert not list(tmp_path.rglob(f"*{NEW}"))
+
+
+def test_an_old_output_goes_where_the_new_one_is_in_place(tmp_path):
+    for name in ("out", f"out{OLD}"):
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path / "out")
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_at_the_name_of_a_draft_is_not_followed(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "a").write_text("precious")
+    (tmp_path / f"out{NEW}").symlink_to(theirs)
+    write_json(tmp_path / "out", 5)
+    assert (theirs / "a").read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["out", "theirs"]
+
+
+def test_an_error_leaves_no_draft_and_the_old_output(tmp_path):
+    write_json(tmp_path / "a.json", "old")
+
+    def half(draft):
+        draft.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_atomically(tmp_path / "a.json", half)
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_have_the_rights_of_the_users_umask(tmp_path, mask):
+    code = f"""
+import os
+os.umask({mask})
+import beamtree as bt
+tree = bt.random_tree(8)
+bt.save_model(bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 2)), {str(tmp_path / "model")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for path in Path(tmp_path / "model").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path.name
+
+
+def test_numbers_that_are_not_finite_are_not_written(tmp_path):
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"a.json is not written: a number in it is not finite"):
+            write_json(tmp_path / "a.json", {"recall": value})
+    assert os.listdir(tmp_path) == []
+
+
+def test_outputs_are_written_where_folders_can_be_neither_opened_nor_locked(tmp_path, monkeypatch):
+    """As on Windows."""
+
+    def refuse_folders(path, *how):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied")
+        return os.open(path, *how)
+
+    windows = SimpleNamespace(**{**vars(os), "open": refuse_folders})
+    del windows.O_DIRECTORY
+    monkeypatch.setattr(staging, "os", windows)
+    monkeypatch.setattr(atomic, "os", windows)
+    monkeypatch.setattr(staging, "CAN_LOCK", False)
+    with folder_lock(tmp_path / "folder"), folder_lock(tmp_path / "folder"):
+        write_json(tmp_path / "folder" / "a.json", {"a": 1})
+        fsync(tmp_path / "folder" / "a.json")
+        fsync(tmp_path / "folder")
+    with staging_folder(tmp_path / "out") as draft:
+        with pytest.raises(ValueError, match="is being written"), staging_folder(tmp_path / "out"):
+            pass
+        (draft / "whole").mkdir()
+        move_into_place(draft / "whole", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out"]
+    assert not staging._locked
 
 
 def test_json_is_written_whole_into_a_new_folder(tmp_path):
@@ -54,8 +234,8 @@ def test_checking_changes_no_file(tmp_path):
     ("name", "message"),
     [
         (".", "cannot be written: it is a folder"),
-        ("a.json/b.json", "a.json/b.json cannot be written: .*a.json is no folder"),
-        ("a.json/b/c.json", "a.json/b is no folder"),
+        ("a.json/b.json", "a.json/b.json cannot be written: .*a.json is not a folder"),
+        ("a.json/b/c.json", "a.json/b is not a folder"),
         ("x" * 255, "cannot be written: File name too long"),
         ("/proc/no/b.json", "/proc/no/b.json cannot be written: No such file"),
     ],

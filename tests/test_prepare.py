@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import beamtree as bt
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
-from beamtree.files import drafts
+from beamtree.files import staging
 from beamtree.ingest import arrays, readers
 from beamtree.ingest import prepare as module
 from beamtree.ingest.columns import FORMATS, find_columns, is_header
@@ -607,19 +607,19 @@ def test_a_second_interrupt_while_clearing_up_leaves_no_draft(tmp_path, monkeypa
             waiting.append(KeyboardInterrupt)
             raise KeyboardInterrupt
 
-    def remove(path, really=drafts.remove):
+    def remove(path, really=staging.remove):
         if waiting:
             raise waiting.pop()
         really(path)
 
-    monkeypatch.setattr(drafts, "remove", remove)
+    monkeypatch.setattr(staging, "remove", remove)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, on_stage=stop)
 
 
 def test_a_move_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch, prepared_before):
     rename = os.rename
-    monkeypatch.setattr(drafts, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
 
     def fail_once(source, target):
         if ".new-" in str(source):
@@ -664,7 +664,7 @@ def test_the_folder_one_is_in_is_not_replaced(tmp_path, before):
     done = beamtree("prepare", "../log.csv", "--out", ".", "--min-events", "2", folder=inside, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "beamtree: . is the folder you are in, which cannot be replaced from inside: choose another one"
+        "beamtree: . is the current folder, which cannot be replaced: choose another one"
     ]
     assert os.listdir(inside) == names
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "out"]
@@ -693,7 +693,7 @@ def test_a_link_stays_a_link(tmp_path):
 def test_what_a_killed_process_left_is_no_hindrance_and_goes(tmp_path):
     write_csv(tmp_path, rows_of())
     prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
-    for state in (drafts.NEW, drafts.OLD):
+    for state in (staging.NEW, staging.OLD):
         (tmp_path / f"out{state}" / "work").mkdir(parents=True)
     prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "out"]

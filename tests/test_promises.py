@@ -20,11 +20,11 @@ from test_start import a_walk
 
 import beamtree as bt
 from beamtree.cli import front
-from beamtree.files import drafts, sealed
+from beamtree.files import checksums, staging
 from beamtree.storage.settings import NotFiniteError, is_finite
 from beamtree.train.history import Journal
 from beamtree.train.loop import DivergedError
-from stress.seals import reseal
+from stress.checksums import update_checksums
 
 WRITTEN = Path(__file__).parent / "written_by_0_1"
 
@@ -102,7 +102,7 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(copy):
     (file,) = run.glob("weights*")
     good[next(iter(name for name in good if name.endswith("table.weight")))][3, 0] = torch.nan
     safetensors.torch.save_file(good, file)
-    reseal(run)
+    update_checksums(run)
     assert "NaN or infinity" in refused(copy, "retrieve", "run", "--history", "i01,i02")
 
 
@@ -135,22 +135,22 @@ def test_one_flipped_bit_anywhere_is_found(copy, which):
 
 
 def test_of_large_files_a_sample_is_read_and_check_reads_all(copy, monkeypatch):
-    monkeypatch.setattr(sealed, "BLOCK", 16)
-    monkeypatch.setattr(sealed, "SAMPLED", 4)
+    monkeypatch.setattr(checksums, "BLOCK", 16)
+    monkeypatch.setattr(checksums, "SAMPLED", 4)
     path = copy / "large"
     path.write_bytes(bytes(range(200)) * 2)
-    known = sealed.seal(path)
+    known = checksums.file_checksum(path)
     assert known["sample"] != known["sha256"]
     for place, sampled in ((0, True), (399, True), (50, False)):
         damaged = bytearray(path.read_bytes())
         damaged[place] ^= 1
         path.write_bytes(damaged)
-        for whole in (False, True):
-            if sampled or whole:
-                with pytest.raises(ValueError, match="its checksum is another"):
-                    sealed.check_sealed(copy, "large", known, "again", whole=whole)
+        for full in (False, True):
+            if sampled or full:
+                with pytest.raises(ValueError, match="its checksum does not match"):
+                    checksums.check_file(copy, "large", known, "again", full=full)
             else:
-                sealed.check_sealed(copy, "large", known, "again", whole=whole)
+                checksums.check_file(copy, "large", known, "again", full=full)
         damaged[place] ^= 1
         path.write_bytes(damaged)
 
@@ -174,7 +174,7 @@ def test_of_large_files_a_sample_is_read_and_check_reads_all(copy, monkeypatch):
     ],
 )
 def test_settings_that_fit_no_model_are_one_line(copy, change, message):
-    reseal(copy / "run", change)
+    update_checksums(copy / "run", change)
     with pytest.raises(ValueError, match=message) as caught:
         bt.load_model(copy / "run")
     assert "\n" not in str(caught.value)
@@ -185,7 +185,7 @@ def test_settings_that_fit_no_model_are_one_line(copy, change, message):
 def test_a_file_without_its_tensors_is_one_line(copy, part):
     (file,) = (copy / "run").glob(f"{part}-*")
     safetensors.torch.save_file({"other": torch.zeros(3)}, file)
-    reseal(copy / "run")
+    update_checksums(copy / "run")
     with pytest.raises(ValueError, match=r"is damaged|do not fit") as caught:
         bt.load_model(copy / "run")
     assert "\n" not in str(caught.value)
@@ -210,7 +210,7 @@ def test_settings_changed_by_hand_are_refused(copy):
     ],
 )
 def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
-    reseal(copy / "p", change, "description.json")
+    update_checksums(copy / "p", change, "description.json")
     with pytest.raises(ValueError, match=message):
         bt.load_data(copy / "p")
 
@@ -227,7 +227,7 @@ def test_numbers_out_of_range_in_prepared_arrays_are_one_line(copy, name, spoil,
     array = np.load(copy / "p" / name)
     spoil(array)
     np.save(copy / "p" / name, array)
-    reseal(copy / "p", name="description.json")
+    update_checksums(copy / "p", name="description.json")
     with pytest.raises(ValueError, match=message):
         bt.load_data(copy / "p")
 
@@ -238,7 +238,7 @@ def test_arrays_with_a_damaged_header_are_one_line(copy, header):
     content[10 : 10 + len(header)] = header
     content[10 + len(header) : 128] = b" " * (118 - len(header))
     (copy / "p" / "offsets.npy").write_bytes(content)
-    reseal(copy / "p", name="description.json")
+    update_checksums(copy / "p", name="description.json")
     with pytest.raises(ValueError, match=r"offsets.npy is damaged"):
         bt.load_data(copy / "p")
 
@@ -248,7 +248,7 @@ def test_an_id_that_stands_twice_is_refused(copy):
     names = file.read_text().splitlines()
     names[1] = names[0]
     file.write_text("\n".join(names) + "\n")
-    reseal(copy / "run")
+    update_checksums(copy / "run")
     assert "stands there twice" in refused(copy, "retrieve", "run", "--history", names[0])
     assert beamtree("check", "run", folder=copy, check=False).returncode == 1
 
@@ -271,7 +271,7 @@ def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
             first.send_signal(signal.SIGKILL)
             first.wait()
         shutil.rmtree(copy / "new")
-    with drafts.drafting(copy / "new"):
+    with staging.staging_folder(copy / "new"):
         assert "new is being written by another process" in refused(copy, *slow["prepare"])
 
 
@@ -281,8 +281,8 @@ def test_two_fits_do_not_save_into_one_folder(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from beamtree.files.drafts import held
-with held(Path({str(tmp_path / "run")!r})):
+from beamtree.files.staging import folder_lock
+with folder_lock(Path({str(tmp_path / "run")!r})):
     print("holding", flush=True)
     time.sleep(60)
 """
@@ -338,8 +338,10 @@ def test_a_folder_names_files_of_its_own_alone(copy, which, name):
         else:
             files[str(name)] = files.pop("users.txt")
 
-    reseal(folder, rename, "settings.json" if which == "run" else "description.json")
-    with pytest.raises(ValueError, match=r"no file of its own|link out|no plain file|does not name|damaged") as caught:
+    update_checksums(folder, rename, "settings.json" if which == "run" else "description.json")
+    with pytest.raises(
+        ValueError, match=r"not one of its files|link out|not a regular file|does not name|damaged"
+    ) as caught:
         bt.load_model(folder) if which == "run" else bt.load_data(folder)
     assert "bytes" not in str(caught.value), "nothing is told of a file that is not ours"
 
@@ -353,7 +355,7 @@ def test_a_pipe_or_a_device_is_not_read(copy, name, kind):
         os.mkfifo(copy / name)
     else:
         (copy / name).symlink_to("/dev/zero")
-    assert "no plain file" in refused(copy, "evaluate", "run", "--beam-size", "20", "--m", "5")
+    assert "not a regular file" in refused(copy, "evaluate", "run", "--beam-size", "20", "--m", "5")
 
 
 def test_control_characters_of_ids_are_escaped_on_the_screen(tmp_path):

@@ -409,7 +409,7 @@ def fails(done, message):
         (["--input", "in.csv", "--output", "out.txt"], "end the name in one of these"),
         (["--input", "in.csv", "--output", "folder.csv"], "folder.csv cannot be written: it is a folder"),
         (["--input", "in.csv", "--output", "in.csv"], "in.csv is the input as well"),
-        (["--input", "in.csv", "--output", "in.csv/out.csv"], "in.csv is no folder"),
+        (["--input", "in.csv", "--output", "in.csv/out.csv"], "in.csv is not a folder"),
         (["--input", "in.csv", "--output", "/proc/no/out.csv"], "/proc/no"),
         (["--input", "in.csv", "--output", "out.csv", "--json", "a.json"], "--json goes with --history"),
         (["--input", "none.csv", "--output", "out.csv"], "none.csv is not there"),

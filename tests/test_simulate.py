@@ -7,7 +7,7 @@ import torch
 from command import beamtree
 
 from beamtree.data import BeforeAfter, Events
-from beamtree.files.drafts import NEW, OLD
+from beamtree.files.staging import NEW, OLD
 from beamtree.ingest import simulate as module
 from beamtree.ingest.simulate import items_file, simulate
 from beamtree.ingest.words import item_names
@@ -192,7 +192,7 @@ def test_nothing_else_is_overwritten(tmp_path):
     words = ["simulate", "--out", ".", "--users", "1", "--items", "1", "--events", "1"]
     done = beamtree(*words, folder=tmp_path / "here", check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("beamtree: . is the folder you are in")
+    assert done.stderr.startswith("beamtree: . is the current folder")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -9,7 +9,7 @@ from command import beamtree, largest_file
 import beamtree as bt
 from beamtree.evaluate import measure
 from beamtree.research.baselines.item_cf import item_cf_nearest
-from stress.seals import reseal
+from stress.checksums import update_checksums
 
 TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]
 TRAIN += ["--batch-size", "40"]
@@ -232,7 +232,7 @@ def test_an_unfinished_run_says_so(copy):
         ("run/items-0.txt", None, "run/items-0.txt is missing"),
         ("run/items-0.txt", "", "run/items-0.txt is damaged, 0 of"),
         ("prepared/description.json", '{"format": 1}', "description.json is damaged: a count of users"),
-        ("prepared/description.json", '{"format": 9}', "is not of format 2 or 1"),
+        ("prepared/description.json", '{"format": 9}', "does not have format 2 or 1"),
         ("prepared/description.json", "{", "description.json is damaged"),
         ("prepared/description.json", None, "holds no prepared data"),
         ("prepared/events.npy", "x", "events.npy is damaged, 1 of"),
@@ -255,7 +255,7 @@ def test_damaged_folders_are_told_in_one_line(copy, file, text, message):
 def test_ids_that_are_no_text_are_told_in_one_line(copy):
     ids = copy / "run" / "items-0.txt"
     ids.write_bytes(b"\xff" * (ids.stat().st_size - 1) + b"\n")
-    reseal(copy / "run")
+    update_checksums(copy / "run")
     done = beamtree("retrieve", "run", "--history", "a", folder=copy, check=False)
     assert done.returncode == 2
     assert done.stderr == "beamtree: run/items-0.txt is damaged: it is no UTF-8\n"
@@ -272,7 +272,7 @@ def test_ids_of_other_items_are_told_in_one_line(copy, change, message):
     ids = copy / "run" / "items-0.txt"
     names = change(ids.read_text().splitlines())
     ids.write_text("".join(f"{name}\n" for name in names))
-    reseal(copy / "run")
+    update_checksums(copy / "run")
     done = beamtree("evaluate", "run", "--data", "prepared", folder=copy, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -15,7 +15,7 @@ from beamtree.answers.popular import popular_items
 from beamtree.beam import BeamSize, retrieve
 from beamtree.data import HISTORY, Ids, Prepared
 from beamtree.data.ids import as_id
-from beamtree.data.optional import needs
+from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
@@ -101,7 +101,7 @@ def _is_frame(value: object) -> bool:
 
 def _by_user(frame: Any) -> dict[str, list[str]]:
     """What each user of a frame of events chose, oldest first."""
-    with needs("", "reading a frame"):
+    with requires("", "reading a frame"):
         from beamtree.ingest.recent import read_events
     try:
         events = read_events(frame, None, None, None)

@@ -25,8 +25,9 @@ import polars as pl
 from beamtree.answers.answer import Answer, Tally, answer, read_history, split_ids
 from beamtree.beam import BeamSize
 from beamtree.data import Ids
-from beamtree.files.drafts import drafting, put
-from beamtree.files.small_files import check_writable, naming, one_line
+from beamtree.errors import explain_full_disk, short_message
+from beamtree.files.atomic import check_writable
+from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.ingest.columns import find_columns
 from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
 from beamtree.ingest.urls import Place
@@ -181,13 +182,17 @@ def write_answers(
             if on_rows is not None:
                 on_rows(rows)
 
-    with naming(output.parent), drafting(output) as folder, _plain_errors(f"{output} cannot be written"):
+    with (
+        explain_full_disk(output.parent),
+        staging_folder(output) as folder,
+        _plain_errors(f"{output} cannot be written"),
+    ):
         _write(frames(), folder, together=max(1, KEPT // (BATCH * m)))
         if not tally.users and not even_none:
             raise ValueError("there is no user in the input: nothing to answer")
         whole = folder / f"whole{output.suffix.lower()}"
         SINKS[whole.suffix](pl.scan_parquet(sorted(folder.glob("*.part")), glob=False), whole)
-        put(whole, output)
+        move_into_place(whole, output)
     tally.left_out = histories.rows - tally.rows
     return tally
 
@@ -244,4 +249,4 @@ def _plain_errors(trouble: str) -> Iterator[None]:
     try:
         yield
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{trouble}: {one_line(error)}") from error
+        raise ValueError(f"{trouble}: {short_message(error)}") from error

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from beamtree.answers.answer import Tally
 from beamtree.answers.files import open_histories
 from beamtree.answers.question import Question, Search, open_search
-from beamtree.files.drafts import held
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
+from beamtree.files.staging import folder_lock
 from beamtree.ingest.readers import LINES, PARQUET, TEXT, find_files, scan
 from beamtree.ingest.urls import Place
 from beamtree.storage.settings import fingerprint
@@ -62,7 +62,7 @@ def unanswered(question: Question, parts: Sequence[Part], folder: Path) -> Itera
 
     A ValueError where the folder holds answers to another question, or something else.
     """
-    with held(folder):
+    with folder_lock(folder):
         _begin(question, parts, folder)
         yield [part for part in parts if not part.output.exists()]
 

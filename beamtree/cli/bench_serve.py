@@ -9,7 +9,7 @@ from rich.table import Table
 from beamtree.answers import split_ids
 from beamtree.cli.options import beam_words
 from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.loadtest import Report, arrivals, load
 
 

@@ -10,8 +10,8 @@ import typer
 from beamtree.cli.screen import out
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
-from beamtree.files.drafts import tidy_inside
-from beamtree.files.small_files import one_line
+from beamtree.errors import short_message
+from beamtree.files.staging import remove_leftovers_in
 from beamtree.storage import settings
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import check_finite, holds_model
@@ -29,7 +29,7 @@ def check(
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    tidy_inside(folder)
+    remove_leftovers_in(folder)
     found = list(_checks(folder))
     if not found:
         raise ValueError(f"{folder} holds neither prepared data nor a model: nothing to check")
@@ -40,7 +40,7 @@ def check(
             look()
         except (ValueError, OSError) as error:
             failed += 1
-            out.print(f"DAMAGED  {what}: {one_line(error)}", highlight=False, soft_wrap=True, markup=False)
+            out.print(f"DAMAGED  {what}: {short_message(error)}", highlight=False, soft_wrap=True, markup=False)
         else:
             took = time.monotonic() - began
             out.print(f"whole    {what} ({took:.1f} s)", highlight=False, soft_wrap=True, markup=False)
@@ -63,7 +63,7 @@ def _checks(folder: Path) -> Checks:
 
 def _check_prepared(folder: Path) -> None:
     description = prepared.read_description(folder)
-    prepared.check_files(folder, description, whole=True)
+    prepared.check_files(folder, description, full=True)
     data = load_data(folder)
     prepared.check_arrays(folder, description, *prepared.open_arrays(folder, description))
     for ids, count in ((data.items, data.num_items), (data.users, len(data.train) + len(data.val) + len(data.test))):
@@ -74,7 +74,7 @@ def _check_prepared(folder: Path) -> None:
 
 def _check_model(folder: Path) -> None:
     known = settings.read_settings(folder)
-    settings.check_files(folder, known, whole=True)
+    settings.check_files(folder, known, full=True)
     if any(kind not in settings.own_kinds() for kind in settings.kinds_of(known)):
         return  # a scorer from outside the package: its files are as they were written
     model = load_model(folder)

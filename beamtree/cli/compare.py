@@ -13,8 +13,8 @@ from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import load_data
 from beamtree.evaluate import named_metrics
-from beamtree.files.drafts import held
-from beamtree.files.small_files import check_writable, write_json, write_whole
+from beamtree.files.atomic import check_writable, write_atomically, write_json
+from beamtree.files.staging import folder_lock
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import ROWS, Plan, Result, compare
@@ -79,7 +79,7 @@ def compare_rows(
         check_writable(path)
     prepared = load_data(data)
     usual = usual_sizes(device)
-    with held(folder):
+    with folder_lock(folder):
         out.print(f"A {tree} tree over {prepared.num_items:,} items", highlight=False)
         plan = Plan(
             prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
@@ -114,7 +114,7 @@ def run(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
 def write(folder: Path, results: Sequence[Result]) -> list[Path]:
     """The table as JSON, as Markdown and as a picture; gives the pictures."""
     write_json(folder / "table.json", records(results))
-    write_whole(folder / "table.md", lambda draft: draft.write_text(markdown(results), encoding="utf-8"))
+    write_atomically(folder / "table.md", lambda draft: draft.write_text(markdown(results), encoding="utf-8"))
     return draw(lambda plots: plots.plot_comparison(results, folder / "table.png"), folder / "table.png")
 
 

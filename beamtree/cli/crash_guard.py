@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from beamtree.files.drafts import tidy, tidy_inside
+from beamtree.files.staging import remove_leftovers, remove_leftovers_in
 
 COMMANDS = {"prepare", "simulate", "train", "compare", "retrieve"}  # those that may need much memory
 WITH_PARENT = 1  # of prctl: a signal when the parent dies
@@ -62,9 +62,9 @@ def clear_up(words: list[str]) -> None:
     for word in words:
         path = Path(word.partition("=")[2] if word.startswith("--") else word)
         if path.name:
-            tidy(path)
+            remove_leftovers(path)
         if path.is_dir() and path.name:
-            tidy_inside(path)
+            remove_leftovers_in(path)
 
 
 def last_words(ended: signal.Signals, most: int) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from beamtree.cli.options import EngineName, RayAddress, Workers, on_ray
 from beamtree.cli.screen import draw, err, out
 from beamtree.data.report import columns_in_words, dropped
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.ingest.engine import HERE, Engine
 from beamtree.train.recipes import chosen

@@ -26,7 +26,7 @@ from beamtree.cli.options import (
 from beamtree.cli.screen import print_table, progress
 from beamtree.data import BeforeAfter
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.research.baselines import PLAIN, build
 from beamtree.threads import use_threads
 from beamtree.train.recipes import chosen

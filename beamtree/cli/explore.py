@@ -11,7 +11,7 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explore import BEAM_SIZES, inspected, page, record, variants
 from beamtree.diagnose.inspect import num_users
-from beamtree.files.small_files import check_writable, write_whole
+from beamtree.files.atomic import check_writable, write_atomically
 from beamtree.ingest.catalogue import read_catalogue
 from beamtree.model import TreeModel
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
@@ -84,4 +84,4 @@ def write_page(path: Path, models: dict[str, TreeModel], data: Prepared, catalog
     sizes = [size for size in BEAM_SIZES if size < model.tree.num_items]
     with progress(len(models) * min(users, len(people)) * max(1, len(sizes)), "searches recorded") as (advance, _):
         found = record(models, people, names, catalogue, count=users, inspections={first: lost}, on_search=advance)
-    write_whole(path, lambda draft: draft.write_text(page(found), encoding="utf-8"))
+    write_atomically(path, lambda draft: draft.write_text(page(found), encoding="utf-8"))

@@ -10,7 +10,7 @@ from beamtree import __version__
 from beamtree.beam import as_text
 from beamtree.cli.options import BeamText, Device, RunFolder, beam_of, most_items
 from beamtree.cli.screen import err, out
-from beamtree.files.small_files import check_writable
+from beamtree.files.atomic import check_writable
 from beamtree.serve.export import check_name, write_artifact
 from beamtree.storage.settings import fingerprint
 from beamtree.train.runs import ids_of, open_model

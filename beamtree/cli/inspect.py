@@ -10,7 +10,7 @@ from beamtree.beam import as_text
 from beamtree.cli.options import BeamText, Cuts, DataFolder, Device, RunFolder, Split, beam_of, cuts, split_of
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.diagnose.inspect import USERS, Inspection, inspect, num_users
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.train.runs import open_data, open_model, read_run
 
 PICTURES = (".png", ".pdf", ".svg")

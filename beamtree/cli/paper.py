@@ -10,7 +10,7 @@ from rich.table import Table
 
 from beamtree.cli.options import Device, Json, words
 from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.research.paper import table1, table2, tableA1, tableA2
 from beamtree.research.paper.report import Cell, results_name, save_results
 from beamtree.research.paper.synthetic import Job, Plan

@@ -12,7 +12,7 @@ from beamtree.cli.paper import RESULTS, paper, print_cells
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile
 from beamtree.data import load_data
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.ingest.trees import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import table as compare_table

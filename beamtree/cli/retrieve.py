@@ -26,7 +26,7 @@ from beamtree.cli.parts import Who, answer_folder, note
 from beamtree.cli.screen import err, out, printable, progress
 from beamtree.distributed.command import OpenModel, wherever
 from beamtree.distributed.group import join
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data

@@ -12,9 +12,9 @@ import torch
 import typer
 
 from beamtree.cli.screen import err
-from beamtree.data.optional import needs
 from beamtree.distributed.command import OpenModel, over_ranks
 from beamtree.distributed.group import LostError, join, tells
+from beamtree.errors import requires
 
 
 def option(name: str, help: str, variable: str = "", **more: Any) -> Any:
@@ -139,7 +139,7 @@ def start(
     """Listen, load, say where, and serve; `open_model` is given where other ranks have parts of the model."""
     if changes is not None and open_model is not None:
         raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
-    with needs("serve", "`beamtree serve`"):
+    with requires("serve", "`beamtree serve`"):
         from beamtree.serve.engine.limits import Access, Limits, is_local
         from beamtree.serve.engine.live_source import journal_of, last_chosen, open_changing
         from beamtree.serve.engine.service import Service

@@ -16,7 +16,7 @@ from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
 from beamtree.data import Prepared, load_data
 from beamtree.distributed.consistency import check_alike
 from beamtree.distributed.group import Ranks, is_restarted, join, ranks
-from beamtree.files.small_files import check_writable
+from beamtree.files.atomic import check_writable
 from beamtree.ingest.trees import Build, tree_builder
 from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device

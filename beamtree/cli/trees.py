@@ -8,7 +8,7 @@ import typer
 from beamtree.builders.cluster import vector_tree
 from beamtree.cli.screen import out
 from beamtree.data import load_data
-from beamtree.files.small_files import check_writable
+from beamtree.files.atomic import check_writable
 from beamtree.ingest.trees import tree_builder
 from beamtree.train.runs import RUN, ids_of, open_model
 

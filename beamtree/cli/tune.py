@@ -10,7 +10,7 @@ from beamtree.beam import as_text
 from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
 from beamtree.cli.screen import draw, err, out, print_table
 from beamtree.diagnose.tune import USERS, Tuned, tune
-from beamtree.files.small_files import check_writable, write_json
+from beamtree.files.atomic import check_writable, write_json
 from beamtree.storage.tuned import TUNE, write_tuned
 from beamtree.train.runs import open_data, open_model, read_run
 

@@ -11,7 +11,7 @@
     summary.png        a picture of the description, where the command wrote one
 
 It is written under another name and moved into place in one step, so a folder with a description is whole. Files are
-checked when they are opened, as `files.sealed` says.
+checked when they are opened, as `files.checksums` describes.
 """
 
 import hashlib
@@ -33,9 +33,10 @@ from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
 from beamtree.distributed.exchange import Dealt
 from beamtree.distributed.group import ranks
-from beamtree.files.drafts import drafting, put, tidy
-from beamtree.files.sealed import check_sealed, read_sealed, seal, whole_is_read, with_seal
-from beamtree.files.small_files import check_replaceable, flush, naming
+from beamtree.errors import explain_full_disk
+from beamtree.files.atomic import check_replaceable, fsync
+from beamtree.files.checksums import check_file, file_checksum, is_read_fully, read_checked_json, with_checksum
+from beamtree.files.staging import move_into_place, remove_leftovers, staging_folder
 
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
@@ -116,12 +117,12 @@ class Prepared:
 def load_data(folder: str | Path) -> Prepared:
     """Open a folder that `beamtree prepare` wrote."""
     folder = Path(folder)
-    tidy(folder)
+    remove_leftovers(folder)
     description = read_description(folder)
     check_files(folder, description)
     offsets, events, cuts = open_arrays(folder, description)
     _check_counts(folder, description, offsets, events, cuts)
-    if whole_is_read(events.nbytes) and whole_is_read(offsets.nbytes):
+    if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
     items = Ids(folder / "items.txt", once=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
@@ -141,7 +142,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists():
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
-    description = read_sealed(path, FORMATS, AGAIN)
+    description = read_checked_json(path, FORMATS, AGAIN)
     users, files = description.get("users"), description.get("files")
     counts = [description.get("num_items"), description.get("num_events", 0)]
     counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
@@ -152,10 +153,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def check_files(folder: Path, description: Mapping[str, Any], *, whole: bool = False) -> None:
+def check_files(folder: Path, description: Mapping[str, Any], *, full: bool = False) -> None:
     """Raise a ValueError where a file is not there as it was written; with `whole`, after all of it was read."""
     for file, known in description["files"].items():
-        check_sealed(folder, file, known, AGAIN, whole=whole)
+        check_file(folder, file, known, AGAIN, full=full)
 
 
 def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -202,17 +203,17 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     """Have `fill` write the files into a new folder and give its description; then move the whole into place."""
     check_place(out)
     out = out.resolve()  # a link stays a link
-    with naming(out.parent), drafting(out) as draft:
+    with explain_full_disk(out.parent), staging_folder(out) as draft:
         whole = draft / out.name
         whole.mkdir()
         description = {"format": FORMATS[0], **fill(whole)}
-        description["files"] = {path.name: seal(path) for path in sorted(whole.iterdir())}
+        description["files"] = {path.name: file_checksum(path) for path in sorted(whole.iterdir())}
         description["fingerprint"] = _digest(whole)
-        (whole / DESCRIPTION).write_text(json.dumps(with_seal(description), indent=1) + "\n", encoding="utf-8")
+        (whole / DESCRIPTION).write_text(json.dumps(with_checksum(description), indent=1) + "\n", encoding="utf-8")
         for path in (*whole.iterdir(), whole):  # the disk holds every file before the folder gets its name
-            flush(path)
+            fsync(path)
         check_place(out)  # fill may have taken hours
-        put(whole, out)
+        move_into_place(whole, out)
     return description
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from beamtree.distributed.checkpoint_files import Moments, laid_out, names_of_lists, row_names, spread_memories, told
 from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
-from beamtree.files.drafts import drafting, held, remove
-from beamtree.files.sealed import seal, with_seal
-from beamtree.files.small_files import flush, naming
+from beamtree.errors import explain_full_disk
+from beamtree.files.atomic import fsync
+from beamtree.files.checksums import file_checksum, with_checksum
+from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.storage.models import OURS, check_room, settings_of, tree_tensors
 from beamtree.storage.settings import SETTINGS, check_finite
@@ -49,15 +50,15 @@ def write_spread(
         with now.agreed():
             check_finite(model)
             if now.is_first:
-                stack.enter_context(held(folder))
+                stack.enter_context(folder_lock(folder))
                 place = _room(folder, step, stack)
         place = now.gather(place)[0]
-        with now.agreed(), naming(folder), told(folder):
+        with now.agreed(), explain_full_disk(folder), told(folder):
             save(laid_out(state, names, shard), storage_writer=FileSystemWriter(place))
-        with now.agreed(), naming(folder):
-            files = {path.name: seal(path) for path in _written(place, now.rank)}
+        with now.agreed(), explain_full_disk(folder):
+            files = {path.name: file_checksum(path) for path in _written(place, now.rank)}
         files = {name: known for each in now.gather(files) for name, known in each.items()}
-        with now.agreed() as first, naming(folder):
+        with now.agreed() as first, explain_full_disk(folder):
             if first:
                 whose = {"cut": shard.cut, "ranks": now.size, "rows": names, "lists": list(lists)}
                 shards = {"folder": place.name, **whose, "files": files}
@@ -71,7 +72,7 @@ def _room(folder: Path, step: int, stack: ExitStack) -> Path:
     if (folder / name).exists():
         name += "b"
         remove(folder / name)
-    draft = stack.enter_context(drafting(folder / "files"))
+    draft = stack.enter_context(staging_folder(folder / "files"))
     (draft / name).mkdir()
     return draft / name
 
@@ -89,16 +90,16 @@ def _finish(
     """Move what was written to its place, and let settings.json point to it."""
     draft, name = place.parent, f"tree-{step}{'b' if place.name.endswith('b') else ''}.safetensors"
     save_tensors(draft / name, tree_tensors(model))
-    flush(draft / name)
-    flush(place)
-    settings = settings_of(model, progress, {"tree": {"file": name, **seal(draft / name)}})
-    (draft / SETTINGS).write_text(json.dumps(with_seal({**settings, "shards": shards}), indent=2) + "\n")
-    flush(draft / SETTINGS)
+    fsync(draft / name)
+    fsync(place)
+    settings = settings_of(model, progress, {"tree": {"file": name, **file_checksum(draft / name)}})
+    (draft / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": shards}), indent=2) + "\n")
+    fsync(draft / SETTINGS)
     os.replace(place, folder / place.name)
     os.replace(draft / name, folder / name)
-    flush(folder)
+    fsync(folder)
     os.replace(draft / SETTINGS, folder / SETTINGS)
-    flush(folder)
+    fsync(folder)
     for path in folder.iterdir():
         if OURS.fullmatch(path.name) and path.name not in (name, place.name):
             remove(path)

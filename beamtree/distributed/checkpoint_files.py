@@ -22,7 +22,7 @@ from beamtree.distributed.group import Ranks, ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_lists import Kept, merged_lists, of_entries
 from beamtree.distributed.sharded_table import SpreadTable
-from beamtree.files.sealed import check_sealed
+from beamtree.files.checksums import check_file
 from beamtree.model import TreeModel
 from beamtree.scorers.memory import MemoryScorer
 from beamtree.storage.settings import AGAIN
@@ -58,7 +58,7 @@ def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
     shards = settings["shards"]
     for name, known in shards["files"].items():
         try:
-            check_sealed(folder / shards["folder"], name, known, AGAIN)
+            check_file(folder / shards["folder"], name, known, AGAIN)
         except ValueError as error:
             count = f"{len(shards['files'])} files from {shards['ranks']} ranks"
             raise ValueError(f"{error} ({count} belong to {folder})") from error

@@ -1,1 +1,1 @@
-"""Files that are whole or not there, that one process writes, and that are known by their checksums."""
+"""Atomic writes, locks and checksums."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from beamtree.files.small_files import write_once
+from beamtree.files.atomic import write_concurrently
 
 AT_ONCE = 1 << 24  # events in memory at once
 TYPES = {"item": np.uint32, "time": np.int64}  # of the two files of events, which lie in the order of users and times
@@ -65,7 +65,7 @@ def sort_part(part: Part, min_events: int, path: Path) -> Sorted:
     found = {"item": item[kept], "time": None if time is None else time[kept], "length": np.where(enough, count, 0)}
     for name, column in found.items():
         if column is not None:
-            write_once(path.with_name(f"{path.name}.{name}"), partial(_put, column))
+            write_concurrently(path.with_name(f"{path.name}.{name}"), partial(_put, column))
     few_users, few_events = int(((count > 0) & ~enough).sum()), int(count[~enough].sum())
     return Sorted(part.start, part.stop, path, len(part.user) - len(user), few_users, few_events)
 

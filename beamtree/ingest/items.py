@@ -13,7 +13,8 @@ from torch import Tensor
 from beamtree.data import Ids
 from beamtree.data.catalogue import SEPARATORS
 from beamtree.data.ids import as_id
-from beamtree.files.small_files import one_line, write_whole
+from beamtree.errors import short_message
+from beamtree.files.atomic import write_atomically
 from beamtree.ingest.columns import ITEM, usual_column
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
 from beamtree.ingest.readers import scan, text_id
@@ -145,7 +146,7 @@ def write_tree(path: Path, tree: Tree, ids: Ids) -> None:
     steps = [leaves // tree.arity ** (tree.height - level) % tree.arity for level in range(1, tree.height + 1)]
     width = pl.Int16 if tree.arity < 1 << 15 else pl.Int64
     paths = pl.Series("path", torch.stack(steps, dim=1).numpy()).cast(pl.List(width))
-    write_whole(path, pl.DataFrame({"item": ids.names, "path": paths}).write_parquet)
+    write_atomically(path, pl.DataFrame({"item": ids.names, "path": paths}).write_parquet)
 
 
 def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:
@@ -244,4 +245,4 @@ def _collect(path: Table, table: pl.LazyFrame) -> pl.DataFrame:
     try:
         return table.collect()
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{_name(path)} cannot be read: {one_line(error)}") from error
+        raise ValueError(f"{_name(path)} cannot be read: {short_message(error)}") from error

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.data import Prepared, load_data
-from beamtree.data.optional import needs
 from beamtree.data.prepared import DESCRIPTION
+from beamtree.errors import requires
 
 
 def open_log(
@@ -24,7 +24,7 @@ def open_log(
         if options:
             raise ValueError(f"{next(iter(options))} says how a log is prepared, and this one is prepared already")
         return (log if isinstance(log, Prepared) else load_data(log)), False
-    with needs("", "reading a log"):
+    with requires("", "reading a log"):
         from beamtree.ingest.prepare import prepare
 
     place = tempfile.mkdtemp(prefix="beamtree-")

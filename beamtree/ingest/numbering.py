@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from beamtree.files.small_files import write_once
+from beamtree.files.atomic import write_concurrently
 from beamtree.ingest.arrays import Array, Part, Sorted, sort_part
 from beamtree.ingest.readers import reading
 from beamtree.ingest.shares import Share, events_of
@@ -34,7 +34,7 @@ def write_distinct(share: Share, column: str, path: Path) -> Path:
     """The distinct ids of a share's column, and how many rows each has."""
     distinct = events_of(share).select(column).group_by(column).len("rows")
     with reading(share):
-        write_once(path, lambda draft: distinct.sink_parquet(draft, compression=LZ4))
+        write_concurrently(path, lambda draft: distinct.sink_parquet(draft, compression=LZ4))
     return path
 
 
@@ -89,13 +89,13 @@ def write_numbered(share: Share, tables: Path, bounds: Sequence[int], at_once: i
         events = events.drop(column).rename({"number": column})
     whole = path.with_name(f"{path.name}.rows")
     with reading(share):
-        write_once(whole, lambda draft: events.sink_parquet(draft, compression=LZ4, maintain_order=True))
+        write_concurrently(whole, lambda draft: events.sink_parquet(draft, compression=LZ4, maintain_order=True))
     numbered = pl.scan_parquet(whole, glob=False)
     usable, counts = _faults(numbered)
     report: dict[str, int] = numbered.select(**counts).collect(engine="streaming").row(0, named=True)
     for place, start in enumerate(range(0, report["rows"], at_once)):
         some = numbered.slice(start, at_once).filter(usable).collect()
-        write_once(path.with_name(f"{path.name}-{place:06}"), partial(_write, some, bounds))
+        write_concurrently(path.with_name(f"{path.name}-{place:06}"), partial(_write, some, bounds))
     whole.unlink()
     return report
 

@@ -25,7 +25,7 @@ import polars as pl
 
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
-from beamtree.files.small_files import one_line
+from beamtree.errors import short_message
 from beamtree.ingest.arrays import AT_ONCE, Kept, Sorted, gather, summary, write_arrays
 from beamtree.ingest.engine import HERE, Engine
 from beamtree.ingest.filters import drop_few
@@ -165,7 +165,7 @@ def _plain_errors(out: Path) -> Iterator[None]:
     except (pl.exceptions.PolarsError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # not of Polars, and plain as it is
             raise
-        message, (place, _, _) = one_line(error), str(error).partition("(os error ")
+        message, (place, _, _) = short_message(error), str(error).partition("(os error ")
         if place != str(error):
             trouble = place[-200:].rsplit(":", 1)[-1].strip()
             told = OSError(f"{out.resolve().parent} cannot be written: {trouble}")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import polars as pl
 
-from beamtree.files.small_files import FULL, one_line
+from beamtree.errors import DISK_FULL, short_message
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
 from beamtree.ingest.frames import NAME as FRAME
 from beamtree.ingest.frames import columns_of, is_frame, some_columns
@@ -166,7 +166,7 @@ def reading(parts: Sequence[Source]) -> Iterator[None]:
     except (pl.exceptions.PolarsError, OSError) as error:
         found = re.search(r"\(os error (\d+)\)", str(error))
         number = int(found[1]) if found else getattr(error, "errno", None)
-        if number not in FULL:
+        if number not in DISK_FULL:
             _find_damaged(parts)
         raise
 
@@ -177,7 +177,7 @@ def _find_damaged(parts: Sequence[Source]) -> None:
             part.events.select(pl.all().null_count()).collect(engine="streaming")
         except (pl.exceptions.PolarsError, OSError) as error:
             missing = "(os error 2)" in str(error) or getattr(error, "errno", None) == errno.ENOENT
-            trouble = "it is not there" if missing else one_line(error)
+            trouble = "it is not there" if missing else short_message(error)
             raise ValueError(f"{part.label} cannot be read: {trouble}") from error
 
 
@@ -197,7 +197,7 @@ def scan(path: Place, names: Sequence[str] | None, asked: Sequence[str]) -> pl.L
     except (pl.exceptions.PolarsError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:  # plain as it is
             raise
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
+        raise ValueError(f"{path} cannot be read: {short_message(error)}") from error
     return frame
 
 

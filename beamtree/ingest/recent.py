@@ -7,7 +7,7 @@ import torch
 
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.views import OtherUsers
-from beamtree.files.small_files import one_line
+from beamtree.errors import short_message
 from beamtree.ingest.readers import find_logs, open_logs
 
 
@@ -86,7 +86,7 @@ def _in_order(log: Any, user: str | None, item: str | None, time: str | None, ti
     try:
         rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars()).collect()
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"the log cannot be read: {one_line(error)}") from error
+        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
     if not timed:
         return rows.filter(usable).sort("user", maintain_order=True)
     rows = rows.filter(usable & pl.col("time").is_not_null()).unique(keep="first", maintain_order=True)

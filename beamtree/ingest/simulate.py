@@ -19,8 +19,8 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
-from beamtree.files.drafts import drafting, put
-from beamtree.files.small_files import check_replaceable, check_writable
+from beamtree.files.atomic import check_replaceable, check_writable
+from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.ingest.words import item_names
 
 DEPTH = 4  # levels of categories below the whole market
@@ -226,13 +226,13 @@ def _ids(letter: str, numbers: Ints) -> pl.Series:
 def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
     """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
     with ExitStack() as stack:
-        drafts = tuple(stack.enter_context(drafting(out)) / out.name for out in outs)
+        drafts = tuple(stack.enter_context(staging_folder(out)) / out.name for out in outs)
         try:
             yield drafts
         except pl.exceptions.PolarsError as error:  # such as a full disk
             raise OSError(f"{outs[-1]} cannot be written: {error}") from error
         for out, draft in zip(outs, drafts, strict=True):
-            put(draft, out)
+            move_into_place(draft, out)
 
 
 def _write(frames: Iterator[pl.DataFrame], path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from beamtree.builders import category_tree, cluster_tree, random_tree
 from beamtree.data import Prepared
-from beamtree.data.optional import needs
+from beamtree.errors import requires
 from beamtree.tree import Tree
 
 Build = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)
@@ -57,7 +57,7 @@ def known_table(name: str, source: Any) -> Any:
     """What a user gave as `items` or `vectors`: None, the path of a file, or a Polars frame of what is in memory."""
     if source is None or isinstance(source, str | Path):
         return None if source is None else Path(source)
-    with needs("", f"reading {name}"):
+    with requires("", f"reading {name}"):
         from beamtree.ingest.items import in_memory
 
     return in_memory(name, source)

@@ -4,8 +4,7 @@ import glob
 from fnmatch import fnmatch
 from pathlib import Path
 
-from beamtree.data.optional import needs
-from beamtree.files.small_files import one_line
+from beamtree.errors import requires, short_message
 
 PATTERN = "*?["
 
@@ -43,7 +42,7 @@ def find_places(source: str | Path) -> tuple[list[Place], bool]:
 
 
 def _find_addresses(source: str) -> tuple[list[Place], bool]:
-    with needs("", "listing what is at an address"):
+    with requires("", "listing what is at an address"):
         from pyarrow import fs
 
     folder, _, last = source.rpartition("/")
@@ -57,7 +56,7 @@ def _find_addresses(source: str) -> tuple[list[Place], bool]:
             raise ValueError(f"{source} is not there")
         listed = system.get_file_info(fs.FileSelector(path))
     except (OSError, NotImplementedError) as error:
-        raise ValueError(f"{source} cannot be listed: {one_line(error)}") from error
+        raise ValueError(f"{source} cannot be listed: {short_message(error)}") from error
     names = sorted(each.base_name for each in listed if each.type == fs.FileType.File)
     base = folder if pattern else source
     found: list[Place] = [Address(f"{base}/{name}") for name in names if pattern is None or fnmatch(name, pattern)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from beamtree.answers import listed
 from beamtree.data import Prepared
-from beamtree.data.optional import needs
+from beamtree.errors import requires
 from beamtree.live.likeness import NewItem
 from beamtree.live.live import Live, Saved
 from beamtree.live.opening import open_live, read_live, save_live
@@ -73,7 +73,7 @@ class Changing:
         their new events at once; what goes together, what follows and the factors are made again from all events.
         Events that have times count once, however often they are given.
         """
-        with needs("", "reading a log"):
+        with requires("", "reading a log"):
             from beamtree.ingest.recent import read_events
 
         update(

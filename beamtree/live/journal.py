@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.drafts import held
-from beamtree.files.small_files import flush
+from beamtree.files.atomic import fsync
+from beamtree.files.staging import folder_lock
 from beamtree.live.known import Event
 from beamtree.live.times import Time
 
@@ -29,13 +29,13 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / CHANGES
         self._held = ExitStack()
-        self._held.enter_context(held(folder))
+        self._held.enter_context(folder_lock(folder))
         try:
             self.entries, whole = read_entries(self.path)
             with self.path.open("ab") as file:
                 file.truncate(whole)
-            flush(self.path)
-            flush(folder)
+            fsync(self.path)
+            fsync(folder)
             self._file = self.path.open("ab")
             self._long = LONG
             if len(self.entries) >= LONG:
@@ -59,13 +59,13 @@ class Journal:
         self._long = max(LONG, 2 * len(left))
         try:
             new.write_bytes(b"".join(map(as_line, left)))
-            flush(new)
+            fsync(new)
             os.replace(new, self.path)
         except OSError:  # on a full disk: the long one is as good
             new.unlink(missing_ok=True)
             self._long = 2 * len(self.entries)
             return
-        flush(self.path.parent)
+        fsync(self.path.parent)
         self._file.close()
         self._file, self.entries = self.path.open("ab"), left
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.files.small_files import one_line, read_json, write_json
+from beamtree.errors import short_message
+from beamtree.files.atomic import read_json, write_json
 from beamtree.live.known import Event
 from beamtree.live.likeness import new_item
 from beamtree.live.live import Live, Saved
@@ -67,7 +68,7 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
     except ValueError as error:
         if items is not None:
             raise
-        log.warning("titles and categories are not used: %s", one_line(error))
+        log.warning("titles and categories are not used: %s", short_message(error))
         return None
 
 
@@ -81,7 +82,7 @@ def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids:
     try:
         return read(Path(place) if isinstance(place, str) else place, ids)
     except ValueError as error:
-        log.warning("vectors are not used: %s", one_line(error))
+        log.warning("vectors are not used: %s", short_message(error))
         return None
 
 

@@ -9,7 +9,7 @@
 
 Files are written under names of their own and settings.json is replaced last, in one move: whoever is
 killed at any moment leaves the old model or the new one, never half of each. settings.json knows every file by its
-checksum, as `sealed` says, and one process at a time writes to a folder.
+checksum, as `files.checksums` describes, and one process at a time writes to a folder.
 """
 
 import json
@@ -27,9 +27,10 @@ from beamtree.distributed.checkpoint_files import check_shards, read_shards, row
 from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_lists import Kept, dealt_lists
-from beamtree.files.drafts import drafting, held, remove
-from beamtree.files.sealed import seal, whole_is_read, with_seal
-from beamtree.files.small_files import flush, naming
+from beamtree.errors import explain_full_disk
+from beamtree.files.atomic import fsync
+from beamtree.files.checksums import file_checksum, is_read_fully, with_checksum
+from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
 from beamtree.storage.settings import (
@@ -155,7 +156,7 @@ def write_model(
     ids: Ids | None = None,
 ) -> None:
     """Write a model with further tensors, and how far its training is, under names that hold the step."""
-    with held(folder):
+    with folder_lock(folder):
         in_use = check_room(folder)
         check_finite(model)
         parts: dict[str, Tensors] = {"tree": tree_tensors(model), "weights": model.scorer.state_dict(), **more}
@@ -164,22 +165,22 @@ def write_model(
             files["items"] = f"items-{step}.txt"
         if in_use & set(files.values()):  # never write over a file that the last good model needs
             files = {part: file.replace(f"-{step}.", f"-{step}b.") for part, file in files.items()}
-        with naming(folder), drafting(folder / "files") as draft:
+        with explain_full_disk(folder), staging_folder(folder / "files") as draft:
             for part, file in files.items():
                 if part == "items" and ids is not None:
                     write_ids(draft / file, ids.names)
                 else:
                     save_tensors(draft / file, parts[part])
-                flush(draft / file)
-            seals = {part: {"file": file, **seal(draft / file)} for part, file in files.items()}
+                fsync(draft / file)
+            seals = {part: {"file": file, **file_checksum(draft / file)} for part, file in files.items()}
             settings = settings_of(model, progress, seals)
-            (draft / SETTINGS).write_text(json.dumps(with_seal(settings), indent=2) + "\n")
-            flush(draft / SETTINGS)
+            (draft / SETTINGS).write_text(json.dumps(with_checksum(settings), indent=2) + "\n")
+            fsync(draft / SETTINGS)
             for file in files.values():
                 os.replace(draft / file, folder / file)
-            flush(folder)
+            fsync(folder)
             os.replace(draft / SETTINGS, folder / SETTINGS)
-            flush(folder)
+            fsync(folder)
         for path in folder.iterdir():  # left by the model before, or by one cut short
             if OURS.fullmatch(path.name) and path.name not in files.values():
                 remove(path)
@@ -242,7 +243,7 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
         model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
-    if whole_is_read(settings["files"]["weights"]["bytes"]):
+    if is_read_fully(settings["files"]["weights"]["bytes"]):
         check_finite(model)
 
 

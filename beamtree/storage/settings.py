@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from beamtree.distributed.group import LostError
-from beamtree.files.sealed import check_sealed, read_sealed
-from beamtree.files.small_files import one_line
+from beamtree.errors import short_message
+from beamtree.files.checksums import check_file, read_checked_json
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, SumScorer
 
@@ -38,7 +38,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.exists():
         raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
-    settings = read_sealed(path, FORMATS, AGAIN)
+    settings = read_checked_json(path, FORMATS, AGAIN)
     for key, kind in KINDS.items():
         if not isinstance(settings.get(key), kind) or (kind is int and isinstance(settings[key], bool)):
             raise ValueError(f"{path} is damaged: {key} is {str(settings.get(key))[:40]!r}; {AGAIN}")
@@ -97,10 +97,10 @@ def read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str,
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def check_files(folder: Path, settings: dict[str, Any], *, whole: bool = False) -> None:
+def check_files(folder: Path, settings: dict[str, Any], *, full: bool = False) -> None:
     """Raise a ValueError where a file that belongs to the model is not there as it was written."""
     for known in settings["files"].values():
-        check_sealed(folder, known["file"], known, AGAIN, whole=whole)
+        check_file(folder, known["file"], known, AGAIN, full=full)
 
 
 class NotFiniteError(ValueError):
@@ -131,4 +131,6 @@ def damaged(folder: Path) -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError | LostError):
             raise
-        raise ValueError(f"{folder} is damaged, its settings fit no model ({one_line(error, 120)}): {AGAIN}") from error
+        raise ValueError(
+            f"{folder} is damaged, its settings fit no model ({short_message(error, 120)}): {AGAIN}"
+        ) from error

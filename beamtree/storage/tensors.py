@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from beamtree.distributed.exchange import Pieces
-from beamtree.files.drafts import as_others_are
+from beamtree.files.staging import reset_permissions
 
 Tensors = Mapping[str, Tensor | Pieces]
 # How safetensors names what numbers are kept in.
@@ -36,7 +36,7 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
         except SafetensorError as error:  # which is how a full disk is told
             kind = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
             raise OSError(kind, f"{path.name}: {error}") from error
-    as_others_are(path)
+    reset_permissions(path)
 
 
 def in_order(tensors: Tensors) -> list[tuple[str, Tensor | Pieces]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
 from beamtree.storage.settings import fingerprint
 
 TUNE = "tune.json"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.small_files import write_whole
+from beamtree.files.atomic import write_atomically
 
 
 class Journal:
@@ -47,4 +47,4 @@ class Journal:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):  # cut short when the run was killed
                 continue
-        write_whole(path, lambda draft: draft.write_text("".join(kept), encoding="utf-8"))
+        write_atomically(path, lambda draft: draft.write_text("".join(kept), encoding="utf-8"))

@@ -14,7 +14,7 @@ from beamtree.data.seeds import epoch_order, mix
 from beamtree.distributed.consistency import check_alike, one_blend
 from beamtree.distributed.group import Ranks, join
 from beamtree.distributed.partition import Shard
-from beamtree.files.drafts import held
+from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
@@ -69,7 +69,7 @@ def fit(
     with ExitStack() as stack:
         with ranks.agreed():
             if checkpoints is not None and ranks.is_first:
-                stack.enter_context(held(Path(checkpoints.folder)))
+                stack.enter_context(folder_lock(Path(checkpoints.folder)))
         return _take_steps(run, ranks, on_step)
 
 

@@ -20,8 +20,8 @@ import torch
 
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.distributed.group import ranks
-from beamtree.files.drafts import drafting, held, put, remove
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
+from beamtree.files.staging import folder_lock, move_into_place, remove, staging_folder
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
@@ -39,7 +39,7 @@ def holding(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with ranks().agreed() as first:
             if first:
-                stack.enter_context(held(folder))
+                stack.enter_context(folder_lock(folder))
         yield
 
 
@@ -160,9 +160,9 @@ def replace_data(folder: Path, source: Path | None) -> None:
     if source is None:
         remove(place)
         return
-    with drafting(place) as draft:
+    with staging_folder(place) as draft:
         shutil.copytree(source, draft / DATA)
-        put(draft / DATA, place)
+        move_into_place(draft / DATA, place)
 
 
 def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None) -> Path | None:

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from beamtree.data import BeforeAfter, Events
-from beamtree.data.optional import needs
+from beamtree.errors import requires
 from beamtree.research.baselines.popularity import Popularity, popularity
 
 
@@ -44,7 +44,7 @@ PLAIN = {**BASELINES, **PEERS}
 def build(name: str, events: Events, num_items: int, val: BeforeAfter | None = None) -> Baseline:
     """A plain row, made from what training users chose; a peer takes its settings from validation users."""
     module, function = PLAIN[name]
-    with needs("compare", f"row {name}"):
+    with requires("compare", f"row {name}"):
         make = cast(Callable[..., Baseline], getattr(import_module(f"beamtree.research.baselines.{module}"), function))
         return make(events, num_items, val) if name in PEERS else make(events, num_items)
 

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import torch
 
-from beamtree.data.optional import needs
+from beamtree.errors import requires
 from beamtree.evaluate import leaving_out
-from beamtree.files.small_files import write_whole
+from beamtree.files.atomic import write_atomically
 from beamtree.research.compare.plan import Plan, ReadyRow, Row, begin, read_seconds, timed
 
 
@@ -25,7 +25,7 @@ def plain_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> R
 
 def dnn_row(name: str, row: Row, plan: Plan, note: Callable[[str], None]) -> ReadyRow:
     """YouTube product-DNN; its two rows differ in how its vectors are searched, and share the weights."""
-    with needs("compare", f"row {name}"):
+    with requires("compare", f"row {name}"):
         from beamtree.research.baselines.two_tower import BATCH, TwoTower, two_tower
 
     folder = plan.folder / "youtube-dnn"
@@ -73,7 +73,7 @@ def _trained(folder: Path, plan: Plan, empty: Empty[Net], train: Callable[..., N
             val=plan.data.val,
             on_step=told,
         ).cpu()
-    write_whole(file, lambda draft: torch.save(model.state_dict(), draft))
+    write_atomically(file, lambda draft: torch.save(model.state_dict(), draft))
     return model
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.evaluate import named_metrics
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
 from beamtree.methods import Method, describe_call
 from beamtree.metrics import Metric
 from beamtree.scorers import Scorer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from beamtree.evaluate import Evaluation, summarise
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
 from beamtree.metrics import paired_p
 from beamtree.research.compare.plan import check_same
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from beamtree.beam import brute_force, retrieve
-from beamtree.files.small_files import read_json, write_json
+from beamtree.files.atomic import read_json, write_json
 from beamtree.model import TreeModel
 from beamtree.research.compare.plan import Plan, ReadyRow, Row, begin, read_seconds, timed
 from beamtree.storage.models import load_model, save_model

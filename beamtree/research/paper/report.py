@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from beamtree.diagnose.inspect import INTERVAL
-from beamtree.files.small_files import write_json
+from beamtree.files.atomic import write_json
 from beamtree.train.runs import commit
 
 Key = dict[str, str | int | float]

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from threading import Timer
 
-from beamtree.data.optional import needs
-from beamtree.files.small_files import one_line
+from beamtree.errors import requires, short_message
 
 SECONDS = 60  # within which a cluster must answer
 CLIENT = "ray://"
@@ -64,7 +63,7 @@ def check_answers(address: str) -> str:
     if address != "auto":
         _check_reachable(address)
     if address.startswith(CLIENT):
-        with needs("ray", f"an address {CLIENT}HOST:PORT"):
+        with requires("ray", f"an address {CLIENT}HOST:PORT"):
             __import__("grpc")
     found, said, code = _probe(address)
     if code == 0:
@@ -73,7 +72,7 @@ def check_answers(address: str) -> str:
     if reason is None and code == -getattr(signal, "SIGKILL", 9):
         reason = f"no Ray answers there within {SECONDS} seconds"
     last = said[-1] if said else "it ended without a word"
-    raise ValueError(f"address={address}: {reason or f'Ray cannot use it: {one_line(last)}'}")
+    raise ValueError(f"address={address}: {reason or f'Ray cannot use it: {short_message(last)}'}")
 
 
 def _check_reachable(address: str) -> None:
@@ -83,7 +82,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS / 6).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(f"address={address}: nothing answers there ({one_line(error)})") from error
+        raise ValueError(f"address={address}: nothing answers there ({short_message(error)})") from error
 
 
 def _probe(address: str) -> tuple[str, list[str], int]:
@@ -120,7 +119,7 @@ def _reason(said: list[str], address: str) -> str | None:
     if _says(said, *NO_TOKEN):
         return _about_token()
     if _says(said, *OTHER_VERSION):
-        words = one_line(next(line for line in said if _says([line], *OTHER_VERSION)))
+        words = short_message(next(line for line in said if _says([line], *OTHER_VERSION)))
         return f"{words[words.lower().index(OTHER_VERSION[0]) :]}: install the same on both sides"
     if address.startswith(CLIENT):
         port = "the port of `ray start --ray-client-server-port`, 10001 unless given"

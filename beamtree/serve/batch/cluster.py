@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from beamtree import __version__
-from beamtree.data.optional import needs
-from beamtree.files.small_files import one_line
+from beamtree.errors import requires, short_message
 from beamtree.ingest.engine import Engine
 from beamtree.serve.batch.address import check_answers, take_token
 
@@ -99,7 +98,7 @@ def connected(address: str | None = None, workers: int | None = None, *, gpus: b
         os.environ.setdefault(name, value)
     if address is not None:
         take_token()
-    with needs("ray", "working on Ray"):
+    with requires("ray", "working on Ray"):
         import ray
     with ExitStack() as stack:
         if address is None:
@@ -176,7 +175,7 @@ def _refused(address: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         where = "Ray does not start here" if address is None else f"address={address}: Ray cannot use it"
-        raise ValueError(f"{where}: {one_line(error)}") from error
+        raise ValueError(f"{where}: {short_message(error)}") from error
 
 
 @contextmanager
@@ -190,16 +189,18 @@ def plain_errors() -> Iterator[None]:
         _check_imports(str(error.cause), error)
         raise error.cause from None
     except ray.exceptions.OutOfMemoryError as error:
-        raise MemoryError(f"on a worker of Ray: {one_line(error)}") from error
+        raise MemoryError(f"on a worker of Ray: {short_message(error)}") from error
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RayActorError) as error:
         _check_imports(str(error), error)
-        raise OSError(f"a worker of Ray was lost {TRIES + 1} times over the same work: {one_line(error)}") from error
+        raise OSError(
+            f"a worker of Ray was lost {TRIES + 1} times over the same work: {short_message(error)}"
+        ) from error
     except ray.exceptions.RayError as error:
-        raise OSError(f"Ray: {one_line(error)}") from error
+        raise OSError(f"Ray: {short_message(error)}") from error
 
 
 def _check_imports(text: str, error: Exception) -> None:
     """Raise a ValueError where a worker could not even import what it should do; Ray tells the whole story."""
     missing = re.search(r"^(ModuleNotFoundError|ImportError): (.*)", text, re.MULTILINE)
     if missing is not None:
-        raise ValueError(f"a worker of Ray cannot start ({one_line(missing[2])}): {INSTALL}") from error
+        raise ValueError(f"a worker of Ray cannot start ({short_message(missing[2])}): {INSTALL}") from error

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from beamtree.files.small_files import one_line
+from beamtree.errors import short_message
 from beamtree.serve.engine.engine import Engine
 from beamtree.serve.engine.filters import Masks
 from beamtree.serve.engine.search import Ask, View, search
@@ -53,8 +53,10 @@ class Keeper:
             loaded = self._open(run)
             probe(loaded, self._engine.beam_size)
         except Exception as error:  # whatever is wrong with it, the old one stays
-            self._note(Reload(run.name, one_line(error), time.time()))
-            raise ValueError(f"{run.name} cannot be served, so the model stays as it was: {one_line(error)}") from error
+            self._note(Reload(run.name, short_message(error), time.time()))
+            raise ValueError(
+                f"{run.name} cannot be served, so the model stays as it was: {short_message(error)}"
+            ) from error
         self._engine.swap(loaded).source.close()
         self._note(Reload(run.name, None, time.time()))
         return loaded
@@ -111,7 +113,7 @@ class Watch:
                     self._keeper.load(self._run).result()
                     self._keeper.change(lambda source: source.choose(self._run.name)).result()
             except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
-                log.warning("%s", one_line(error))
+                log.warning("%s", short_message(error))
 
     def close(self) -> None:
         """Look no more."""

@@ -9,7 +9,7 @@ import torch
 
 from beamtree.beam import BeamSize
 from beamtree.data.views import HISTORY
-from beamtree.files.small_files import write_whole
+from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
 from beamtree.scorers import LinearScorer
 from beamtree.serve.export.search import Search
@@ -65,7 +65,7 @@ def write_artifact(
     files = {ABOUT: json.dumps(told, indent=1)}
     if model.ids is not None:
         files[ITEMS] = "".join(f"{name}\n" for name in model.ids.names)
-    write_whole(path, lambda draft: torch.export.save(program, draft, extra_files=files))
+    write_atomically(path, lambda draft: torch.export.save(program, draft, extra_files=files))
     return told
 
 

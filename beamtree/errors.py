@@ -1,0 +1,47 @@
+"""Error messages: short, on one line, and with the cause that a user can do something about.
+
+The library raises ValueError and OSError for mistakes a user can fix. The command prints them as one line and exits
+with code 2: see `beamtree.cli.errors`.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def short_message(error: BaseException | str, limit: int = 300) -> str:
+    """The message of an error on one line of at most `limit` characters: some libraries quote a whole file."""
+    text = str(error)[: 20 * limit].split("\n\n")[0]
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 2]} …"
+
+
+@contextmanager
+def requires(extra: str, feature: str) -> Iterator[None]:
+    """Around an import: a ValueError that names the missing library and how to install it.
+
+    `extra` is the extra of beamtree that brings the library, empty where none does.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = error.name.split(".")[0] if error.name else str(error)
+        install = f"'beamtree[{extra}]'" if extra else missing
+        raise ValueError(f"{feature} needs {missing}, which is not installed: pip install {install}") from error
+
+
+@contextmanager
+def explain_full_disk(folder: Path) -> Iterator[None]:
+    """Add the folder to errors about a full disk, which otherwise do not name a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL or str(folder) in str(error):
+            raise
+        explained = OSError(f"{folder} cannot be written: {os.strerror(error.errno or 0)}")
+        explained.errno = error.errno
+        raise explained from error
