@@ -31,7 +31,7 @@ ROWS = [
     {"data"},
     {"loss", "metrics", "kernels"},
     {"tree"},
-    {"mask", "files", "threads", "progress", "loadtest"},
+    {"mask", "files", "threads", "progress"},
     {"errors"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}

@@ -12,7 +12,6 @@ import typer
 
 from beamtree import __version__
 from beamtree.cli import paper_real  # noqa: F401  (adds commands to `paper`)
-from beamtree.cli.bench_serve import bench_serve
 from beamtree.cli.check import check
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.data import prepare
@@ -60,7 +59,6 @@ app.command("serve")(serve_run)
 app.command()(explore)
 app.command("tune")(tune_run)
 app.command("export")(export_run)
-app.command("bench-serve")(bench_serve)
 app.command()(check)
 app.add_typer(paper, name="paper")
 

@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 from beamtree.beam import as_text
 from beamtree.diagnose.inspect import INTERVAL, Inspection
 from beamtree.diagnose.tune import Tuned
-from beamtree.loadtest import Report
 from beamtree.research.compare import Result, table
 from beamtree.research.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.research.paper.report import Cell
@@ -261,26 +260,6 @@ def plot_tuned(found: Tuned, path: Path) -> None:
     right.set_xticks(range(len(widths)), labels=[str(place + 1) for place in range(len(widths))])
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    save(figure, path)
-
-
-def plot_load(found: Report, path: Path) -> None:
-    """When requests were answered and how fast, and what share of them took longer than a time."""
-    figure, (left, right) = two_panels(12, 4.6)
-    groups = {"answered": found.answered, "degraded": [reply for reply in found.answered if reply.degraded]}
-    groups |= {name: [reply for reply in found.replies if reply.outcome == name] for name in found.errors}
-    for colour, (name, replies) in zip(COLOURS, groups.items(), strict=False):
-        if replies:
-            due, took = [reply.due for reply in replies], [reply.latency * 1e3 for reply in replies]
-            left.plot(due, took, ".", ms=3, alpha=0.5, color=colour, label=f"{name} ({len(replies):,})")
-    left.set(title=f"{found.rate:g} requests per second", xlabel="due after seconds", ylabel="milliseconds")
-    left.set_ylim(bottom=0)
-    left.legend(fontsize="small", markerscale=3)
-    took = sorted(reply.latency * 1e3 for reply in found.answered)
-    right.step(took, [100 * (1 - place / len(took)) for place in range(len(took))], where="post", color=COLOURS[0])
-    right.set(title="Answers that took longer", xlabel="milliseconds", ylabel="% of answers", yscale="log")
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
     save(figure, path)
 
 
