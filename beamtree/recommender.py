@@ -25,7 +25,7 @@ from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
 from beamtree.ingest.logs import open_log, pack, unpack
 from beamtree.ingest.trees import any_builder, known_table
-from beamtree.live.catalogue_updates import Changing
+from beamtree.live.catalogue_updates import CatalogueUpdates
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
@@ -60,7 +60,7 @@ from beamtree.tree import Tree
 BATCH = 256  # users that go down the tree together
 
 
-class Recommender(Changing):
+class Recommender(CatalogueUpdates):
     """Learns what users will want next from a log of users, items and times, and recommends it.
 
     Args:
@@ -285,7 +285,7 @@ class Recommender(Changing):
         since = {} if self._live is None else {user: self._live.history(user) for user in names}
         return [(user, since.get(user) or history_of_user(self.data, user)) for user in names]
 
-    def _learned_from(self) -> Prepared | None:
+    def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._where is not None else None
 
     def evaluate(
@@ -362,7 +362,7 @@ class Recommender(Changing):
                         remove_training(folder)
                     replace_data(folder, source if source is not None and self._owns_data else None)
                     self._save_tables(folder)
-                    self._save_events(folder)
+                    self._save_changes(folder)
             save_model(model, folder)
             with ranks().agreed() as first:
                 if first and (folder / TUNE).exists() and not _is_tuned(folder):
@@ -383,7 +383,7 @@ class Recommender(Changing):
         """For pickle and copy: the log goes with it if it is this object's own, else its place does."""
         state = {**self.__dict__, "_live": None, "_saved": None}
         if self._live is not None:
-            state |= {"_model": self._live.model, "_saved": self._live.saved()}
+            state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
         if self._data is not None and self._where is None:
             place = self._data.folder
             state |= {"_files": pack(self._data)} if self._owns_data else {"_where": (place, place)}
@@ -394,7 +394,7 @@ class Recommender(Changing):
         self.__dict__.update(state)
         if files is not None:
             self._data = unpack(files)
-        self._live = None if saved is None else self._opened(saved)
+        self._live = None if saved is None else self._open_live(saved)
 
     @classmethod
     def load(
@@ -431,7 +431,7 @@ class Recommender(Changing):
         found._tables = {name: file for name, file in own.items() if file is not None}
         found._loaded = folder
         found.progress = progress_of(found._run)
-        found._load_events(folder)
+        found._load_changes(folder)
         return found
 
 

@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 import beamtree as bt
 from beamtree.data import Events, Prepared
 from beamtree.data.views import HISTORY, BeforeAfter
-from beamtree.live import Live, NewItem
-from beamtree.live.changes import without_items
+from beamtree.live import LiveModel, NewItem
+from beamtree.live.edits import without_items
 from beamtree.metrics import hits
 from beamtree.model import TreeModel
 from beamtree.train.recipes import settle, start_model
@@ -83,9 +83,9 @@ def main() -> None:
     records = [{"model": "trained with them", **recalls(made(data, data), data, held)}]
     bare = without_items(made(less, data), held.tolist())
     records.append({"model": "without them", **recalls(bare, data, held)})
-    live = Live(bare, data=less)
+    live = LiveModel(bare, data=less)
     for item in held.tolist():
-        live.add(data.items[item], NewItem(histories=histories(data, item, held, args.histories, generator)))
+        live.add_items({data.items[item]: NewItem(histories=histories(data, item, held, args.histories, generator))})
     records.append({"model": f"added with {args.histories} histories each", **recalls(live.model, data, held)})
     for record in records:
         new, others = (" ".join(f"{value:.2f}" for value in record[key]) for key in ("new", "others"))

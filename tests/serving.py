@@ -154,26 +154,26 @@ class Changing(Fixed):
         self.version += yes
         return yes
 
-    def add_all(self, items):
+    def add_items(self, items):
         changed = [item for item, new in items.items() if self.added.get(item) != new]
         self.added |= items
         return self._changed(len(changed))
 
-    def remove_all(self, items):
+    def remove_items(self, items):
         return self._changed(sum(self.added.pop(item, None) is not None for item in items))
 
-    forget_all = remove_all
+    forget_items = remove_items
 
-    def record_all(self, chosen, request=None):
+    def record_events(self, events, request=None):
         known = 0
-        for user, items, _ in chosen:
+        for user, items, _ in events:
             numbers = [number for number in self.catalogue.ids.find(items) if number is not None]
             self.events.setdefault(user, []).extend(numbers)
             known += len(numbers)
         self._changed(known > 0)
         return known
 
-    def retire(self, before):
+    def retire_events(self, before):
         return 0
 
     def history(self, user):

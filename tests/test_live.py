@@ -13,13 +13,11 @@ from test_start import a_walk
 import beamtree as bt
 from beamtree.beam import brute_force
 from beamtree.data.ids import Ids, MoreIds
-from beamtree.live import Journal, Live, NewItem
-from beamtree.live.changes import with_items, without_items
-from beamtree.live.journal import CHANGES, as_line, in_short, read_entries
-from beamtree.live.known import Event, Log
-from beamtree.live.likeness import Likeness
-from beamtree.live.slots import Slots
-from beamtree.live.times import as_time
+from beamtree.live import Journal, LiveModel, NewItem
+from beamtree.live.edits import with_items, without_items
+from beamtree.live.events import Event, TrainingLog, as_time
+from beamtree.live.journal import CHANGES, compact, encode_line, read_entries
+from beamtree.live.placement import FreeSlots, Placement
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD, Tree
 
@@ -36,6 +34,10 @@ def shop(fitted):
 
 def best(shop, history, m=10, **how):
     return shop.recommend(history, m=m, beam_size=70, **how)["item"].to_list()
+
+
+def record(live, user, items, time=None, request=None):
+    return live.record_events([(user, items, time)], request)
 
 
 # The tree
@@ -92,7 +94,7 @@ def test_a_new_item_goes_beside_what_it_is_like(seed, arity):
         items[place] = number
     near = draw.sample(placed, draw.randrange(0, len(placed) + 1))
     weights = [draw.randrange(1, 4) for _ in near]
-    found = Slots(Tree(items, arity)).best(torch.tensor(near, dtype=torch.int64), torch.tensor(weights).float())
+    found = FreeSlots(Tree(items, arity)).best(torch.tensor(near, dtype=torch.int64), torch.tensor(weights).float())
     assert items[found] == PAD
     assert found == best_slot_by_definition(items, arity, near, weights)
 
@@ -122,7 +124,7 @@ def test_the_model_that_was_given_goes_on_as_it_was(shop):
     model = shop.model
     x = torch.tensor([[3, 4, 5]])
     before = bt.retrieve(model, x, beam_size=60, m=20)
-    like = Likeness(torch.tensor([5]), torch.tensor([1.0]))
+    like = Placement(torch.tensor([5]), torch.tensor([1.0]))
     changed = without_items(with_items(model, {f"n{each}": like for each in range(30)}), [3])
     assert changed.tree.num_items == model.tree.num_items + 30
     after = bt.retrieve(model, x, beam_size=60, m=20)
@@ -221,14 +223,14 @@ def test_hidden_items_are_saved_and_read(shop, tmp_path):
 
 
 def test_a_search_that_began_before_an_item_was_hidden_or_shown_sees_one_moment(shop):
-    live, x = Live(shop.model), torch.tensor([[3, 4, 5]])
-    first = live.now
+    live, x = LiveModel(shop.model), torch.tensor([[3, 4, 5]])
+    first = live.snapshot
     before = bt.retrieve(first.model, x, beam_size=70, m=60)
-    live.remove("i05")
-    second = live.now
+    live.remove_items(["i05"])
+    second = live.snapshot
     hidden = bt.retrieve(second.model, x, beam_size=70, m=60)
-    live.add("i05", {})
-    live.add("new", {"like": ["i05"]})
+    live.add_items({"i05": {}})
+    live.add_items({"new": {"like": ["i05"]}})
     for model, known in ((first.model, before), (second.model, hidden)):
         again = bt.retrieve(model, x, beam_size=70, m=60)
         assert all(torch.equal(one, other) for one, other in zip(again, known, strict=True))
@@ -260,7 +262,7 @@ def test_adding_twice_changes_nothing(shop):
     [
         ({"kind": 3}, "give a dict with some of title"),
         ("like", "give a dict"),
-        ({"vector": [1.0, 2.0]}, "not made from vectors"),
+        ({"vector": [1.0, 2.0]}, "not built from vectors"),
         ({"like": ["nobody"]}, "is like 'nobody', which is not known"),
         ({"like": ["i05", "nobody"]}, "is like 'nobody', which is not known"),
     ],
@@ -306,14 +308,14 @@ def test_m_items_come_back_wherever_m_are_allowed_after_any_changes(shop):
 
 
 def test_what_is_left_out_stays_as_it_is_and_none_clears_it(shop):
-    live = Live(shop.model)
-    live.add("new", {"title": "Lamp", "category": "Home", "like": ["i05"]})
+    live = LiveModel(shop.model)
+    live.add_items({"new": {"title": "Lamp", "category": "Home", "like": ["i05"]}})
     slots, (number,) = live.model.tree.items().tolist(), live.ids.find(["new"])
-    assert live.add("new", {}) is False
-    assert live.add("new", {"title": "Desk lamp"})
+    assert live.add_items({"new": {}}) == 0
+    assert live.add_items({"new": {"title": "Desk lamp"}})
     assert live.model.tree.items().tolist() == slots
     assert (live.catalogue.title(number), live.catalogue.category(number)) == ("Desk lamp", "Home")
-    live.add("new", {"title": None})
+    live.add_items({"new": {"title": None}})
     assert (live.catalogue.title(number), live.catalogue.category(number)) == (None, "Home")
 
 
@@ -363,10 +365,10 @@ def test_the_same_events_count_once_however_often_they_are_given(shop):
         pytest.skip("what follows is made for the recipe beamtree")
     logged = a_walk().filter(pl.col("user") == "u001").tail(2)
     since = pl.DataFrame({"user": ["u001"] * 2, "item": ["i40", "i41"], "time": [50, 51]})
-    before = shop._changing().history("u001").items
+    before = shop._live_model().history("u001").items
     for _ in range(2):
         shop.update(pl.concat([logged, since]))
-    assert shop._changing().history("u001").items == before + shop.ids.find(["i40", "i41"])
+    assert shop._live_model().history("u001").items == before + shop.ids.find(["i40", "i41"])
 
 
 def test_what_a_user_chose_since_counts_at_once_and_is_saved(shop, tmp_path):
@@ -377,7 +379,7 @@ def test_what_a_user_chose_since_counts_at_once_and_is_saved(shop, tmp_path):
     )
     shop.update(since)
     assert "fresh" in best(shop, ["i41", "i42"], m=20)
-    known = shop._changing().history("u001")
+    known = shop._live_model().history("u001")
     assert known.items[-2:] == shop.ids.find(["i40", "i41"])
     one = shop.recommend(users=["u001", "nobody"], m=5)
     assert one["user"].to_list() == ["u001"] * 5 + ["nobody"] * 5
@@ -399,13 +401,13 @@ def test_an_update_learns_what_now_follows():
 
 
 def test_a_slot_rests_where_searches_run_beside_changes(shop):
-    live = Live(shop.model, rest=3600.0)
+    live = LiveModel(shop.model, slot_cooldown=3600.0)
     leaf = int(live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["i05"])))[0])
-    live.forget("i05")
-    live.add("new", NewItem(like=("i06",)))
+    live.forget_items(["i05"])
+    live.add_items({"new": NewItem(like=("i06",))})
     places = live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["new"])))
     assert int(places[0]) != leaf
-    live.add("other", NewItem(like=("i06",)))
+    live.add_items({"other": NewItem(like=("i06",))})
     assert len(live.model.tree.items()) == 64
 
 
@@ -414,21 +416,21 @@ def test_a_slot_rests_where_searches_run_beside_changes(shop):
 
 def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
     first, journal = copy.deepcopy(shop.model), Journal(tmp_path)
-    live = Live(shop.model, journal=journal)
-    live.add("new", NewItem(like=("i05",), title="New"))
-    live.add("next", NewItem(like=("new", "i07")))
-    live.remove("i09")
-    live.add("i09", NewItem(like=("i01",)))
-    live.forget("i11")
-    live.add("i11", NewItem(like=("i01",)))
-    live.remove("i10")
-    live.record("u001", ["i30", "new", "unknown"])
-    live.record("u001", ["i31"], 77)
-    live.record_all([("u001", ["i32"], None), ("u002", ["i33"], None)], "request 1")
-    live.choose("other")
+    live = LiveModel(shop.model, journal=journal)
+    live.add_items({"new": NewItem(like=("i05",), title="New")})
+    live.add_items({"next": NewItem(like=("new", "i07"))})
+    live.remove_items(["i09"])
+    live.add_items({"i09": NewItem(like=("i01",))})
+    live.forget_items(["i11"])
+    live.add_items({"i11": NewItem(like=("i01",))})
+    live.remove_items(["i10"])
+    record(live, "u001", ["i30", "new", "unknown"])
+    record(live, "u001", ["i31"], 77)
+    live.record_events([("u001", ["i32"], None), ("u002", ["i33"], None)], "request 1")
+    live.record_run("other")
     journal.close()
     journal = Journal(tmp_path)
-    again = Live(first, journal=journal)
+    again = LiveModel(first, journal=journal)
     journal.close()
     x = torch.tensor([[3, 4, 5]])
     for one, other in zip(*(bt.retrieve(each.model, x, beam_size=70, m=40) for each in (live, again)), strict=True):
@@ -449,9 +451,9 @@ def test_a_journal_of_the_old_form_is_replayed_and_unknown_ids_are_left_out(shop
         {"kind": "events", "user": "u", "items": ["i01", "new"]},
     ):
         journal.append(entry)
-    live = Live(shop.model, journal=journal)
+    live = LiveModel(shop.model, journal=journal)
     journal.close()
-    assert [live.holds(name) for name in ("new", "odd", "i06", "i07")] == [True, True, False, True]
+    assert [live.is_visible(name) for name in ("new", "odd", "i06", "i07")] == [True, True, False, True]
     assert [live.ids[number] for number in live.history("u").items] == ["i01", "new"]
     assert "not known" in caplog.text
 
@@ -463,7 +465,7 @@ def test_a_line_of_several_entries_is_read_whole_or_not_at_all(tmp_path):
     journal.close()
     whole = (tmp_path / CHANGES).read_bytes()
     assert [entry["item"] for entry in read_entries(tmp_path / CHANGES)[0]] == ["0", "1", "2"]
-    first = len(as_line({"kind": "remove", "item": "0"}))
+    first = len(encode_line({"kind": "remove", "item": "0"}))
     for cut in range(first, len(whole)):
         (tmp_path / CHANGES).write_bytes(whole[:cut])
         assert read_entries(tmp_path / CHANGES)[0] == [{"kind": "remove", "item": "0"}]
@@ -480,18 +482,18 @@ def test_an_item_that_a_later_run_has_learned_stands_where_that_run_puts_it(shop
         {"kind": "add", "item": "i07", "like": ["i50"]},
     ):
         journal.append(entry)
-    live = Live(shop.model, journal=journal, digest="newer")
+    live = LiveModel(shop.model, journal=journal, digest="newer")
     shop._live = live
     assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
     assert live.catalogue.title(live.ids.find(["i05"])[0]) == "A lamp"
-    live.forget("i07")
-    live.add("i07", {"like": ["i50"]})
+    live.forget_items(["i07"])
+    live.add_items({"i07": {"like": ["i50"]}})
     journal.close()
     changed = best(shop, ["i03", "i04"], m=50)
     assert changed != before["item"].to_list()
     journal = Journal(tmp_path)
     shop._live = None
-    shop._live = Live(shop.model, journal=journal, digest="newer")
+    shop._live = LiveModel(shop.model, journal=journal, digest="newer")
     journal.close()
     assert best(shop, ["i03", "i04"], m=50) == changed
 
@@ -501,24 +503,24 @@ def test_an_item_that_a_later_run_has_learned_stands_where_that_run_puts_it(shop
 
 def test_a_request_counts_once_across_restarts_and_after_the_journal_was_shortened(shop, tmp_path):
     journal = Journal(tmp_path)
-    live = Live(shop.model, journal=journal, digest="a")
-    assert live.record("ann", ["i01", "i02"], request="r1") == 2
-    assert live.record("ann", ["i01", "i02"], request="r1") == 0
-    assert live.record("ann", ["i01"], 5) == 1
-    assert live.record("ann", ["i01", "i01"], 5) == 0
-    assert live.record("ann", ["i02", "i02"], 5) == 1
-    for entries in (list(journal.entries), in_short(journal.entries)):
+    live = LiveModel(shop.model, journal=journal, digest="a")
+    assert record(live, "ann", ["i01", "i02"], request="r1") == 2
+    assert record(live, "ann", ["i01", "i02"], request="r1") == 0
+    assert record(live, "ann", ["i01"], 5) == 1
+    assert record(live, "ann", ["i01", "i01"], 5) == 0
+    assert record(live, "ann", ["i02", "i02"], 5) == 1
+    for entries in (list(journal.entries), compact(journal.entries)):
         journal.entries = entries
         for digest in ("a", "b"):
-            again = Live(shop.model, journal=journal, digest=digest)
-            assert again.record("ann", ["i01", "i02"], request="r1") == 0
-            assert again.record("ann", ["i01"], 5) == 0
+            again = LiveModel(shop.model, journal=journal, digest=digest)
+            assert record(again, "ann", ["i01", "i02"], request="r1") == 0
+            assert record(again, "ann", ["i01"], 5) == 0
             assert [each.item for each in again.events["ann"]] == ["i01", "i02", "i01", "i02"]
     journal.close()
 
 
 def known_to(data, user, *events):
-    return Log(data).knows(user, [Event(*each) for each in events])
+    return TrainingLog(data).contains(user, [Event(*each) for each in events])
 
 
 def test_a_run_knows_events_with_a_time_that_its_log_holds(tmp_path):
@@ -553,26 +555,26 @@ def test_times_in_any_unit_are_the_same_moment(text, micros):
     assert as_time(text) == (micros or 1_700_000_000_000_000)
     assert as_time(7) == 7
     for bad in ("soon", "", None, float("nan"), True, 1e300):
-        with pytest.raises(ValueError, match="is no time"):
+        with pytest.raises(ValueError, match="is not a time"):
             as_time(bad)
 
 
 def test_events_of_before_a_time_are_retired_for_good(shop, tmp_path):
     journal = Journal(tmp_path)
-    live = Live(shop.model, journal=journal)
-    live.record("ann", ["i01"], 5)
-    live.record("ann", ["i02"], 9)
-    live.record("ben", ["i03"])
-    assert live.retire(8) == 1
-    assert live.retire(8) == 0
-    assert live.record("ann", ["i01"], 5) == 0
-    for entries in (list(journal.entries), in_short(journal.entries)):
+    live = LiveModel(shop.model, journal=journal)
+    record(live, "ann", ["i01"], 5)
+    record(live, "ann", ["i02"], 9)
+    record(live, "ben", ["i03"])
+    assert live.retire_events(8) == 1
+    assert live.retire_events(8) == 0
+    assert record(live, "ann", ["i01"], 5) == 0
+    for entries in (list(journal.entries), compact(journal.entries)):
         journal.entries = entries
-        again = Live(shop.model, journal=journal)
+        again = LiveModel(shop.model, journal=journal)
         assert [each.item for each in again.events["ann"]] == ["i02"]
         assert [each.item for each in again.events["ben"]] == ["i03"]
         assert again.version == live.version
-    assert "i01" not in str(in_short(journal.entries))
+    assert "i01" not in str(compact(journal.entries))
     journal.close()
 
 
@@ -589,7 +591,7 @@ def test_a_line_cut_short_is_dropped_and_a_damaged_one_before_others_is_refused(
         assert [entry["item"] for entry in again.entries] == ["0", "1"]
         again.append({"kind": "remove", "item": "x"})
         again.close()
-        assert (tmp_path / CHANGES).read_bytes() == lines[0] + lines[1] + as_line({"kind": "remove", "item": "x"})
+        assert (tmp_path / CHANGES).read_bytes() == lines[0] + lines[1] + encode_line({"kind": "remove", "item": "x"})
     (tmp_path / CHANGES).write_bytes(lines[0] + lines[1].replace(b"1", b"2") + lines[2])
     with pytest.raises(ValueError, match="is damaged at byte"):
         Journal(tmp_path)

@@ -72,7 +72,7 @@ def test_a_vector_where_there_are_none_is_refused_and_nothing_is_written(place):
     with serving(service) as client:
         reply = client.put("/v1/items/new", json={"vector": [1.0, 2.0]})
         assert reply.status_code == 422
-        assert "not made from vectors" in reply.json()["error"]
+        assert "not built from vectors" in reply.json()["error"]
         assert found(client, "new") == []
     service.close()
     assert journal.entries == []

@@ -1,7 +1,7 @@
-"""Items that come and go, and users who go on choosing, without training."""
+"""Catalogue changes and user events applied to a model without training."""
 
 from beamtree.live.journal import Journal
-from beamtree.live.likeness import NewItem
-from beamtree.live.live import Facts, Live, Now
+from beamtree.live.live_model import ItemFields, LiveModel, Snapshot
+from beamtree.live.placement import NewItem
 
-__all__ = ["Facts", "Journal", "Live", "NewItem", "Now"]
+__all__ = ["ItemFields", "Journal", "LiveModel", "NewItem", "Snapshot"]

@@ -161,8 +161,8 @@ class Engine:
 
     def _answer(self, batch: list[Ask]) -> None:
         loaded = self._loaded
-        now = loaded.source.now  # all of one moment: a change that comes meanwhile is for the next batch
-        view = View(loaded, loaded.named(now.version), now.model, now.catalogue, self._masks)
+        snapshot = loaded.source.snapshot  # all of one moment: a change that comes meanwhile is for the next batch
+        view = View(loaded, loaded.named(snapshot.version), snapshot.model, snapshot.catalogue, self._masks)
         groups: dict[tuple[Beam, bool, Filter | None], list[Ask]] = {}
         for ask in batch:
             if ask.dropped or time.monotonic() > ask.deadline:

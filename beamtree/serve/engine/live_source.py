@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.data import Prepared
-from beamtree.live import Journal, Live
-from beamtree.live.opening import open_live, read_live
+from beamtree.live import Journal, LiveModel
+from beamtree.live.opening import load_changes, open_live
 from beamtree.model import TreeModel
 from beamtree.serve.engine.source import OpenRun, opening
 from beamtree.storage.settings import fingerprint
@@ -17,12 +17,12 @@ from beamtree.train.runs import read_run
 REST = 60.0  # seconds for which the slot of a forgotten item is not used again: longer than any search
 
 
-class Served(Live):
+class Served(LiveModel):
     """A live model that makes itself ready for items with histories while it is served already."""
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
-        self._thread = threading.Thread(target=self.make_ready, name="beamtree-ready", daemon=True)
+        self._thread = threading.Thread(target=self.warm_up, name="beamtree-ready", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -54,9 +54,9 @@ def open_changing(
         data: the prepared log, where it is not where it was.
     """
 
-    def live(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Live:
-        how = {"saved": read_live(run), "journal": journal, "digest": fingerprint(run), "rest": REST}
-        return open_live(model, read_run(run), run, data=log, items=items, kind=Served, **how)
+    def live(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> LiveModel:
+        how = {"saved": load_changes(run), "journal": journal, "digest": fingerprint(run), "slot_cooldown": REST}
+        return open_live(model, read_run(run), run, data=log, items=items, cls=Served, **how)
 
     return opening(name, device, items, data, live)
 

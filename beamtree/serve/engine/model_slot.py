@@ -111,7 +111,7 @@ class Watch:
             try:
                 if fingerprint(self._run) != self._engine.loaded.digest:
                     self._keeper.load(self._run).result()
-                    self._keeper.change(lambda source: source.choose(self._run.name)).result()
+                    self._keeper.change(lambda source: source.record_run(self._run.name)).result()
             except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
                 log.warning("%s", short_message(error))
 

@@ -176,7 +176,7 @@ class Service:
         """Serve another run, also after a restart."""
         loaded = await self._wait(self.keeper.load(run), None)
         name = os.path.relpath(run.absolute(), self.run.absolute().parent)
-        await self._wait(self.keeper.change(lambda source: source.choose(name)), None)
+        await self._wait(self.keeper.change(lambda source: source.record_run(name)), None)
         return loaded
 
     async def _wait(self, future: "Future[T]", seconds: float | None) -> T:

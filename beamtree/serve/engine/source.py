@@ -11,9 +11,9 @@ from beamtree.answers import History, history_of_user
 from beamtree.beam import widths
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.live import Facts, Live, NewItem, Now
-from beamtree.live.opening import open_live, read_items, read_live
-from beamtree.live.times import Time
+from beamtree.live import ItemFields, LiveModel, NewItem, Snapshot
+from beamtree.live.events import Time
+from beamtree.live.opening import load_changes, open_live, read_items
 from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, tuned_beam
@@ -27,7 +27,7 @@ class Source(Protocol):
     """A model that may change while it is searched."""
 
     @property
-    def now(self) -> Now:
+    def snapshot(self) -> Snapshot:
         """What is searched, all of one moment: never changed under whoever holds it, but replaced."""
 
     @property
@@ -42,25 +42,27 @@ class Source(Protocol):
     def catalogue(self) -> Catalogue:
         """Titles and categories."""
 
-    def add_all(self, items: Mapping[str, NewItem | Facts]) -> int:
+    def add_items(self, items: Mapping[str, NewItem | ItemFields]) -> int:
         """Add or show items, or change what is known of them, all or none; how many changed."""
 
-    def remove_all(self, items: Iterable[str]) -> int:
+    def remove_items(self, items: Iterable[str]) -> int:
         """Hide items; how many were there."""
 
-    def forget_all(self, items: Iterable[str]) -> int:
+    def forget_items(self, items: Iterable[str]) -> int:
         """Forget items; how many there were."""
 
-    def record_all(self, chosen: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None) -> int:
+    def record_events(
+        self, events: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None
+    ) -> int:
         """Take note of what users chose, and when where that is known; how many were known items."""
 
-    def retire(self, before: Time) -> int:
+    def retire_events(self, before: Time) -> int:
         """Leave out all events of before a time; how many there were."""
 
     def history(self, user: str) -> History | None:
         """What a user did, as far as that is known."""
 
-    def choose(self, run: str) -> None:
+    def record_run(self, run: str) -> None:
         """Take note of the run that is served from now on."""
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ class Fixed:
         model: TreeModel,
         catalogue: Catalogue | None = None,
         data: Prepared | None = None,
-        saved: Live | None = None,
+        saved: LiveModel | None = None,
     ) -> None:
         """`saved` knows what users chose between the end of the log and the day that the model was saved."""
         if model.ids is None:
@@ -90,25 +92,27 @@ class Fixed:
         self._saved = saved
 
     @property
-    def now(self) -> Now:
-        return Now(self.version, self.model, self.catalogue)
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.version, self.model, self.catalogue)
 
-    def choose(self, run: str) -> None:
+    def record_run(self, run: str) -> None:
         pass
 
-    def add_all(self, items: Mapping[str, NewItem | Facts]) -> int:
+    def add_items(self, items: Mapping[str, NewItem | ItemFields]) -> int:
         raise FixedError("the items of this service cannot change")
 
-    def remove_all(self, items: Iterable[str]) -> int:
+    def remove_items(self, items: Iterable[str]) -> int:
         raise FixedError("the items of this service cannot change")
 
-    def forget_all(self, items: Iterable[str]) -> int:
+    def forget_items(self, items: Iterable[str]) -> int:
         raise FixedError("the items of this service cannot change")
 
-    def record_all(self, chosen: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None) -> int:
+    def record_events(
+        self, events: Iterable[tuple[str, Sequence[str], Time | None]], request: str | None = None
+    ) -> int:
         raise FixedError("the users of this service cannot change")
 
-    def retire(self, before: Time) -> int:
+    def retire_events(self, before: Time) -> int:
         raise FixedError("the users of this service cannot change")
 
     def history(self, user: str) -> History | None:
@@ -180,7 +184,7 @@ def open_fixed(
     """
 
     def fixed(run: Path, model: TreeModel, items: Path | None, log: Prepared | None) -> Fixed:
-        known, saved = read_run(run), read_live(run)
+        known, saved = read_run(run), load_changes(run)
         if saved is None:
             return Fixed(model, read_items(items, known, run, ids_of(run, model)), log)
         live = open_live(model, known, run, data=log, items=items, saved=saved)

@@ -10,7 +10,7 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue, matches
 from beamtree.data.ids import as_id
 from beamtree.live import NewItem
-from beamtree.live.times import Time, as_time
+from beamtree.live.events import Time, as_time
 from beamtree.serve.engine.search import View
 from beamtree.serve.engine.service import Service
 from beamtree.serve.engine.source import Loaded
@@ -87,7 +87,7 @@ def changes(service: Service) -> APIRouter:
     async def put_item(item: str, new: Annotated[Item | None, Body()] = None) -> Response:
         """Add an item, show one that was removed as it was, or change what is known of it; idempotent."""
         items = {checked(item): facts_of(new or Item(), service)}
-        count, version = await service.change("put_item", lambda source: source.add_all(items))
+        count, version = await service.change("put_item", lambda source: source.add_items(items))
         return as_json({"changed": count > 0, "version": version})
 
     @router.post("/v1/items", responses={200: {"model": Changed}})
@@ -97,7 +97,7 @@ def changes(service: Service) -> APIRouter:
         items = {checked(as_id(each.item)): facts_of(each, service) for each in asked.items}
         if len(items) < len(asked.items):
             raise RefusedError(422, "items: an id stands there twice", "name every item once")
-        count, version = await service.change("put_item", lambda source: source.add_all(items), len(items))
+        count, version = await service.change("put_item", lambda source: source.add_items(items), len(items))
         return as_json({"changed": count > 0, "version": version, "count": count})
 
     @router.delete("/v1/items/{item:path}", responses={200: {"model": Changed}})
@@ -105,7 +105,7 @@ def changes(service: Service) -> APIRouter:
         """Remove an item: it is hidden until it is put again, or forgotten; idempotent."""
         name = checked(item)
         count, version = await service.change(
-            "delete_item", lambda source: source.forget_all([name]) if forget else source.remove_all([name])
+            "delete_item", lambda source: source.forget_items([name]) if forget else source.remove_items([name])
         )
         return as_json({"changed": count > 0, "version": version})
 
@@ -113,14 +113,16 @@ def changes(service: Service) -> APIRouter:
     async def record(asked: EventsRequest) -> Response:
         """What users chose just now: the next answer to them knows it. With an id or times, it is idempotent."""
         chosen = events_of(asked, service)
-        count, version = await service.change("events", lambda source: source.record_all(chosen, asked.id), len(chosen))
+        count, version = await service.change(
+            "events", lambda source: source.record_events(chosen, asked.id), len(chosen)
+        )
         return as_json({"changed": count > 0, "version": version, "known": count})
 
     @router.delete("/v1/events", responses={200: {"model": Changed}})
     async def retire(before: Before) -> Response:
         """Leave out all events of before a time, those that are sent later too."""
         time = moment(before)
-        count, version = await service.change("retire", lambda source: source.retire(time))
+        count, version = await service.change("retire", lambda source: source.retire_events(time))
         return as_json({"changed": count > 0, "version": version, "count": count})
 
     return router

@@ -1,11 +1,11 @@
-"""How popular a new item will be, by the histories of its first users."""
+"""The expected popularity of a new item, from the histories of its first users."""
 
 import pytest
 import torch
 from torch.nn.functional import pad
 
 from beamtree.data import Events
-from beamtree.live.popularity_prior import Renown
+from beamtree.live.placement import PopularityPrior
 
 
 def a_log(sorted_tastes: bool) -> Events:
@@ -19,37 +19,37 @@ def a_log(sorted_tastes: bool) -> Events:
     return Events(pad(torch.full((users,), 30).cumsum(0), (1, 0)), items.flatten().int(), "train", None)
 
 
-def renown_of(events: Events) -> Renown:
-    return Renown(events, 330, torch.Generator().manual_seed(1))
+def prior_of(events: Events) -> PopularityPrior:
+    return PopularityPrior(events, 330, torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("histories", [1, 10, 25])
 def test_where_tastes_differ_first_users_tell_how_popular_an_item_will_be(histories):
-    renown = renown_of(a_log(sorted_tastes=True))
+    prior = prior_of(a_log(sorted_tastes=True))
     generator = torch.Generator().manual_seed(2)
-    few = renown.times(torch.randint(0, 20, (histories, 20), generator=generator))
-    many = renown.times(torch.randint(20, 320, (histories, 20), generator=generator))
+    few = prior.relative_popularity(torch.randint(0, 20, (histories, 20), generator=generator))
+    many = prior.relative_popularity(torch.randint(20, 320, (histories, 20), generator=generator))
     assert 10 < few / many < 20  # 300 events each against 20
 
 
 def test_where_all_choose_alike_they_tell_little_and_items_are_as_popular_as_others_on_average():
-    renown = renown_of(a_log(sorted_tastes=False))
+    prior = prior_of(a_log(sorted_tastes=False))
     generator = torch.Generator().manual_seed(2)
-    times = [renown.times(torch.randint(low, 320, (10, 20), generator=generator)) for low in (0, 0, 0)]
+    times = [prior.relative_popularity(torch.randint(low, 320, (10, 20), generator=generator)) for low in (0, 0, 0)]
     assert all(0.5 < each < 2 for each in times)
 
 
 def test_histories_that_hold_nothing_known_say_nothing():
-    renown = renown_of(a_log(sorted_tastes=True))
-    assert renown.times(torch.full((3, 5), -1)) == 1.0
-    assert renown.times(torch.full((3, 5), 400)) == 1.0  # items that were added since
+    prior = prior_of(a_log(sorted_tastes=True))
+    assert prior.relative_popularity(torch.full((3, 5), -1)) == 1.0
+    assert prior.relative_popularity(torch.full((3, 5), 400)) == 1.0  # items that were added since
 
 
 def test_items_are_looked_at_by_what_their_users_had_before():
     events = Events(torch.tensor([0, 3, 6]), torch.tensor([0, 0, 1, 0, 2, 1]).int(), "train", None)
-    renown = Renown(events, 3, torch.Generator().manual_seed(0))
+    prior = PopularityPrior(events, 3, torch.Generator().manual_seed(0))
     logs = torch.tensor([4.0, 3.0, 2.0]).log()  # one more than events
-    assert torch.allclose(renown.known, logs)
+    assert torch.allclose(prior.log_popularity, logs)
     expected = sorted([float(logs[0]), float(logs[[0, 2]].mean())])  # before item 1: 0 0, and 0 2
-    assert sorted(renown._levels[1, :2].tolist()) == pytest.approx(expected)
-    assert renown._levels[1, 2:].isnan().all()
+    assert sorted(prior._levels[1, :2].tolist()) == pytest.approx(expected)
+    assert prior._levels[1, 2:].isnan().all()

@@ -1,0 +1,248 @@
+"""User events that arrive after training: their times, and which of them are recorded or already in the training log.
+
+A number that is a Unix time between 1990 and 2100, in seconds, milliseconds, microseconds or nanoseconds, and a date
+become microseconds since 1970. Other numbers, from a log with its own clock, stay as they are.
+"""
+
+import datetime
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beamtree.data import Prepared
+
+UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
+FIRST, END = 631_152_000, 4_102_444_800  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
+MICRO, LARGEST = 10**6, 2**63 - 1
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+NOT_A_TIME = "is not a time: give a number, or a date such as 2026-12-31 23:59:59"
+
+Time = int | float
+
+
+class Event(NamedTuple):
+    """An item that a user chose."""
+
+    item: str
+    time: Time | None = None  # as sent, converted by `as_time`
+    received: int | None = None  # in microseconds since 1970
+
+
+# Times
+
+
+def as_time(value: object) -> Time:
+    """A time given by a user: a number, or a date such as 2026-12-31 23:59:59, in UTC unless it has an offset."""
+    if isinstance(value, str):
+        try:
+            return as_time(float(value) if not value.strip().lstrip("-").isdigit() else int(value))
+        except (ValueError, OverflowError):
+            return _as_micros(value)
+    if isinstance(value, datetime.datetime):
+        return _as_micros(value.isoformat())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
+    if not math.isfinite(value) or abs(value) > LARGEST:
+        raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
+    for unit in UNITS:
+        if FIRST * unit <= value < END * unit:
+            return value * MICRO // unit if isinstance(value, int) else round(value * MICRO / unit)
+    return int(value) if value == int(value) else value
+
+
+def _as_micros(text: str) -> int:
+    try:
+        moment = datetime.datetime.fromisoformat(text.strip().replace("/", "-"))
+    except ValueError as error:
+        raise ValueError(f"{text[:80]!r} {NOT_A_TIME}") from error
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+    return (moment - EPOCH) // datetime.timedelta(microseconds=1)
+
+
+def is_date(value: Time) -> bool:
+    """Whether a time returned by `as_time` is a calendar date."""
+    return FIRST * MICRO <= value < END * MICRO
+
+
+def is_before(event: Event, before: Time | None) -> bool:
+    """Whether an event is older than a time: by its own time, or else by the time it was received."""
+    when = event.received if event.time is None else event.time
+    return before is not None and (when is None or when < before)
+
+
+def now() -> int:
+    """The current time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+# Events as journal entries
+
+
+def events_entry(user: str, events: Sequence[Event], model: str = "") -> dict[str, Any]:
+    """A journal entry with events of a user; `model` is the digest of the model served at that time."""
+    columns: dict[str, list[Any]] = {name: [getattr(event, name) for event in events] for name in ("time", "received")}
+    columns = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    digest = {"model": model} if model else {}
+    return {"kind": "events", "user": user, "items": [event.item for event in events], **columns, **digest}
+
+
+def entry_events(entry: Mapping[str, Any]) -> list[Event]:
+    """The events of a journal entry."""
+    nothing = [None] * len(entry["items"])
+    columns = (entry["items"], entry.get("time", nothing), entry.get("received", nothing))
+    return [Event(*row) for row in zip(*columns, strict=True)]
+
+
+def entry_requests(entry: Mapping[str, Any], before: Time | None = None) -> dict[str, int]:
+    """Request ids of a journal entry and when they were received, without those older than `before`."""
+    requests = entry.get("ids", {})
+    if "id" in entry:
+        requests = {entry["id"]: next((event.received or 0 for event in entry_events(entry)), 0)}
+    return {name: received for name, received in requests.items() if before is None or received >= before}
+
+
+# Stores of events
+
+
+class TrainingLog:
+    """The log that a run was trained on."""
+
+    def __init__(self, data: Prepared) -> None:
+        self._data = data
+        has_times = "times.npy" in data.description["files"]
+        self._times = np.load(data.folder / "times.npy", mmap_mode="r") if has_times else None
+
+    @cached_property
+    def end(self) -> int | None:
+        """The time of the last event; None where times are not dates."""
+        last = None if self._times is None or not len(self._times) else int(as_time(int(self._times.max())))
+        return last if last is not None and is_date(last) else None
+
+    def of_user(self, user: str) -> list[Event]:
+        """The events of a user, oldest first."""
+        (row,) = self._data.users.find([user])
+        if row is None:
+            return []
+        for part in (self._data.train, self._data.val, self._data.test):
+            if row < len(part):
+                start, stop = part.events.offsets[row : row + 2].tolist()
+                items = [self._data.items[number] for number in part.events.items[start:stop].tolist()]
+                if self._times is None:
+                    return [Event(item) for item in items]
+                times = self._times[start:stop].tolist()
+                return [Event(item, int(as_time(at))) for item, at in zip(items, times, strict=True)]
+            row -= len(part)
+        return []
+
+    def contains_at_time(self, user: str, events: Sequence[Event]) -> list[bool]:
+        """Which of a user's events are in this log with the same time."""
+        logged = {(event.item, event.time) for event in self.of_user(user) if event.time is not None}
+        return [(event.item, event.time) in logged for event in events]
+
+    def contains(self, user: str, events: Sequence[Event]) -> list[bool]:
+        """Which of a user's events, oldest first, are in this log, as far as can be determined.
+
+        An event with a time is, if the log has it at that time. One without a time is, if the log has the user and ends
+        after the event was received; or if it belongs to a prefix of these events that equals the end of the user's
+        logged history.
+        """
+        logged, contained = self.of_user(user), self.contains_at_time(user, events)
+        if not logged:
+            return contained
+        last, untimed = logged[-1].time, []
+        for index, event in enumerate(events):
+            if event.time is not None and last is not None and is_date(event.time) == is_date(last):
+                continue  # the times are comparable
+            if event.received is not None and self.end is not None and event.received <= self.end:
+                contained[index] = True
+            else:
+                untimed.append(index)
+        chosen, items = [events[index].item for index in untimed], [event.item for event in logged]
+        longest = min(len(chosen), len(items))
+        overlap = next((count for count in range(longest, 0, -1) if chosen[:count] == items[-count:]), 0)
+        for index in untimed[:overlap]:
+            contained[index] = True
+        return contained
+
+
+class UserEvents:
+    """Events recorded since the training log ended; an event with a time and a request with an id count once."""
+
+    def __init__(self, log: TrainingLog | None, saved: Mapping[str, Sequence[Event]]) -> None:
+        self.by_user: dict[str, list[Event]] = {user: list(events) for user, events in saved.items()}  # oldest first
+        self._log = log
+        self._timed: set[tuple[str, str, Time]] = set()  # (user, item, time) of recorded events
+        self._requests: dict[str, int] = {}  # request ids, and when they were received
+        self._before: Time | None = None  # older events are retired
+        self._note_times(self.by_user)
+
+    def has_request(self, request: str) -> bool:
+        """Whether a request was recorded."""
+        return request in self._requests
+
+    def new_events(self, user: str, events: Sequence[Event]) -> list[Event]:
+        """The events to record: without those with a time that are recorded, in the training log, or retired."""
+        timed = list(dict.fromkeys(event for event in events if event.time is not None))
+        logged = [False] * len(timed) if self._log is None or not timed else self._log.contains_at_time(user, timed)
+        skipped = {event for event, is_logged in zip(timed, logged, strict=True) if is_logged}
+        skipped |= {event for event in timed if (user, event.item, event.time) in self._timed}
+        skipped |= {event for event in timed if is_before(event, self._before)}
+        result = []
+        for event in events:
+            if event not in skipped:
+                result.append(event)
+            if event.time is not None:
+                skipped.add(event)  # repeats within one request
+        return result
+
+    def add(self, events: Mapping[str, Sequence[Event]], requests: Mapping[str, int]) -> None:
+        """Record events by user, and the requests they came with."""
+        self._requests |= requests
+        self._note_times(events)
+        for user, row in events.items():
+            self.by_user.setdefault(user, []).extend(row)
+
+    def count_before(self, before: Time) -> int:
+        """How many events are older than a time."""
+        return sum(is_before(event, before) for events in self.by_user.values() for event in events)
+
+    def is_retired(self, before: Time) -> bool:
+        """Whether everything before a time is retired already."""
+        return self._before is not None and before <= self._before
+
+    def retire(self, before: Time) -> None:
+        """Drop all events before a time, also those that arrive later."""
+        self._before = before if self._before is None else max(self._before, before)
+        for user, events in self.by_user.items():
+            self.by_user[user] = [event for event in events if not is_before(event, before)]
+        self._timed = {key for key in self._timed if key[2] >= before}
+        self._requests = {name: at for name, at in self._requests.items() if at >= before}
+
+    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str) -> None:
+        """Apply journal entries. Events recorded on other models are left out where the training log contains them."""
+        rows: dict[str, list[tuple[Event, bool]]] = {}  # by user; whether an event was recorded on this model
+        before = [entry["before"] for entry in entries if entry["kind"] == "retire"]
+        for entry in entries:
+            if entry["kind"] == "events":
+                own = bool(digest) and entry.get("model") == digest
+                rows.setdefault(entry["user"], []).extend((event, own) for event in entry_events(entry))
+            if entry["kind"] in ("events", "requests"):
+                self._requests |= entry_requests(entry)
+        for user, row in rows.items():
+            self._note_times({user: [event for event, _ in row]})
+            others = [event for event, own in row if not own]
+            logged = iter([False] * len(others) if self._log is None else self._log.contains(user, others))
+            recorded = [event for event, own in row if own or not next(logged)]
+            saved = set(self.by_user.get(user, ()))
+            recorded = [event for event in recorded if event.time is None or event not in saved]
+            self.by_user.setdefault(user, []).extend(recorded)
+        if before:
+            self.retire(max(before))
+
+    def _note_times(self, events: Mapping[str, Sequence[Event]]) -> None:
+        timed = ((user, event.item, event.time) for user, row in events.items() for event in row)
+        self._timed |= {(user, item, at) for user, item, at in timed if at is not None}

@@ -1,0 +1,317 @@
+"""Placement of new items: which items a new one resembles, what can be learned about it, and its slot in the tree.
+
+A new item comes with any of: items it is like, histories of users who chose it, a vector, a category. The model of a
+run with a training log learns from histories by ridge regression: the item's users against background users. Inputs are
+the events of a history, weighted by recency, and the user's factors. The regression is scaled so that the item is shown
+about as often as an item of the popularity that `PopularityPrior` expects.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beamtree.answers import listed
+from beamtree.answers.answer import as_users
+from beamtree.beam import walk
+from beamtree.closed_form.partners import PARTNERS
+from beamtree.data import HISTORY, Events, Prepared
+from beamtree.data.ids import as_id
+from beamtree.model import TreeModel
+from beamtree.scorers import FactorScorer, SumScorer
+from beamtree.scorers.memory import fading
+from beamtree.tree import PAD, Tree
+
+NEAREST = 10  # similar items of a new item, at most
+MAX_SOURCES = 2 * PARTNERS  # incoming partners of a new item, at most
+RECENCY = fading(0.5)  # weights of the events of a history, newest first
+
+
+# What a new item comes with
+
+
+class NewItem(NamedTuple):
+    """Information about a new item; everything is optional."""
+
+    title: str | None = None
+    category: str | None = None
+    like: tuple[str, ...] = ()  # similar items
+    histories: tuple[tuple[str, ...], ...] = ()  # of users who chose it next
+    vector: tuple[float, ...] | None = None  # in the space of the vectors the tree was built from
+
+
+def item_fields(item: object, fields: NewItem | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are set: the keys of a mapping, or what is not empty in a `NewItem`.
+
+    A ValueError names an item that comes with anything else.
+    """
+    if isinstance(fields, NewItem):
+        values = new_item(fields._asdict())._asdict()
+        return {name: value for name, value in values.items() if value not in (None, ())}
+    if not isinstance(fields, Mapping) or not fields.keys() <= set(NewItem._fields):
+        raise ValueError(f"item {str(item)[:80]!r}: give a dict with some of {', '.join(NewItem._fields)}")
+    return {name: value for name, value in new_item(fields)._asdict().items() if name in fields}
+
+
+def new_item(fields: Mapping[str, Any]) -> NewItem:
+    """A new item from fields such as those of JSON."""
+    vector = fields.get("vector")
+    return NewItem(
+        fields.get("title"),
+        fields.get("category"),
+        tuple(map(as_id, listed(fields.get("like") or ()))),
+        tuple(tuple(map(as_id, listed(history))) for history in listed(fields.get("histories") or ())),
+        None if vector is None else tuple(map(float, vector)),
+    )
+
+
+def placement_fields(new: NewItem) -> object:
+    """The fields that determine where an item is placed: its category only if there is nothing else."""
+    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else new.category
+
+
+# Similar items
+
+
+class Placement(NamedTuple):
+    """The items that a new one resembles, and what was learned about it."""
+
+    items: Tensor  # similar items of the model [n]
+    shares: Tensor  # of each; they sum to 1 [n]
+    sources: Tensor | None = None  # incoming partners, if learned [s]
+    weights: Tensor | None = None  # of the incoming partners [s]
+    factors: Tensor | None = None  # its factors, if learned [dim]
+
+
+def like_items(items: Tensor) -> Placement:
+    """Equally like some items."""
+    return Placement(items, torch.full((len(items),), 1 / max(1, len(items))))
+
+
+def like_popular(model: TreeModel, items: Tensor, most: int = NEAREST) -> Placement:
+    """Like the most popular of some items, such as those of a category, in proportion to popularity."""
+    items = items[model.tree.leaf_of_item(items.to(model.tree.device)).cpu() != PAD]
+    if model.popularity is None:
+        return like_items(items[:most])
+    counts = model.popularity[items].double() + 1
+    best = counts.topk(min(most, len(items)))
+    return Placement(items[best.indices], (best.values / best.values.sum()).float())
+
+
+def like_vector(vectors: Tensor, vector: Sequence[float], placed: Tensor, most: int = NEAREST) -> Placement:
+    """Like the items with the nearest vectors [M, dim] by cosine, of those that have a leaf [M]."""
+    cosine = torch.nn.functional.cosine_similarity(vectors, torch.tensor(vector).unsqueeze(0))
+    best = cosine.masked_fill(~placed[: len(cosine)], -torch.inf).topk(min(most, len(cosine)))
+    shares = best.values.clamp(min=1e-6)
+    return Placement(best.indices, shares / shares.sum())
+
+
+def like_histories(model: TreeModel, histories: Sequence[Sequence[int]], most: int = NEAREST) -> Placement:
+    """Like the items that are typical of these histories: in many of them, and not popular everywhere.
+
+    An item in n of the histories has the strength n²/(events + n).
+    """
+    numbers = torch.cat([torch.tensor(sorted(set(history)), dtype=torch.int64) for history in histories])
+    items, count = torch.unique(numbers, return_counts=True)
+    placed = model.tree.leaf_of_item(items.to(model.tree.device)).cpu() != PAD
+    items, count = items[placed], count[placed].double()
+    events = torch.zeros(len(items)) if model.popularity is None else model.popularity[items]
+    strength = count.square() / (events + count)
+    best = strength.topk(min(most, len(items)))
+    return Placement(items[best.indices], (best.values / best.values.sum()).float())
+
+
+def average(parts: Sequence[Placement]) -> Placement:
+    """The mean of several placements; what one of them has learned is kept."""
+    if not parts:
+        return Placement(torch.empty(0, dtype=torch.int64), torch.empty(0))
+    shares = torch.cat([part.shares for part in parts]) / len(parts)
+    learned = next((part for part in parts if part.sources is not None), parts[0])
+    return learned._replace(items=torch.cat([part.items for part in parts]), shares=shares)
+
+
+# Learning from histories
+
+BACKGROUND_USERS = 2000
+SHOWN = 100  # items shown to a user, where it is counted how often an item is shown
+SHOWN_MORE = 1.3  # a new item is shown this many times as often as others of its popularity
+RIDGE = 0.1, 1.0  # λ of events and of factors, both scaled to unit standard deviation and divided by their number
+BEAM, BATCH = 200, 200
+MIN_STD = 0.05  # added to the standard deviation of events
+
+
+class BackgroundUsers:
+    """Random users of the training log, their histories cut at random, and the scores of the items they are shown."""
+
+    def __init__(self, model: TreeModel, data: Prepared, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        events = data.train.events
+        users = torch.randperm(len(events), generator=generator)[:BACKGROUND_USERS]
+        start, stop = events.offsets[users], events.offsets[users + 1]
+        cut = start + 1 + (torch.rand(len(users), generator=generator) * (stop - start - 1)).long()
+        self.x = events.before(start, cut, HISTORY).to(model.tree.device)
+        self.shown = min(SHOWN, max(1, model.tree.num_placed // 10))
+        with torch.no_grad():
+            batches = self.x.split(BATCH)
+            self.threshold = torch.cat([_lowest_shown(model, x, self.shown) for x in batches]).cpu()
+            self.factors = torch.cat([_user_factors(model, x) for x in batches])
+        self.x = self.x.cpu()
+        self.prior = PopularityPrior(events, model.tree.num_items, generator)
+
+
+def _lowest_shown(model: TreeModel, x: Tensor, shown: int) -> Tensor:
+    """The score of the last item that each user is shown [B]."""
+    *_, last = walk(model.query(x), max(BEAM, shown), choices=not model.chained)
+    return last.rank.topk(min(shown, last.rank.shape[1])).values[:, -1]
+
+
+def _user_factors(model: TreeModel, x: Tensor) -> Tensor:
+    """The factors of users [B, dim]; dim is 0 where the model has no factors with a weight."""
+    scorer = model.scorer
+    if not isinstance(scorer, SumScorer) or "factors" not in scorer.names or not scorer.weight_of("factors"):
+        return torch.empty(len(x), 0)
+    part = scorer.part("factors")
+    assert isinstance(part, FactorScorer)
+    return part.context(model.tree, x).user.cpu()
+
+
+class PopularityPrior:
+    """Expected popularity of a new item, from the histories of its first users.
+
+    Users who choose unpopular items have chosen such items before. How strong this is differs between logs, so it is
+    learned: items of the log are treated as if they were new, with as many histories as the new item comes with.
+
+    Args:
+        events: the log.
+        num_items: M.
+        generator: samples items and histories.
+    """
+
+    ITEMS = 500  # sampled items
+    HISTORIES = 10  # of each, at most
+    EVENTS = 20_000_000  # read to find these histories, at most
+
+    def __init__(self, events: Events, num_items: int, generator: torch.Generator) -> None:
+        counts = events.popularity(num_items)
+        self.log_popularity = (counts + 1.0).log()  # [M]
+        items = counts.nonzero().squeeze(1)
+        items = items[torch.randperm(len(items), generator=generator)[: self.ITEMS]].sort().values
+        log = events.item_numbers()[: self.EVENTS].long()
+        position = torch.isin(log, items).nonzero().squeeze(1)
+        position = position[torch.randperm(len(position), generator=generator)]
+        row, order = torch.searchsorted(items, log[position]).sort(stable=True)
+        position, column = position[order], torch.arange(len(row)) - torch.searchsorted(row, row)
+        first = column < self.HISTORIES
+        row, column, position = row[first], column[first], position[first] + events.offsets[0]
+        start = events.offsets[torch.searchsorted(events.offsets, position, right=True) - 1]
+        self._levels = torch.full((len(items), self.HISTORIES), torch.nan)
+        self._levels[row, column] = self._level(events.before(start, position, HISTORY))
+        self._targets = self.log_popularity[items]
+
+    def _level(self, x: Tensor) -> Tensor:
+        """The mean log popularity of the items of each history [B]; nan for an empty one."""
+        real = (x != PAD) & (x < len(self.log_popularity))
+        return (self.log_popularity[x * real] * real).sum(1) / real.sum(1)
+
+    def relative_popularity(self, x: Tensor) -> float:
+        """The expected popularity of an item chosen after histories x [B, T], relative to the average item."""
+        level = self._level(x).nanmean()
+        levels = self._levels[:, : max(1, min(len(x), self.HISTORIES))].nanmean(1)
+        valid = ~levels.isnan()
+        if not bool(valid.any()) or bool(level.isnan()):
+            return 1.0
+        levels, targets = levels[valid], self._targets[valid]
+        centred = levels - levels.mean()
+        slope = (centred * targets).sum() / centred.square().sum().clamp(min=1e-6)
+        return float((slope * level).exp() / (slope * levels).exp().mean())
+
+
+@torch.no_grad()
+def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], background: BackgroundUsers) -> Placement:
+    """The incoming partners and factors of an item that users with these histories chose."""
+    x = as_users(histories)
+    items = torch.unique(x[x != PAD])
+    factors = torch.cat([_user_factors(model, x.to(model.tree.device)), background.factors])
+    events = torch.cat([_event_weights(x, items), _event_weights(background.x, items)])
+    scale = torch.cat([events[len(x) :].std(0) + MIN_STD, factors[len(x) :].std(0) + 1e-3])
+    count = torch.cat([torch.full((len(items),), float(len(items))), torch.full((factors.shape[1],), factors.shape[1])])
+    scale = scale * count.sqrt()
+    inputs = torch.cat([events, factors], dim=1) / scale
+    weights = _ridge_regression(inputs, len(x), len(items))
+    scores = inputs[len(x) :] @ weights
+    needed = (background.threshold / scores.clamp(min=1e-6)).sort().values  # the scale at which each user is shown it
+    share = SHOWN_MORE * background.prior.relative_popularity(x) * background.shown / model.tree.num_placed
+    weights = weights / scale * needed[min(int(share * len(needed)), len(needed) - 1)].clamp(min=0)
+    of_events, of_factors = weights[: len(items)], weights[len(items) :]
+    near, strong = (of_events.topk(min(most, len(items))).indices for most in (NEAREST, MAX_SOURCES))
+    result = Placement(items[near], torch.full((len(near),), 1 / len(near)), items[strong], of_events[strong])
+    if not factors.shape[1]:
+        return result
+    assert isinstance(model.scorer, SumScorer)
+    return result._replace(factors=of_factors / model.scorer.weight_of("factors"))
+
+
+def _event_weights(x: Tensor, items: Tensor) -> Tensor:
+    """The recency weights of some items, in ascending order, in each history [B, n]."""
+    index = torch.searchsorted(items, x).clamp(max=len(items) - 1)
+    real = (items[index] == x) & (x != PAD)
+    row = torch.arange(len(x)).unsqueeze(1).expand_as(x)
+    weights = RECENCY[: x.shape[1]].expand_as(x)[real]
+    return torch.zeros(len(x), len(items)).index_put_((row[real], index[real]), weights, accumulate=True)
+
+
+def _ridge_regression(inputs: Tensor, count: int, num_events: int) -> Tensor:
+    """Ridge regression of 1 for the first `count` rows and 0 for the others, both groups weighted equally."""
+    others = len(inputs) - count
+    centred = inputs - inputs[count:].mean(0)
+    weight = torch.cat([torch.full((count,), 1 / count), torch.full((others,), 1 / others)])
+    system = (centred * weight.unsqueeze(1)).T @ centred
+    ridge = torch.full((inputs.shape[1],), RIDGE[1])
+    ridge[:num_events] = RIDGE[0]
+    solution: Tensor = torch.linalg.solve(system + torch.diag(ridge), centred[:count].mean(0))
+    return solution
+
+
+# Slots
+
+
+class FreeSlots:
+    """The leaf slots of a tree while new items are placed; the tree itself does not change."""
+
+    def __init__(self, tree: Tree, reserved: Sequence[int] = ()) -> None:
+        """`reserved` slots are empty, but must not be used yet."""
+        self.arity = tree.arity
+        self.items = tree.items().cpu().numpy().copy()
+        free = self.items == PAD
+        free[list(reserved)] = False
+        self._free_before = np.zeros(len(self.items) + 1, np.int64)
+        np.cumsum(free, out=self._free_before[1:])
+
+    def best(self, near: Tensor, weights: Tensor) -> int:
+        """A free slot close to the slots `near` [n] with weights [n].
+
+        From the root down, it takes the child with the most weight below it, of those with a free slot; ties go to the
+        child with the most free slots.
+        """
+        slots, counts = near.numpy(), weights.numpy()
+        start, width = 0, len(self.items)
+        while width > 1:
+            inside = (slots >= start) & (slots < start + width)
+            width //= self.arity
+            child = (slots[inside] - start) // width
+            weight = np.bincount(child, counts[inside], minlength=self.arity).astype(np.float64)
+            free = np.diff(self._free_before[start : start + width * self.arity + 1 : width])
+            weight[free == 0] = -np.inf
+            start += width * int(np.lexsort((free, weight))[-1])
+        return start
+
+    def take(self, slot: int, item: int) -> None:
+        """Put an item on a free slot."""
+        self.items[slot] = item
+        self._free_before[slot + 1 :] -= 1
+
+    def tensor(self) -> Tensor:
+        """The item of each slot, as `Tree` takes them."""
+        return torch.from_numpy(self.items)
