@@ -146,12 +146,12 @@ def test_what_the_parts_say_adds_up_to_the_scores(seed, k):
     assert losses
     for loss in losses:
         assert [part.name for part in loss.parts] == ["memory", "repeats", "deep"]
-        parts = loss.parts if loss.together is None else (loss.together, loss.parts[-1])
+        parts = loss.parts if loss.combined is None else (loss.combined, loss.parts[-1])
         assert sum(part.item for part in parts) == pytest.approx(loss.step.score, abs=1e-4)
         assert sum(part.kept for part in parts) == pytest.approx(loss.step.kth, abs=1e-4)
-        if loss.together is not None:
-            assert loss.together.name == "memory, repeats"
-            assert loss.together.item <= sum(part.item for part in loss.parts[:2]) + 1e-4
+        if loss.combined is not None:
+            assert loss.combined.name == "memory, repeats"
+            assert loss.combined.item <= sum(part.item for part in loss.parts[:2]) + 1e-4
         differences = {part.name: part.difference for part in loss.parts}
         if loss.decided is not None:
             assert differences[loss.decided] == min(differences.values()) < 0
@@ -164,7 +164,7 @@ def test_parts_that_do_not_count_say_nothing():
         explain(TreeModel(tree, scorer).eval(), histories(NUM_ITEMS)[:1], beam_size=2, m=1, items=range(50))
     )
     assert [part.name for part in path.loss.parts] == ["memory", "deep"]
-    assert path.loss.together is None
+    assert path.loss.combined is None
 
 
 def lost_item(found):
@@ -203,7 +203,7 @@ def test_a_number_you_can_do_in_your_head():
 @given(cases(rows=1), st.integers(1, 9), st.integers(1, 20))
 def test_as_json_no_more_nodes_are_listed_than_asked_for_and_the_others_are_counted(case, k, most):
     x, asked = FixedScorer.every(1), [0, case.tree.num_items - 1]
-    found = explain(case.model(), x, beam_size=k, m=1, items=asked, most=most)
+    found = explain(case.model(), x, beam_size=k, m=1, items=asked, max_nodes=most)
     told = json.loads(json.dumps(found.as_dict(lambda number: f"item {number}"), allow_nan=False))
     assert [each["item"] for each in told["items"]] == [f"item {number}" for number in asked]
     for level, each in zip(found.levels, told["levels"], strict=True):
@@ -238,7 +238,7 @@ def test_a_subtree_is_known_by_the_items_below_it(case, known):
     [
         ({"m": 9}, "m=9 with beam_size=8"),
         ({"items": [99]}, "item 99 is not in the tree"),
-        ({"most": 0}, "list one node"),
+        ({"max_nodes": 0}, "must be at least 1"),
         ({"x": FixedScorer.every(2)}, "x holds 2 users"),
     ],
 )

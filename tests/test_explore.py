@@ -19,9 +19,17 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import write_folder
 from beamtree.diagnose.explain import explain
-from beamtree.diagnose.explore import catalogue_map, facts, page, record, variants
-from beamtree.diagnose.explore.map import MOST
-from beamtree.diagnose.explore.record import FOUND, NODES, TRUTH
+from beamtree.diagnose.explore import (
+    MAP_NODES,
+    MAX_FOUND,
+    MAX_NODES,
+    MAX_TRUTH,
+    catalogue_map,
+    describe_model,
+    page,
+    record,
+    variants,
+)
 from beamtree.diagnose.inspect import inspect
 from beamtree.tree import PAD
 
@@ -100,15 +108,15 @@ def test_recorded_searches_are_those_of_the_models():
     assert data["beam_sizes"] == list(SIZES)
     for pack, model in zip(data["models"], models.values(), strict=True):
         for place, (user, searches) in enumerate(zip(data["users"], pack["searches"], strict=True)):
-            truth = [item for item in dict.fromkeys(y[place].tolist()) if item != PAD][:TRUTH]
+            truth = [item for item in dict.fromkeys(y[place].tolist()) if item != PAD][:MAX_TRUTH]
             assert [names[item] for item in user["truth"]] == [f"i{item}" for item in truth]
             for size, search in zip(SIZES, searches, strict=True):
-                items, log_p = bt.retrieve(model, x[place : place + 1], beam_size=size, m=min(FOUND, size))
+                items, log_p = bt.retrieve(model, x[place : place + 1], beam_size=size, m=min(MAX_FOUND, size))
                 assert [p for _, p in search["found"]] == pytest.approx(log_p.exp()[0].tolist(), rel=1e-5)
                 if "without" not in pack["name"]:  # without a part many items are equals, which come in any order
                     assert [names[item] for item, _ in search["found"]] == [f"i{item}" for item in items[0].tolist()]
                 check_search(
-                    search, explain(model, x[place : place + 1], beam_size=size, m=min(FOUND, size), items=truth)
+                    search, explain(model, x[place : place + 1], beam_size=size, m=min(MAX_FOUND, size), items=truth)
                 )
 
 
@@ -117,7 +125,7 @@ def check_search(search, expected):
     for level, told in zip(expected.levels, search["levels"], strict=True):
         assert told[:3] == [level.level, len(level.nodes), level.kept]
         nodes, ranks = told[7], told[8]
-        assert len(nodes) == min(NODES, len(level.nodes))
+        assert len(nodes) == min(MAX_NODES, len(level.nodes))
         assert [int(level.nodes[rank - 1]) for rank in ranks] == nodes
         assert len(told[12]) == len(told[13]) == 64
     for path, told in zip(expected.items, search["paths"], strict=True):
@@ -132,7 +140,7 @@ def test_a_page_grows_with_what_is_recorded_and_not_with_the_catalogue():
     people = some_people(num_items=20_000)
     data = record({"large": model}, people, user_names(), Catalogue.plain(model.ids), count=2, beam_sizes=(10, 20))
     assert len(data["items"]["id"]) < 3_000
-    assert len(data["models"][0]["map"]["names"]) <= MOST
+    assert len(data["models"][0]["map"]["names"]) <= MAP_NODES
     assert len(page(data)) < 400_000
 
 
@@ -142,7 +150,7 @@ def test_a_model_is_recorded_without_each_part_and_the_variants_share_its_weight
     assert list(found) == ["run", "run without memory", "run without repeats", "run without deep"]
     assert found["run without memory"].scorer.part("deep") is model.scorer.part("deep")
     assert list(variants("run", bt.TreeModel(model.tree, model.scorer.part("repeats")))) == ["run"]
-    told = facts("run", model)
+    told = describe_model("run", model)
     assert told["parts"] == ["memory", "repeats", "deep"]
     assert (told["items"], told["height"], told["first_level"]) == (180, model.tree.height, 2)
 

@@ -210,7 +210,7 @@ def test_only_the_first_users_are_looked_at(generator):
         ({"m": (4, 9)}, "m=9 with beam_size=8"),
         ({"m": (0, 4)}, "m=0 with beam_size=8"),
         ({"m": ()}, "m is empty"),
-        ({"users": 0}, "look at one user at least"),
+        ({"users": 0}, "must be at least 1"),
     ],
 )
 def test_what_cannot_be_inspected_is_said(words, message, generator):
@@ -236,7 +236,7 @@ def test_advice_depends_on_what_the_beam_loses():
     assert "rows are noisy" in an_inspection(0.241, 0.229).advice  # amazon's TDM in the prototype
     assert "loses little" in an_inspection(0.453, 0.453).advice  # movielens
     assert "loses little" in an_inspection(0.30, 0.303).advice
-    assert "look at more users" in an_inspection(0.20, 0.30, error=0.06).advice
+    assert "inspect more users" in an_inspection(0.20, 0.30, error=0.06).advice
     assert [an_inspection(*r).verdict for r in ((0.2, 0.3), (0.3, 0.2), (0.3, 0.303), (0.2, 0.3, 0.06))] == [
         1,
         -1,

@@ -18,7 +18,7 @@ from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import explain, without_part
-from beamtree.diagnose.explore import inspected, losses, page, record
+from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
 from beamtree.serve.engine.limits import Access
 from beamtree.serve.engine.service import Service
 from beamtree.serve.engine.source import Fixed, Loaded
@@ -462,7 +462,7 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
 
 def test_live_losses_are_counted_over_users_of_the_log(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=2&k=10&m=5&tab=losses")
-    told = losses(inspected(SHOP, some_people(), 200))
+    told = losses_as_dict(inspect_for_page(SHOP, some_people(), 200))
     until(lambda: told["advice"] in tab.inner_text("#view"))
     assert f"{told['users']} users, k = 100" in tab.inner_text("#view")
     assert tab.locator("#view svg.loss").count() == 2

@@ -17,8 +17,8 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.beam import walk
 from beamtree.data import Instances
-from beamtree.diagnose.tune import choose, tune
-from beamtree.diagnose.tune.narrow import as_held, narrowed, needed_widths, nodes_of
+from beamtree.diagnose import tune as module
+from beamtree.diagnose.tune import max_nodes_scored, narrowing_path, needed_widths, reachable_widths, tune
 from beamtree.scorers import FixedScorer
 from beamtree.storage.tuned import tuned_beam
 from beamtree.tree import distinct
@@ -67,17 +67,17 @@ def test_nodes_are_counted_as_a_search_scores_them(case, data, chained):
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=case.height, max_size=case.height))
     steps = walk(model.query(EVERY), sizes, choices=not chained)
     scored = [int((step.candidates != PAD).sum(1).max()) for step in steps]
-    assert sum(scored) <= nodes_of(model, sizes)
+    assert sum(scored) <= max_nodes_scored(model, sizes)
     full = TreeModel(bt.Tree(range(case.b**case.height), case.b), FixedScorer(case.logits), chained=chained)
     steps = walk(full.query(EVERY), sizes, choices=not chained)
-    assert sum(step.candidates.shape[1] for step in steps) == nodes_of(full, sizes)
+    assert sum(step.candidates.shape[1] for step in steps) == max_nodes_scored(full, sizes)
 
 
 @given(cases(ties=False), st.data())
 def test_a_beam_without_room_that_nothing_fills_is_the_same_beam(case, data):
     model = case.model()
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=case.height, max_size=case.height))
-    held = as_held(model, sizes)
+    held = reachable_widths(model, sizes)
     assert held[-1] == sizes[-1]
     assert all(one <= other for one, other in zip(held, sizes, strict=True))
     both = (bt.retrieve(model, EVERY, beam_size=each, m=1) for each in (sizes, held))
@@ -104,16 +104,18 @@ def model_and_users():
 def counted(monkeypatch):
     """Times that depend on nothing but the nodes a query scores: a millisecond for a hundred."""
     monkeypatch.setattr(
-        choose, "milliseconds_of", lambda model, x, beams, m: [nodes_of(model, sizes) / 100 for sizes in beams]
+        module,
+        "query_milliseconds",
+        lambda model, x, beams, m: [max_nodes_scored(model, sizes) / 100 for sizes in beams],
     )
 
 
 def test_every_beam_of_the_path_scores_fewer_nodes_and_keeps_m(model_and_users):
     model, users = model_and_users
     top = (2, 4, 8, 16, 32, 64, 64, 64)
-    path = list(narrowed(model, top, 5, *needed_widths(model, users, top, 5)))
+    path = list(narrowing_path(model, top, 5, *needed_widths(model, users, top, 5)))
     assert len(path) > 5
-    assert all(nodes_of(model, fewer) < nodes_of(model, more) for more, fewer in pairwise([top, *path]))
+    assert all(max_nodes_scored(model, fewer) < max_nodes_scored(model, more) for more, fewer in pairwise([top, *path]))
     for beam in path:
         assert beam[-1] == 64
         assert all(width >= min(5, 2 ** (level + 1)) for level, width in enumerate(beam))
@@ -160,7 +162,7 @@ def test_the_same_seed_chooses_the_same_beam_and_tells_of_every_beam(model_and_u
 
 def test_times_are_measured_where_nobody_replaces_them(model_and_users):
     model, users = model_and_users
-    wide, narrow = choose.milliseconds_of(model, users.x[:3], [(64,) * 8, (10,) * 8], 10)
+    wide, narrow = module.query_milliseconds(model, users.x[:3], [(64,) * 8, (10,) * 8], 10)
     assert wide > 0
     assert narrow > 0
 
@@ -170,9 +172,9 @@ def test_times_are_measured_where_nobody_replaces_them(model_and_users):
     [
         ({}, "give recall or milliseconds: one of the two"),
         ({"recall": 0.9, "milliseconds": 1.0}, "one of the two"),
-        ({"recall": 0.0}, "recall=0: give a share"),
-        ({"recall": 1.5}, "recall=1.5: give a share"),
-        ({"milliseconds": 0.0}, "milliseconds=0: give what a query may take"),
+        ({"recall": 0.0}, "recall=0: must be a share"),
+        ({"recall": 1.5}, "recall=1.5: must be a share"),
+        ({"milliseconds": 0.0}, "milliseconds=0: must be above 0"),
         ({"milliseconds": 0.01}, "the narrowest beam takes .* milliseconds: allow more, or ask for a smaller m"),
         ({"recall": 0.9, "users": 1}, "two users are needed"),
     ],
@@ -234,7 +236,7 @@ def test_a_beam_of_another_model_is_refused(tmp_path):
 
 def test_a_users_error_is_one_line(a_run):
     for words, message in (
-        (["--recall", "2"], "--recall 2: give a share"),
+        (["--recall", "2"], "--recall 2: must be a share"),
         (["--recall", "1", "--milliseconds", "1"], "one of the two"),
         (["--plot", "data"], "data: pictures are written to .png"),
         (["--widest", "0"], "--widest"),

@@ -10,7 +10,7 @@ from watched import a_catalogue, a_model, some_people
 from beamtree.answers import History
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import parts_of, without_part
-from beamtree.diagnose.explore import catalogue_map, losses, page
+from beamtree.diagnose.explore import catalogue_map, losses_as_dict, page
 from beamtree.diagnose.inspect import inspect
 from beamtree.serve.engine.service import Service
 from beamtree.serve.engine.source import Fixed, Loaded
@@ -52,7 +52,7 @@ def test_losses_are_those_of_inspect_over_test_users_and_need_a_log(client, tmp_
         told = with_log.get("/v1/losses").json()
         assert told == with_log.get("/v1/losses").json()
     found = inspect(MODEL, some_people(), beam_size=100, m=(5, 10, 20, 50))
-    assert told == json.loads(json.dumps(losses(found)))
+    assert told == json.loads(json.dumps(losses_as_dict(found)))
     assert told["users"] == len(some_people())
 
 

@@ -9,7 +9,7 @@ from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
 from beamtree.cli.screen import out, progress
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.diagnose.explore import BEAM_SIZES, inspected, page, record, variants
+from beamtree.diagnose.explore import BEAM_SIZES, inspect_for_page, page, record, variants
 from beamtree.diagnose.inspect import num_users
 from beamtree.files.atomic import check_writable, write_atomically
 from beamtree.ingest.catalogue import read_catalogue
@@ -80,7 +80,7 @@ def write_page(path: Path, models: dict[str, TreeModel], data: Prepared, catalog
     names = data.users.names[len(data.train) + len(data.val) :]
     first, model = next(iter(models.items()))
     with progress(num_users(people, INSPECTED), "users inspected") as (advance, _):
-        lost = inspected(model, people, INSPECTED, advance)
+        lost = inspect_for_page(model, people, INSPECTED, advance)
     sizes = [size for size in BEAM_SIZES if size < model.tree.num_items]
     with progress(len(models) * min(users, len(people)) * max(1, len(sizes)), "searches recorded") as (advance, _):
         found = record(models, people, names, catalogue, count=users, inspections={first: lost}, on_search=advance)

@@ -9,7 +9,7 @@ from rich.table import Table
 from beamtree.beam import as_text
 from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
 from beamtree.cli.screen import draw, err, out, print_table
-from beamtree.diagnose.tune import USERS, Tuned, tune
+from beamtree.diagnose.tune import USERS, TuneResult, tune
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.storage.tuned import TUNE, write_tuned
 from beamtree.train.runs import open_data, open_model, read_run
@@ -72,7 +72,7 @@ def _name(beam: tuple[int, ...]) -> str:
     return str(beam[0]) if len(set(beam)) == 1 else as_text(beam)
 
 
-def show(found: Tuned) -> None:
+def show(found: TuneResult) -> None:
     """Every beam that was measured, the chosen one in bold."""
     table = Table(
         title=f"Beams on {found.users:,} users, asked: {found.target}",

@@ -17,29 +17,29 @@ from beamtree.tree import PAD, distinct
 
 Record = dict[str, str | int | float]
 
-USERS = 1000  # are looked at unless told otherwise: brute force scores every leaf for each of them
-LITTLE = 0.02  # of the recall: a beam that loses less than this share of it loses little
-INTERVAL = 1.96  # standard errors to each side: the 95 % interval; a difference inside it may be chance
+USERS = 1000  # by default: brute force scores every leaf for each of them
+SMALL = 0.02  # a difference below this share of the recall is small
+INTERVAL = 1.96  # standard errors to each side: the 95 % interval
 
 
 class LevelLoss(NamedTuple):
-    """What one trained level did to relevant items. Shares are of all relevant items, means over users."""
+    """What one searched level loses. Shares are of all relevant items, means over users."""
 
     level: int
-    nodes: int  # of the level that may enter a beam
+    nodes: int  # of the level that can enter a beam
     candidates: float  # scored per user
-    survival: float  # share with an ancestor in the beam; on the last level that is the recall of the beam itself
+    survival: float  # share with an ancestor in the beam; on the last level the recall of the whole beam
     lost: float  # share with an ancestor in the beam above and none in this one
     avoidable: float  # share lost here that brute force finds among its first m, for the largest m
 
 
 class Quality(NamedTuple):
-    """What the first m items of one search are worth, means over users."""
+    """Metrics of the first m items of one search, means over users."""
 
     precision: float
     recall: float
     f1: float
-    p: float  # mean p_g of the m items, 0 for each that is missing
+    p: float  # mean p_g of the m items, 0 for missing ones
 
 
 class CutLoss(NamedTuple):
@@ -48,13 +48,13 @@ class CutLoss(NamedTuple):
     m: int
     beam: Quality
     brute_force: Quality
-    overlap: float  # share of brute force's items that the beam returned too; a tie may go either way
-    ranked_below: float  # share of relevant items that are in the last beam, but not among its first m
+    overlap: float  # share of brute force's items that the beam returned too; ties may differ
+    ranked_below: float  # share of relevant items in the last beam, but not among its first m
     error: float  # standard error of `difference`, over users
 
     @property
     def difference(self) -> float:
-        """What the beam loses of brute force's recall; below 0 where it finds more."""
+        """The recall of brute force minus that of the beam; negative if the beam finds more."""
         return self.brute_force.recall - self.beam.recall
 
     @property
@@ -65,30 +65,30 @@ class CutLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """Where a model loses relevant items; printing it gives tables, and `advice` says what may help."""
+    """Where a model loses relevant items; `print` shows tables, `advice` says what may help."""
 
     users: int
     beam_size: BeamSize
-    levels: tuple[LevelLoss, ...]  # the trained ones, from the top
+    levels: tuple[LevelLoss, ...]  # the searched ones, from the top
     cuts: tuple[CutLoss, ...]  # by m
-    trained_on_beams: bool = False  # so that nobody is told to
+    trained_on_beams: bool = False  # then the advice is not to do so
     shared_rows: bool = False  # likewise
 
     @property
     def verdict(self) -> int:
-        """At the largest m: 1 where the beam loses much of brute force's recall, -1 where it adds much, else 0."""
+        """At the largest m: 1 if the beam loses much of brute force's recall, -1 if it gains much, else 0."""
         last = self.cuts[-1]
-        sure = abs(last.difference) > INTERVAL * last.error
-        return ((last.difference > 0) - (last.difference < 0)) * int(sure and self._is_much)
+        significant = abs(last.difference) > INTERVAL * last.error
+        return ((last.difference > 0) - (last.difference < 0)) * int(significant and self._is_large)
 
     @property
-    def _is_much(self) -> bool:
+    def _is_large(self) -> bool:
         last = self.cuts[-1]
-        return abs(last.difference) > LITTLE * max(last.beam.recall, last.brute_force.recall)
+        return abs(last.difference) > SMALL * max(last.beam.recall, last.brute_force.recall)
 
     @property
     def advice(self) -> str:
-        """What the numbers say, and what to do about it that was not done already, in one sentence."""
+        """One sentence: what the numbers mean, and what to try next."""
         last = self.cuts[-1]
         beam, best = last.beam.recall, last.brute_force.recall
         both = f"at m = {last.m} the beam finds {beam:.1%} of the relevant items and brute force {best:.1%}, "
@@ -96,7 +96,7 @@ class Inspection:
         if beam == best == 0:
             return f"Nothing relevant is found by either search ({both}): train longer, or check the data."
         if self.verdict > 0:
-            worst = max(self.levels, key=lambda each: each.avoidable)
+            worst = max(self.levels, key=lambda level: level.avoidable)
             where = f"most at level {worst.level} of {self.levels[-1].level}"
             remedy = "widen the beam" if self.trained_on_beams else "train with OTM, or widen the beam"
             return f"The beam loses items that the leaves rank well ({both}), {where}: {remedy}."
@@ -106,8 +106,8 @@ class Inspection:
                 f"The leaves rank worse than the levels above them ({both}), so their rows are noisy: "
                 f"{remedy}, and do not widen the beam."
             )
-        if self._is_much:
-            return f"The searches differ by no more than chance over {self.users:,} users ({both}): look at more users."
+        if self._is_large:
+            return f"The difference is within chance for {self.users:,} users ({both}): inspect more users."
         remedy = "longer training or more data"
         remedy = remedy if self.shared_rows else f"sharing rows with ancestors, {remedy}"
         return (
@@ -119,9 +119,9 @@ class Inspection:
         return [*self._level_records(), *self._search_records(), *self._miss_records()]
 
     def _level_records(self) -> Iterator[Record]:
-        for each in self.levels:
+        for level in self.levels:
             for metric in ("nodes", "candidates", "survival"):
-                yield {"table": "levels", "level": each.level, "metric": metric, "value": getattr(each, metric)}
+                yield {"table": "levels", "level": level.level, "metric": metric, "value": getattr(level, metric)}
 
     def _search_records(self) -> Iterator[Record]:
         for cut in self.cuts:
@@ -137,18 +137,18 @@ class Inspection:
                 yield {"table": "search", "search": "beam", "m": cut.m, "metric": metric, "value": value}
 
     def _miss_records(self) -> Iterator[Record]:
-        for each in self.levels:
-            for metric, value in (("lost", each.lost), ("avoidable", each.avoidable)):
-                yield {"table": "misses", "level": each.level, "metric": metric, "value": value}
+        for level in self.levels:
+            for metric, value in (("lost", level.lost), ("avoidable", level.avoidable)):
+                yield {"table": "misses", "level": level.level, "metric": metric, "value": value}
         for cut in self.cuts:
             yield {"table": "misses", "m": cut.m, "metric": "ranked_below", "value": cut.ranked_below}
 
     def __str__(self) -> str:
         lines = [f"{self.users:,} users, beam_size={as_text(self.beam_size)}; shares in %"]
         lines.append("level       nodes  candidates  in the beam    lost  avoidable")
-        for each in self.levels:
-            shares = f"{each.survival * 100:>11.2f}  {each.lost * 100:>6.2f}  {each.avoidable * 100:>9.2f}"
-            lines.append(f"{each.level:<5}  {each.nodes:>10,}  {each.candidates:>10,.1f}  {shares}")
+        for level in self.levels:
+            shares = f"{level.survival * 100:>11.2f}  {level.lost * 100:>6.2f}  {level.avoidable * 100:>9.2f}"
+            lines.append(f"{level.level:<5}  {level.nodes:>10,}  {level.candidates:>10,.1f}  {shares}")
         lines.append("m       recall: beam  brute force  overlap  ranked below    regret")
         for cut in self.cuts:
             recalls = f"{cut.beam.recall * 100:>12.2f}  {cut.brute_force.recall * 100:>11.2f}"
@@ -168,22 +168,22 @@ def inspect(
     trained_on_beams: bool | None = None,
     on_users: Callable[[int], None] | None = None,
 ) -> Inspection:
-    """Where relevant items are lost. Every user counts the same, and repeats in y count once.
+    """Count where relevant items are lost. Every user has the same weight, and repeats in y count once.
 
     Args:
-        model: what is searched, by beam and by brute force.
+        model: searched by beam and by brute force.
         data: users and what they chose, such as `data.test`.
         beam_size: k, or one width for each searched level, as `retrieve` takes it.
         m: how many items are retrieved.
-        batch_size: users that are searched together.
-        users: how many to look at, from the first; 1,000 unless given.
-        trained_on_beams: whether it was trained by OTM or the like, so that the advice is not to do so; as the model
-            says unless given.
-        on_users: hears how many users were done since it was last called.
+        batch_size: users per batch.
+        users: how many users to inspect, from the first; 1,000 unless given.
+        trained_on_beams: whether the model was trained by OTM or a variant, so that the advice is not to do so; by
+            default as stored in the model.
+        on_users: called with the number of users done since the last call.
     """
     cuts = sorted(set(m))
     if not cuts:
-        raise ValueError("m is empty: give at least one number of items to retrieve")
+        raise ValueError("m is empty: give at least one number of items")
     widths(model, beam_size, cuts[0])
     sizes = widths(model, beam_size, cuts[-1])
     count = num_users(data, users)
@@ -192,14 +192,14 @@ def inspect(
     sums: list[Tensor] = []
     for rows in torch.arange(count).split(batch_size):
         x, y = (part.to(device) for part in data.batch(rows))
-        found = _look(model, x, y, sizes, cuts)
-        sums = [total + part for total, part in zip(sums, found, strict=True)] if sums else found
+        batch = _batch_sums(model, x, y, sizes, cuts)
+        sums = [total + part for total, part in zip(sums, batch, strict=True)] if sums else batch
         if on_users is not None:
             on_users(len(rows))
     survival, searches, overlap, squares = (total / count for total in sums)
     levels = _level_losses(model, survival, reached=float(searches[1, -1, 1]))
-    spread = squares - (searches[1] - searches[0])[:, 1].square()  # variance of the difference in recall
-    errors = (spread.clamp(min=0) / max(1, count - 1)).sqrt()
+    variance = squares - (searches[1] - searches[0])[:, 1].square()  # of the difference in recall
+    errors = (variance.clamp(min=0) / max(1, count - 1)).sqrt()
     losses = _cut_losses(cuts, searches, overlap, errors, levels[-1].survival)
     shared = isinstance(model.scorer, TableScorer) and model.scorer.share
     on_beams = model.trained_on_beams if trained_on_beams is None else trained_on_beams
@@ -207,18 +207,18 @@ def inspect(
 
 
 def num_users(data: Data, users: int | None = None) -> int:
-    """How many users `inspect` looks at."""
+    """The number of users that `inspect` counts."""
     if len(data) == 0:
-        raise ValueError("there are no users to look at: choose another split")
+        raise ValueError("there are no users to inspect: choose another split")
     if users is not None and users < 1:
-        raise ValueError(f"users={users}: look at one user at least")
+        raise ValueError(f"users={users}: must be at least 1")
     return min(len(data), USERS if users is None else users)
 
 
 @torch.no_grad()
-def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: BeamSize, cuts: list[int]) -> list[Tensor]:
-    """Sums over users: `_survival` [levels, 3]; of both searches `_qualities` [2, cuts, 4]; their overlap [cuts];
-    and the squares of how they differ in recall [cuts].
+def _batch_sums(model: TreeModel, x: Tensor, y: Tensor, beam_size: BeamSize, cuts: list[int]) -> list[Tensor]:
+    """Sums over users: `_survival` [levels, 3]; `_qualities` of both searches [2, cuts, 4]; their overlap [cuts]; and
+    the squared differences of their recall [cuts].
     """
     y = distinct(y)
     searches = [retrieve(model, x, beam_size=beam_size, m=cuts[-1]), brute_force(model, x, m=cuts[-1])]
@@ -231,7 +231,7 @@ def _look(model: TreeModel, x: Tensor, y: Tensor, beam_size: BeamSize, cuts: lis
 
 
 def _survival(model: TreeModel, x: Tensor, y: Tensor, reachable: Tensor, beam_size: BeamSize) -> Tensor:
-    """Of each level: candidates, share of y with an ancestor in the beam, and share that is `reachable` too."""
+    """For each level: candidates, the share of y with an ancestor in the beam, and the share that is also reachable."""
     leaves = model.tree.leaf_of_item(y)
     rows = []
     for step in walk(model.query(x), beam_size):
@@ -249,19 +249,19 @@ def _qualities(items: Tensor, log_p: Tensor, y: Tensor, cuts: list[int]) -> Tens
 
 
 def _share(true: Tensor, of: Tensor) -> Tensor:
-    """Of the entries of each row that are not PAD, the share where `true`; summed over rows."""
+    """The share of the entries of each row, PAD aside, where `true`; summed over rows."""
     return (true.sum(1) / (of != PAD).sum(1)).double().sum()
 
 
-def _level_losses(model: TreeModel, survivals: Tensor, reached: float) -> tuple[LevelLoss, ...]:
-    """What each level lost, from what was left after it; `reached` is brute force's recall, before any loss."""
-    left = [(0.0, 1.0, reached), *survivals.tolist()]
+def _level_losses(model: TreeModel, survival: Tensor, reached: float) -> tuple[LevelLoss, ...]:
+    """What each level lost, as differences of what was left; `reached` is brute force's recall, before any loss."""
+    left = [(0.0, 1.0, reached), *survival.tolist()]
     losses = []
     for level, (above, here) in enumerate(pairwise(left), start=model.first_level):
         _, survival_above, reachable_above = above
-        candidates, survival, reachable = here
-        lost, avoidable = _less(survival_above, survival), _less(reachable_above, reachable)
-        losses.append(LevelLoss(level, model.tree.mask.count(level), candidates, survival, lost, avoidable))
+        candidates, survived, reachable = here
+        lost, avoidable = max(0.0, survival_above - survived), max(0.0, reachable_above - reachable)
+        losses.append(LevelLoss(level, model.tree.mask.count(level), candidates, survived, lost, avoidable))
     return tuple(losses)
 
 
@@ -270,10 +270,6 @@ def _cut_losses(
 ) -> tuple[CutLoss, ...]:
     beam, brute = ([Quality(*values) for values in part.tolist()] for part in searches)
     return tuple(
-        CutLoss(m, ours, theirs, shared, _less(survival, ours.recall), error)
+        CutLoss(m, ours, theirs, shared, max(0.0, survival - ours.recall), error)
         for m, ours, theirs, shared, error in zip(cuts, beam, brute, overlap.tolist(), errors.tolist(), strict=True)
     )
-
-
-def _less(whole: float, part: float) -> float:
-    return max(0.0, whole - part)  # a part is never more but by rounding

@@ -1,4 +1,4 @@
-"""Pictures of the tables: ours as lines or bars with error bars, the paper's as hollow marks."""
+"""Plots of the tables: our numbers as lines or bars with error bars, the paper's as hollow marks."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from beamtree.beam import as_text
 from beamtree.diagnose.inspect import INTERVAL, Inspection
-from beamtree.diagnose.tune import Tuned
+from beamtree.diagnose.tune import TuneResult
 from beamtree.research.compare import Result, table
 from beamtree.research.compare.results import Entry, measured_users, records, shown_metric
 from beamtree.research.paper.report import Cell
@@ -41,18 +41,18 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
 
 
 def plot_pareto(cells: Sequence[Mapping[str, Any]], m: int, path: Path) -> None:
-    """Recall against milliseconds per query, one line per row; to the left and above is better."""
+    """Recall against milliseconds per query, one line per row; left and above is better."""
     figure, axis = plt.subplots(figsize=(7.2, 4.6))
     for colour, row in zip(cycle(COLOURS), dict.fromkeys(c["row"] for c in cells), strict=False):
         line = sorted((c for c in cells if c["row"] == row), key=lambda c: float(c["ms"]))
-        took, found = [c["ms"] for c in line], [c["recall"] * 100 for c in line]
+        times, recalls = [c["ms"] for c in line], [c["recall"] * 100 for c in line]
         sides = [[(c["recall"] - c["low"]) * 100 for c in line], [(c["high"] - c["recall"]) * 100 for c in line]]
-        axis.errorbar(took, found, yerr=sides, marker="o", capsize=2, color=colour, label=row)
+        axis.errorbar(times, recalls, yerr=sides, marker="o", capsize=2, color=colour, label=row)
         for c in line:
             if c["width"]:
-                place = (c["ms"], c["recall"] * 100)
+                point = (c["ms"], c["recall"] * 100)
                 axis.annotate(
-                    str(c["width"]), place, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
+                    str(c["width"]), point, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
                 )
     axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
     times = [float(c["ms"]) for c in cells]
@@ -71,18 +71,19 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
     figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
     for axis, m in zip(axes[0], cuts, strict=True):
         shown = [c for c in cells if c.key["m"] == m]
-        places = [rows.index(c.key["row"]) for c in shown]
+        positions = [rows.index(c.key["row"]) for c in shown]
         axis.bar(
-            places,
+            positions,
             [c.value for c in shown],
             yerr=[c.half for c in shown],
-            color=[COLOURS[place % len(COLOURS)] for place in places],
+            color=[COLOURS[position % len(COLOURS)] for position in positions],
             capsize=3,
         )
-        known = [(place, c.paper) for place, c in zip(places, shown, strict=True) if c.paper]
-        axis.plot(*zip(*known, strict=True), "ko", mfc="white") if known else None
+        printed = [(position, c.paper) for position, c in zip(positions, shown, strict=True) if c.paper]
+        if printed:
+            axis.plot(*zip(*printed, strict=True), "ko", mfc="white")
         best = min(shown, key=lambda each: each.value)
-        top = max(best.value + best.half, best.paper or 0.0)  # of the bar, its interval and the circle
+        top = max(best.value + best.half, best.paper or 0.0)  # above the bar, its interval and the circle
         above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axis.annotate("best", (rows.index(best.key["row"]), top), **above)
         axis.set(title=f"m = {m}")
@@ -110,18 +111,12 @@ def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
 
 def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
     cells = sorted(cells, key=lambda each: float(each.key[across]))
-    where = [each.key[across] for each in cells]
+    positions = [each.key[across] for each in cells]
     errors = [each.half for each in cells]
-    axis.errorbar(where, [c.value for c in cells], errors, fmt="o-", ms=4, color=colour, capsize=3, label=label)
-    known = [(c.key[across], c.paper) for c in cells if c.paper is not None]
-    if known:
-        axis.plot(*zip(*known, strict=True), "o", ms=8, mfc="none", color=colour)
-
-
-def two_panels(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
-    """A figure of two panels side by side."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(width, height))
-    return figure, (left, right)
+    axis.errorbar(positions, [c.value for c in cells], errors, fmt="o-", ms=4, color=colour, capsize=3, label=label)
+    printed = [(c.key[across], c.paper) for c in cells if c.paper is not None]
+    if printed:
+        axis.plot(*zip(*printed, strict=True), "o", ms=8, mfc="none", color=colour)
 
 
 def plot_comparison(results: Sequence[Result], path: Path) -> None:
@@ -141,24 +136,24 @@ def plot_comparison(results: Sequence[Result], path: Path) -> None:
 
 
 def _draw_rows(axis: Any, entries: Sequence[Entry]) -> None:
-    """One bar for each row, in percent, and its number beside it, or inside it where there is no room."""
+    """One bar per row, in percent, with its number beside it, or inside if there is no room."""
     values = [entry.value * 100 for entry in entries]
-    spread = [[(e.value - e.low) * 100 for e in entries], [(e.high - e.value) * 100 for e in entries]]
+    errors = [[(e.value - e.low) * 100 for e in entries], [(e.high - e.value) * 100 for e in entries]]
     colours = [COLOURS[2] if e.best else COLOURS[1] if e.row.startswith("otm") else COLOURS[0] for e in entries]
-    axis.barh(range(len(entries)), values, xerr=spread, color=colours, capsize=2)
+    axis.barh(range(len(entries)), values, xerr=errors, color=colours, capsize=2)
     top = max(entry.high * 100 for entry in entries)
     end = 1.45 * top + 1e-9
-    end = min(end, 100) if top <= 100 else end  # a metric of one's own may be no share
-    for place, entry in enumerate(entries):
+    end = min(end, 100) if top <= 100 else end  # a custom metric need not be a share
+    for position, entry in enumerate(entries):
         text = f"{entry.value * 100:.1f}{' best' if entry.best else ''}"
         inside = entry.high * 100 > 0.7 * end
-        where = {"x": (entry.low if inside else entry.high) * 100, "ha": "right" if inside else "left"}
-        axis.text(**where, y=place, s=f"  {text}  ", va="center", fontsize="small", color="w" if inside else "k")
+        x, side, colour = (entry.low, "right", "w") if inside else (entry.high, "left", "k")
+        axis.text(x * 100, position, f"  {text}  ", ha=side, va="center", fontsize="small", color=colour)
     axis.set_xlim(0, end)
 
 
 def _caption(results: Sequence[Result]) -> str:
-    """What bars, lines and colours of a comparison mean."""
+    """The caption of a comparison: what bars, lines and colours mean."""
     parts = [measured_users(records(results)), "bars: the mean over users, lines: its 95 % interval"]
     colours = ["green: the best row"]
     if any(each.row.startswith("otm") for each in results):
@@ -170,7 +165,7 @@ def _caption(results: Sequence[Result]) -> str:
 
 
 def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
-    """Figure 2: the share of each node of a level, the largest first; a line for each data set and level."""
+    """Figure 2: the share of each node of a level, the largest first; one line per data set and level."""
     figure, axis = plt.subplots(figsize=(5.4, 4.2))
     for colour, (name, values) in zip(cycle(COLOURS), shares.items(), strict=False):
         axis.plot([(index + 1) / len(values) for index in range(len(values))], values, color=colour, label=name)
@@ -182,7 +177,7 @@ def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
 
 def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
     """Events per user as a histogram, and the popularity curve."""
-    figure, (left, right) = two_panels(10, 4.2)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
     bars = summary["events_per_user"]["histogram"]
     ranges = [f"{bar['from']:,}–{bar['to']:,}" if bar["from"] < bar["to"] else f"{bar['from']:,}" for bar in bars]
     left.bar(ranges, [bar["users"] for bar in bars], color=COLOURS[0])
@@ -192,79 +187,83 @@ def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
     right.plot(
         [point["top"] * 100 for point in curve], [point["share"] * 100 for point in curve], "o-", color=COLOURS[1]
     )
-    right.set(title="Popularity", xlabel="items, the most popular first, %", ylabel="events that they hold, %")
+    right.set(title="Popularity", xlabel="items, most popular first, %", ylabel="share of all events, %")
     right.set(xscale="log", ylim=(0, 102))
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
     save(figure, path)
 
 
-def plot_inspection(found: Inspection, path: Path) -> None:
-    """The recall of both searches at every m, and where the beam's relevant items went: all of them add up to 100 %."""
-    figure, (left, right) = two_panels(12, 4.6)
-    cuts = [cut.m for cut in found.cuts]
+def plot_inspection(inspection: Inspection, path: Path) -> None:
+    """The recall of both searches at every m, and where the beam lost relevant items; the bars add up to 100 %."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6))
+    cuts = [cut.m for cut in inspection.cuts]
     for colour, name, recalls in (
-        (COLOURS[0], "beam", [cut.beam.recall * 100 for cut in found.cuts]),
-        (COLOURS[1], "brute force", [cut.brute_force.recall * 100 for cut in found.cuts]),
+        (COLOURS[0], "beam", [cut.beam.recall * 100 for cut in inspection.cuts]),
+        (COLOURS[1], "brute force", [cut.brute_force.recall * 100 for cut in inspection.cuts]),
     ):
-        errors = [INTERVAL * cut.error * 100 for cut in found.cuts] if name == "beam" else None
+        errors = [INTERVAL * cut.error * 100 for cut in inspection.cuts] if name == "beam" else None
         left.errorbar(range(len(cuts)), recalls, errors, fmt="o-", ms=4, capsize=3, color=colour, label=name)
     left.set_xticks(range(len(cuts)), labels=[str(m) for m in cuts])
-    left.set(title=f"Recall, k = {as_text(found.beam_size)}", xlabel="m", ylabel="%")
+    left.set(title=f"Recall, k = {as_text(inspection.beam_size)}", xlabel="m", ylabel="%")
     left.set_ylim(bottom=0)
     left.legend(title="bars: 95 % interval of the difference", fontsize="small", title_fontsize="small")
-    _draw_losses(right, found)
+    _draw_losses(right, inspection)
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
     save(figure, path)
 
 
-def _draw_losses(axis: Any, found: Inspection) -> None:
-    """From all relevant items down to those that are found: what each level loses hangs from what was left above."""
-    last = found.cuts[-1]
-    tops = [1.0, *(each.survival for each in found.levels[:-1])]
-    places = range(len(found.levels))
-    lost = [each.lost * 100 for each in found.levels]
+def _draw_losses(axis: Any, inspection: Inspection) -> None:
+    """A waterfall from all relevant items down to those that are found: one bar per level that loses some."""
+    last = inspection.cuts[-1]
+    tops = [1.0, *(level.survival for level in inspection.levels[:-1])]
+    positions = range(len(inspection.levels))
+    lost = [level.lost * 100 for level in inspection.levels]
     axis.bar(
-        places, lost, bottom=[each.survival * 100 for each in found.levels], color=COLOURS[0], label="not in the beam"
+        positions,
+        lost,
+        bottom=[level.survival * 100 for level in inspection.levels],
+        color=COLOURS[0],
+        label="not in the beam",
     )
-    avoidable = [min(each.avoidable, each.lost) * 100 for each in found.levels]
+    avoidable = [min(level.avoidable, level.lost) * 100 for level in inspection.levels]
     starts = [top * 100 - part for top, part in zip(tops, avoidable, strict=True)]
-    axis.bar(places, avoidable, bottom=starts, color=COLOURS[1], label=f"of these, brute force finds at {last.m}")
+    axis.bar(positions, avoidable, bottom=starts, color=COLOURS[1], label=f"of these, brute force finds at {last.m}")
     below, recall = last.ranked_below * 100, last.beam.recall * 100
-    axis.bar(len(places), below, bottom=recall, color=COLOURS[3], label=f"in the last beam, ranked below {last.m}")
-    axis.bar(len(places) + 1, recall, color=COLOURS[2], label=f"found at {last.m}")
-    labels = [*(f"level {each.level}" for each in found.levels), f"rank > {last.m}", "found"]
+    axis.bar(len(positions), below, bottom=recall, color=COLOURS[3], label=f"in the last beam, ranked below {last.m}")
+    axis.bar(len(positions) + 1, recall, color=COLOURS[2], label=f"found at {last.m}")
+    labels = [*(f"level {level.level}" for level in inspection.levels), f"rank > {last.m}", "found"]
     axis.set(title="Where relevant items go", ylabel="% of relevant items", ylim=(0, 103))
     axis.set_xticks(range(len(labels)), labels=labels, rotation=60, ha="right", fontsize="small")
     axis.legend(fontsize="small")
 
 
-def plot_tuned(found: Tuned, path: Path) -> None:
-    """Recall against the time of a query: beams of one width, and the tuned one; left and above is better."""
-    figure, (left, right) = two_panels(12, 4.6)
-    uniform = [trial for trial in found.tried if trial.is_uniform]
-    for colour, name, trials in ((COLOURS[0], "one width", uniform), (COLOURS[1], "tuned", [found.chosen])):
+def plot_tuned(result: TuneResult, path: Path) -> None:
+    """Recall against the time of a query, for uniform beams and the tuned one; left and above is better."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6))
+    uniform = [trial for trial in result.tried if trial.is_uniform]
+    for colour, name, trials in ((COLOURS[0], "uniform", uniform), (COLOURS[1], "tuned", [result.chosen])):
         recalls = [trial.recall * 100 for trial in trials]
         sides = [[(t.recall - t.low) * 100 for t in trials], [(t.high - t.recall) * 100 for t in trials]]
-        took = [trial.milliseconds for trial in trials]
-        left.errorbar(took, recalls, sides, fmt="o-", capsize=2, color=colour, label=name)
+        times = [trial.milliseconds for trial in trials]
+        left.errorbar(times, recalls, sides, fmt="o-", capsize=2, color=colour, label=name)
     for trial in uniform:
-        place = (trial.milliseconds, trial.recall * 100)
-        left.annotate(str(trial.beam_size[-1]), place, xytext=(4, 6), textcoords="offset points", fontsize="x-small")
-    left.set(title=f"{found.users:,} users", xlabel="milliseconds, one query", ylabel=f"recall@{found.m}, %")
+        point = (trial.milliseconds, trial.recall * 100)
+        left.annotate(str(trial.beam_size[-1]), point, xytext=(4, 6), textcoords="offset points", fontsize="x-small")
+    left.set(title=f"{result.users:,} users", xlabel="milliseconds, one query", ylabel=f"recall@{result.m}, %")
     left.legend(title="bars: 95 % interval of the mean", fontsize="small", title_fontsize="small")
-    widths = found.chosen.beam_size
+    widths = result.chosen.beam_size
     right.bar(range(len(widths)), widths, color=COLOURS[1])
     right.set(title="The tuned beam", xlabel="searched level, from the top", ylabel="width", yscale="log")
-    right.set_xticks(range(len(widths)), labels=[str(place + 1) for place in range(len(widths))])
+    right.set_xticks(range(len(widths)), labels=[str(level + 1) for level in range(len(widths))])
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
     save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure to a file and let it go."""
+    """Write a figure to a file and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
-from beamtree.diagnose.explore import catalogue_map, facts, inspected, losses, page
+from beamtree.diagnose.explore import catalogue_map, describe_model, inspect_for_page, losses_as_dict, page
 from beamtree.model import TreeModel
 from beamtree.serve.engine.metrics import KIND
 from beamtree.serve.engine.service import Service
@@ -156,7 +156,9 @@ def model_routes(service: Service) -> APIRouter:
             if not counted or counted[-1][0] != loaded.digest:
                 model = loaded.source.model
                 users = min(MOST_USERS, max(FEWEST_USERS, LEAVES // model.tree.num_items))
-                counted[:] = [(loaded.digest, bytes(as_json(losses(inspected(model, people, users))).body))]
+                counted[:] = [
+                    (loaded.digest, bytes(as_json(losses_as_dict(inspect_for_page(model, people, users))).body))
+                ]
             return Response(counted[-1][1], media_type="application/json")
 
     return router
@@ -175,7 +177,7 @@ def about(service: Service) -> dict[str, Any]:
     loaded = service.loaded
     last = service.keeper.last
     return {
-        **facts(loaded.name, loaded.source.model),
+        **describe_model(loaded.name, loaded.source.model),
         "version": loaded.version,
         "run": None if loaded.run is None else loaded.run.name,
         "start_run": service.run.name,
