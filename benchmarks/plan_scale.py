@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def table(how: dict[str, float]) -> str:
-    """The plans of docs/scale.md."""
+    """The plans of docs/capacity.md."""
     head = "| items | GPUs | GB each | fits | sent a step | exchanges | checkpoint | step | users a second |"
     rows = [head, "|" + " --- |" * 9]
     for items in (1e8, 1e9):

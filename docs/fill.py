@@ -1,6 +1,6 @@
-"""Put the numbers of results/*.json into the pages that show them, and draw the pictures beside.
+"""Put the numbers of results/*.json into the pages, and draw the pictures made from them.
 
-Pages carry markers, `<!-- table2 -->` … `<!-- end -->`, and everything between them is made here.
+A page has markers, `<!-- table2 -->` … `<!-- end -->`; everything between them is written by this script.
 
     python docs/fill.py            # write
     python docs/fill.py --check    # fail where a page is out of date
@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,266 +21,296 @@ from beamtree.research.paper.report import Cell, half_interval
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 LOGS = ("movielens-1m", "amazon-books-unordered", "git-rust", "diginetica")  # of the comparison
+NARROW_LOGS = ("amazon-books-unordered", "git-rust", "market", "movielens-1m")
+CUTS = (10, 50, 100, 200)
+METRICS = ("recall", "precision", "f1")
 Cells = list[dict[str, Any]]
+Column = tuple[int, str]  # a cut and a log
+Values = Mapping[str, Mapping[Column, str]]  # by row
 
 
-def load(table: str) -> Cells:
-    cells: Cells = json.loads((ROOT / "results" / f"{table}.json").read_text())["cells"]
+def read(name: str) -> Any:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def cells_of(name: str) -> Cells:
+    cells: Cells = read(name)["cells"]
     return cells
 
 
-def show(cell: dict[str, Any], digits: int, best: bool = False) -> str:
-    ours = f"{cell['value']:.{digits}f}"
-    ours = f"**{ours}**" if best else ours
-    spread = f" ± {half_interval(cell['std'], cell['runs']):.{digits}f}" if cell["runs"] > 1 else ""
-    paper = "" if cell["paper"] is None else f" ({cell['paper']:.{digits}f})"
-    mark = {True: "", False: " ✗", None: ""}[cell["within"]]
-    return f"{ours}{spread}{paper}{mark}"
-
-
-def grid(heads: list[str], rows: list[list[str]]) -> str:
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def toy(table: str) -> str:
-    cells = load(table)
-    columns = list(dict.fromkeys(cell["N"] for cell in cells))
-    names = {"inf": "N = ∞, float32", "inf-exact": "N = ∞, exact order"}
-    places = dict.fromkeys((cell["estimator"], cell["k"], cell["m"]) for cell in cells)
-    found = {(cell["estimator"], cell["k"], cell["m"], cell["N"]): cell for cell in cells}
-    rows = []
-    for place in places:
-        shown = [found.get((*place, n)) for n in columns]
-        rows.append([*map(str, place), *(show(cell, 3) if cell else "" for cell in shown)])
-    return grid(["estimator", "k", "m", *(names.get(n, f"N = {n}") for n in columns)], rows)
+def two_digits(value: float) -> str:
+    return f"{value:.2f}"
 
 
-def synthetic(table: str) -> str:
-    cells = load(table)
-    columns = list(dict.fromkeys(cell["m"] for cell in cells))
-    lowest = {
-        (bias, m): min(cell["value"] for cell in cells if (cell["bias"], cell["m"]) == (bias, m))
-        for bias, m in {(cell["bias"], cell["m"]) for cell in cells}
+def by_log(values: Values, cuts: Sequence[int], logs: Sequence[str], metric: str, bold: bool = True) -> str:
+    """One number per cell: a line for each cut and row, a column for each log, the best of a cut in bold."""
+    lines = []
+    for m in cuts:
+        best = {log: max(float(row[m, log]) for row in values.values() if (m, log) in row) for log in logs}
+        for name, row in values.items():
+            texts = [row.get((m, log), "") for log in logs]
+            marked = [
+                f"**{text}**" if bold and text and float(text) == best[log] else text
+                for text, log in zip(texts, logs, strict=True)
+            ]
+            lines.append([*([str(m)] if len(cuts) > 1 else []), name, *marked])
+    heads = ["m", f"{metric}@m, %"] if len(cuts) > 1 else [f"{metric}@{cuts[0]}, %"]
+    return grid([*heads, *logs], lines)
+
+
+# Who finds more
+
+
+def measured_parts(
+    model: str, k: int = 400, method: str = "otm-mixed", recipe: str = "beamtree"
+) -> dict[str, dict[str, Any]]:
+    """What benchmarks/parts.py measured of a model, by log."""
+    wanted = {"model": model, "k": k, "method": method, "recipe": recipe, "exclude_seen": False}
+    return {c["log"]: c for c in cells_of("parts") if all(c[name] == value for name, value in wanted.items())}
+
+
+def of_model(model: str, metric: str = "recall") -> dict[Column, str]:
+    rows = measured_parts(model)
+    return {(m, log): two_digits(rows[log][metric][str(m)]) for log in LOGS if log in rows for m in CUTS}
+
+
+def peers(metric: str) -> dict[str, dict[Column, str]]:
+    """Baselines, the network alone, and all parts before and after training."""
+    rows: dict[str, dict[Column, str]] = {}
+    for c in cells_of("peers"):
+        row = rows.setdefault(c["row"], {})
+        if c["metric"] == metric and c["log"] in LOGS:
+            row[c["m"], c["log"]] = two_digits(100 * c["value"])
+    rows["otm, the network alone"] = {
+        (c["m"], log): two_digits(100 * c["value"])
+        for log in LOGS
+        for c in cells_of(f"compare-{log}")
+        if c.get("row") == "otm" and c["metric"] == metric
     }
-    found = {(cell["bias"], cell["row"], cell["m"]): cell for cell in cells}
-    rows = []
-    for bias, row in dict.fromkeys((cell["bias"], cell["row"]) for cell in cells):
-        shown = [found[bias, row, m] for m in columns]
-        texts = [show(cell, 4, best=cell["value"] == lowest[bias, cell["m"]]) for cell in shown]
-        rows.append([f"{bias:g}", row, str(shown[0]["runs"]), *texts])
-    return grid(["c", "method", "runs", *(f"m = {m}" for m in columns)], rows)
+    rows["beamtree, closed form"] = of_model("start", metric)
+    rows["beamtree"] = of_model("trained", metric)
+    return rows
 
 
-def scores(name: str) -> str:
-    cells = load(name)
-    columns = list(dict.fromkeys(cell["m"] for cell in cells))
-    found = {(cell["metric"], cell["row"], cell["m"]): cell for cell in cells}
-    rows, names = [], list(dict.fromkeys(cell["row"] for cell in cells))
-    for metric in dict.fromkeys(cell["metric"] for cell in cells):
-        for row in names:
-            texts = []
-            for m in columns:
-                cell = found[metric, row, m]
-                best = cell["value"] == max(other["value"] for key, other in found.items() if key[::2] == (metric, m))
-                value = f"{cell['value'] * 100:.1f}"
-                shown = f"**{value}**" if best and len(names) > 1 else value
-                between = f" [{cell['low'] * 100:.1f}, {cell['high'] * 100:.1f}]" if "low" in cell else ""
-                texts.append(shown + between)
-            rows.append([metric, row, *texts])
-    return grid(["%", "row", *(f"@{m}" for m in columns)], rows)
+def all_peers() -> str:
+    return "\n\n".join(by_log(peers(metric), CUTS, LOGS, metric) for metric in METRICS)
+
+
+def two_cores(metrics: Sequence[str]) -> str:
+    """What `beamtree train` finds on two CPU cores, and in which time."""
+    lines = [
+        [
+            *([metric] if len(metrics) > 1 else []),
+            cell["log"],
+            f"{cell['seconds']:,}",
+            *map(two_digits, cell[metric]),
+        ]
+        for metric in metrics
+        for cell in cells_of("two_cores")
+    ]
+    first = ["%"] if len(metrics) > 1 else []
+    cuts = [f"@{m}" if len(metrics) > 1 else f"{metrics[0]}@{m}, %" for m in CUTS]
+    return grid([*first, "log", "seconds", *cuts], lines)
+
+
+def elsewhere(cuts: Sequence[int]) -> str:
+    """Recall of baselines that separate programs measured on the same users."""
+    found = read("elsewhere")
+    rows = {
+        name: {(m, log): two_digits(v) for log, values in row.items() for m, v in zip(CUTS, values, strict=True)}
+        for name, row in found["recall"].items()
+    }
+    return by_log({**rows, "beamtree": of_model("trained")}, cuts, LOGS, "recall")
+
+
+def parts(cuts: Sequence[int]) -> str:
+    """What is left without each part, and what each part finds alone."""
+    names = {"start": "closed form", "trained": "all parts, trained"}
+    ablations = dict.fromkeys(c["model"] for c in cells_of("parts") if c["model"] not in (*names, "refitted"))
+    order = [*names, *sorted(ablations, key=lambda name: name.endswith("alone"))]
+    return by_log({names.get(m, m): of_model(m) for m in order}, cuts, LOGS, "recall", bold=False)
+
+
+def narrow(at_ten: bool) -> str:
+    """What narrow beams find: recall@k, or recall@10."""
+    lines = []
+    for recipe, scorer in (("beamtree", "all parts"), ("deep", "network alone")):
+        for k in (20, 50):
+            for name, model, method in (
+                ("not trained", "start", "otm-mixed"),
+                ("TDM", "trained", "tdm"),
+                ("OTM", "trained", "otm-mixed"),
+            ):
+                row = measured_parts(model, k, method, recipe)
+                m = "10" if at_ten else str(k)
+                values = [two_digits(row[log]["recall"][m]) if log in row else "" for log in NARROW_LOGS]
+                lines.append([scorer, str(k), name, *values])
+    return grid(["scorer", "k", "training", *NARROW_LOGS], lines)
+
+
+# The tree methods
+
+
+def tree_methods(m: int) -> str:
+    """Recall of the sixteen rows of the paper's comparison on each log."""
+    rows: dict[str, dict[Column, str]] = {}
+    for log in LOGS:
+        for c in cells_of(f"compare-{log}"):
+            if c["metric"] == "recall" and c["m"] == m:
+                rows.setdefault(c["row"], {})[m, log] = two_digits(100 * c["value"])
+    return by_log(rows, [m], LOGS, "recall")
 
 
 def comparison(name: str) -> str:
-    """The table that `beamtree compare` writes, from the results that are kept."""
-    cells = load(f"compare-{name}")
+    """The whole table that `beamtree compare` writes."""
+    cells = cells_of(f"compare-{name}")
     notes = textwrap.fill(legend(cells).replace("*", MARKDOWN.star), 100)
     users = [f"{measured_users(cells)}."] if measured_users(cells) else []
     return "\n\n".join([*users, score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
 
 
-M = ("10", "50", "100", "200")
-FOUR = "@10 50 100 200, %"
+def trees(every_run: bool) -> str:
+    def text(runs: list[float]) -> str:
+        return ", ".join(map(two_digits, runs)) if every_run or not runs else two_digits(sum(runs) / len(runs))
 
-
-def parts_row(
-    model: str, k: int = 400, method: str = "otm-mixed", recipe: str = "beamtree"
-) -> dict[str, dict[str, Any]]:
-    """What parts.py measured of a model on each log: values by metric and cut."""
-    how = {"model": model, "k": k, "method": method, "recipe": recipe, "exclude_seen": False}
-    return {c["log"]: c for c in load("parts") if all(c[name] == value for name, value in how.items())}
-
-
-def several(rows: dict[str, dict[str, list[str]]], logs: tuple[str, ...], head: str) -> str:
-    """Rows of a few numbers per log, the best of each column in bold."""
-    best = {
-        log: [
-            max(map(float, column)) for column in zip(*(row[log] for row in rows.values() if log in row), strict=True)
-        ]
-        for log in logs
-    }
-
-    def shown(values: list[str], tops: list[float]) -> str:
-        return " ".join(f"**{v}**" if float(v) == top else v for v, top in zip(values, tops, strict=True))
-
-    lines = [[name, *(shown(row[log], best[log]) if log in row else "–" for log in logs)] for name, row in rows.items()]
-    return grid([head, *logs], lines)
-
-
-def two_digits(values: Any) -> list[str]:
-    return [f"{value:.2f}" for value in values]
-
-
-def strong(metric: str) -> str:
-    """The rows that a user would pick instead, of this harness, beside all parts."""
-    rows: dict[str, dict[str, list[str]]] = {}
-    for log in LOGS:
-        values = {(c.get("row"), c.get("m")): c["value"] for c in load(f"compare-{log}") if c["metric"] == metric}
-        peers = {(c["row"], c["m"]): c["value"] for c in load("peers") if (c["log"], c["metric"]) == (log, metric)}
-        names = dict.fromkeys(c["row"] for c in load("peers"))
-        found = {name: [100 * peers[name, int(m)] for m in M] for name in names if (name, 10) in peers}
-        found["otm, the network alone"] = [100 * values["otm", int(m)] for m in M]
-        for name, model in (("beamtree, as it starts", "start"), ("beamtree", "trained")):
-            found[name] = [parts_row(model)[log][metric][m] for m in M]
-        for name in names:
-            rows.setdefault(name, {})
-        for name, each in found.items():
-            rows.setdefault(name, {})[log] = two_digits(each)
-    return several(rows, LOGS, f"{metric}{FOUR}")
-
-
-def two_cores() -> str:
-    """What `beamtree train` makes without a GPU, and in which time."""
-    lines = []
-    for cell in load("two_cores"):
-        values = (" ".join(two_digits(cell[metric])) for metric in ("recall", "precision", "f1"))
-        lines.append([cell["log"], f"{cell['seconds']:,}", *values])
-    return grid(["log", "seconds", f"R{FOUR}", "P", "F"], lines)
-
-
-def elsewhere() -> str:
-    """Recall of rows that other programs measured on the same users."""
-    rows: dict[str, dict[str, list[float]]] = json.loads((ROOT / "results" / "elsewhere.json").read_text())["recall"]
-    shown = {name: {log: two_digits(values) for log, values in row.items()} for name, row in rows.items()}
-    shown["beamtree"] = {
-        log: two_digits(row["recall"][m] for m in M) for log, row in parts_row("trained").items() if log in LOGS
-    }
-    return several(shown, LOGS, f"R{FOUR}")
-
-
-def parts() -> str:
-    """What is left without each part, and what each finds alone."""
-    models = list(
-        dict.fromkeys(c["model"] for c in load("parts") if c["model"] not in ("start", "trained", "refitted"))
-    )
-    lines = []
-    for model in ["start", "trained", *sorted(models, key=lambda name: name.endswith("alone"))]:
-        row = parts_row(model)
-        lines.append(
-            [model, *(" ".join(two_digits(row[log]["recall"][m] for m in M)) if log in row else "" for log in LOGS)]
-        )
-    return grid([f"R{FOUR}", *LOGS], lines)
-
-
-def narrow() -> str:
-    """What narrow beams find: recall@10 and recall@k."""
-    logs = ("amazon-books-unordered", "git-rust", "market", "movielens-1m")
-    rows = {}
-    for recipe, what in (("beamtree", "all parts"), ("deep", "the network alone")):
-        for k in (20, 50):
-            for name, model, method in (
-                ("untrained", "start", "otm-mixed"),
-                ("TDM", "trained", "tdm"),
-                ("OTM", "trained", "otm-mixed"),
-            ):
-                found = parts_row(model, k, method, recipe)
-                cells = {
-                    log: two_digits(found[log]["recall"][m] for m in ("10", str(k))) for log in logs if log in found
-                }
-                rows[f"{what}, k = {k}, {name}"] = cells
-    lines = [[name, *(" ".join(row[log]) if log in row else "" for log in logs)] for name, row in rows.items()]
-    return grid(["R@10 and R@k, %", *logs], lines)
-
-
-def query_parts() -> str:
-    """What a query costs with each part, on a CPU and on a GPU."""
-    found = records("bench_parts")
-    columns = list(dict.fromkeys((r["device"], r["items"]) for r in found))
-    took = {(r["device"], r["items"], r["scorer"]): r["value"] for r in found}
-    lines = []
-    for name in dict.fromkeys(r["scorer"] for r in found):
-        cells = [(took[(*column, name)], took[(*column, "deep")]) for column in columns]
-        lines.append([name, *(f"{value:.2f} ({value / deep:.2f})" for value, deep in cells)])
-    return grid(["ms (times the deep scorer)", *(f"{d}, {items:,} items" for d, items in columns)], lines)
-
-
-def pareto() -> str:
-    """Recall against milliseconds."""
-    found: dict[str, Any] = json.loads((ROOT / "results" / "bench_pareto.json").read_text())
-    lines = [
-        [
-            c["row"],
-            str(c["width"] or ""),
-            f"{c['ms']:.2f}",
-            f"{c['recall'] * 100:.2f} ± {(c['high'] - c['low']) * 50:.2f}",
-        ]
-        for c in found["cells"]
-    ]
-    return grid(["row", "beam, or breadth", "ms per query", f"recall@{found['m']}, %"], lines)
+    rows: Cells = read("trees")
+    columns = list(rows[0])[1:]
+    return grid(["tree", *columns], [[row["tree"], *(text(row[column]) for column in columns)] for row in rows])
 
 
 def beauty() -> str:
-    """Amazon Beauty: ours beside what others print."""
-    found: dict[str, Any] = json.loads((ROOT / "results" / "beauty.json").read_text())
-    ways = ("masked", "open", "unsaid")
-    order = sorted(found["rows"], key=lambda row: -max(row[way][0] for way in ways if row.get(way)))
-
-    def shown(pair: list[float] | None) -> str:
-        return "" if pair is None else " ".join(f"{value:.4f}"[1:] for value in pair)
-
-    lines = [[r["row"], r["whose"], r["fitted"], *(shown(r.get(way)) for way in ways)] for r in order]
-    return grid(["R@10 NDCG@10", "measured by", "fitted to all but", "seen left out", "seen stay", "not said"], lines)
-
-
-def example(name: str) -> str:
-    """The part of an example that others would copy: all above what it does when it is run."""
-    text = (ROOT / "examples" / f"{name}.py").read_text().split('if __name__ == "__main__":')[0]
-    lines = text.split('"""', 2)[2].strip().splitlines()  # without what the file says about itself
-    imports = [line for line in lines if line.startswith(("import ", "from "))]
-    code = "\n".join(line for line in lines if line not in imports)
-    for line in imports:  # what only the rest of the file needs
-        names = re.findall(r"\w+", line.split("import ")[1].split(" as ")[-1])
-        if not any(re.search(rf"\b{name}\b", code) for name in names):
-            lines.remove(line)
-    code = re.sub(r"\n\n\n+(?=import|from)", "\n\n", "\n".join(lines).strip())
-    return f"```python\n{code}\n```"
+    """Amazon Beauty: ours beside published numbers, best recall first."""
+    ways = {"masked": "left out", "open": "kept", "unsaid": "not said"}
+    lines = [
+        (-row[way][0], [row["row"], row["whose"], row["fitted"], seen, *(f"{value:.4f}" for value in row[way])])
+        for row in read("beauty")["rows"]
+        for way, seen in ways.items()
+        if row.get(way)
+    ]
+    heads = ["row", "measured by", "fitted to all but", "seen items", "recall@10", "NDCG@10"]
+    return grid(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
 
 
-def trees() -> str:
-    def shown(runs: list[float]) -> str:
-        return f"{sum(runs) / len(runs):.2f} ({', '.join(f'{run:.2f}' for run in runs)})" if runs else ""
+def market() -> str:
+    cells = cells_of("market")
+    values = {(c["metric"], c["row"], c["m"]): c["value"] for c in cells}
+    lines = []
+    for metric in dict.fromkeys(c["metric"] for c in cells):
+        for row in dict.fromkeys(c["row"] for c in cells):
+            texts = []
+            for m in CUTS:
+                best = max(value for key, value in values.items() if key[::2] == (metric, m))
+                text = f"{values[metric, row, m] * 100:.1f}"
+                texts.append(f"**{text}**" if values[metric, row, m] == best else text)
+            lines.append([metric, row, *texts])
+    return grid(["%", "row", *(f"@{m}" for m in CUTS)], lines)
 
-    found = records("trees")
-    names = list(found[0])[1:]
-    return grid(["tree", *names], [[r["tree"], *(shown(r[name]) for name in names)] for r in found])
 
-
-def kept(name: str) -> str:
-    shares: dict[str, list[float]] = json.loads((ROOT / "results" / f"{name}.json").read_text())["kept"]
+def market_kept() -> str:
+    shares: dict[str, list[float]] = read("market")["kept"]
     levels = range(8, 8 + len(next(iter(shares.values()))))
     rows = [[row, *(f"{share * 100:.0f}" for share in each)] for row, each in shares.items()]
     return grid(["% kept at level", *map(str, levels)], rows)
 
 
-def records(name: str) -> Cells:
-    found: Cells = json.loads((ROOT / "results" / f"{name}.json").read_text())
-    return found
+# The paper's tables
+
+
+def in_full(cell: dict[str, Any], digits: int, best: bool = False) -> str:
+    """Ours, its interval, the paper's number, and a mark where they differ by more than the tolerance."""
+    ours = f"**{cell['value']:.{digits}f}**" if best else f"{cell['value']:.{digits}f}"
+    interval = f" ± {half_interval(cell['std'], cell['runs']):.{digits}f}" if cell["runs"] > 1 else ""
+    paper = "" if cell["paper"] is None else f" ({cell['paper']:.{digits}f})"
+    return f"{ours}{interval}{paper}{' ✗' if cell['within'] is False else ''}"
+
+
+def ours_and_paper(cell: dict[str, Any] | None, digits: int, best: bool = False) -> list[str]:
+    """Two cells: ours, with a mark where it is outside the tolerance, and the paper's."""
+    if cell is None:
+        return ["", ""]
+    ours = f"**{cell['value']:.{digits}f}**" if best else f"{cell['value']:.{digits}f}"
+    paper = "" if cell["paper"] is None else f"{cell['paper']:.{digits}f}"
+    return [ours + (" ✗" if cell["within"] is False else ""), paper]
+
+
+def toy(table: str, full: bool) -> str:
+    cells = cells_of(table)
+    columns = list(dict.fromkeys(c["N"] for c in cells))
+    names = {"inf": "N = ∞, float32", "inf-exact": "N = ∞, exact order"}
+    heads = [names.get(n, f"N = {n}") for n in columns]
+    values = {(c["estimator"], c["k"], c["m"], c["N"]): c for c in cells}
+    rows = []
+    for key in dict.fromkeys((c["estimator"], c["k"], c["m"]) for c in cells):
+        row = [values.get((*key, n)) for n in columns]
+        texts = (
+            [in_full(c, 3) if c else "" for c in row] if full else [text for c in row for text in ours_and_paper(c, 3)]
+        )
+        rows.append([*map(str, key), *texts])
+    if full:
+        return grid(["estimator", "k", "m", *heads], rows)
+    heads = ["estimator", "k", "m", *(head for name in heads for head in (name, "paper"))]
+    filled_columns = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    return grid([heads[i] for i in filled_columns], [[row[i] for i in filled_columns] for row in rows])
+
+
+def synthetic(table: str, full: bool) -> str:
+    cells = cells_of(table)
+    columns = list(dict.fromkeys(c["m"] for c in cells))
+    values = {(c["bias"], c["row"], c["m"]): c for c in cells}
+    lowest: dict[tuple[float, int], float] = {}
+    for c in cells:
+        key = c["bias"], c["m"]
+        lowest[key] = min(c["value"], lowest.get(key, c["value"]))
+    rows = []
+    for bias, row in dict.fromkeys((c["bias"], c["row"]) for c in cells):
+        texts = []
+        for m in columns:
+            cell = values[bias, row, m]
+            best = cell["value"] == lowest[bias, m]
+            texts += [in_full(cell, 4, best)] if full else ours_and_paper(cell, 4, best)
+        rows.append([*([f"{bias:g}"] if full else []), row, *texts])
+    if full:
+        return grid(["c", "method", *(f"m = {m}" for m in columns)], rows)
+    return grid(["method", *(head for m in columns for head in (f"m = {m}", "paper"))], rows)
+
+
+# Speed
+
+
+def pareto() -> str:
+    found = read("bench_pareto")
+    lines = [
+        [
+            c["row"],
+            str(c["width"] or ""),
+            f"{c['ms']:.2f}",
+            two_digits(c["recall"] * 100),
+            two_digits((c["high"] - c["low"]) * 50),
+        ]
+        for c in found["cells"]
+    ]
+    return grid(["row", "beam, or breadth", "ms per query", f"recall@{found['m']}, %", "±"], lines)
+
+
+def query_parts() -> str:
+    """Milliseconds of a query with each part, on a CPU and on a GPU."""
+    records: Cells = read("bench_parts")
+    columns = list(dict.fromkeys((r["device"], r["items"]) for r in records))
+    times = {(r["device"], r["items"], r["scorer"]): r["value"] for r in records}
+    scorers = dict.fromkeys(r["scorer"] for r in records)
+    lines = [[scorer, *(two_digits(times[(*column, scorer)]) for column in columns)] for scorer in scorers]
+    return grid(["ms per query", *(f"{device}, {items:,} items" for device, items in columns)], lines)
 
 
 def steps() -> str:
     rows = [
         [r["bench"].removeprefix("step "), f"{r['literal_ms']:.1f}", f"{r['ours_ms']:.2f}", f"{r['speedup']:.1f}"]
-        for r in records("bench_step_gpu")
+        for r in read("bench_step_gpu")
     ]
     return grid(["step, optimiser", "as published", "ours", "times"], rows)
 
@@ -295,14 +326,14 @@ def searches(device: str) -> str:
             f"{r['ours_ms']:.{digits}f}",
             f"{r['speedup']:.2f}",
         ]
-        for r in records(f"bench_search_{device}")
+        for r in read(f"bench_search_{device}")
     ]
     return grid(["items", "batch", "threads", "as published", "ours", "times"], rows)
 
 
 def growth(device: str) -> str:
-    found = records(f"bench_scale_{device}")
-    step = {r["items"]: r for r in found if r["bench"] == "scale step"}
+    records: Cells = read(f"bench_scale_{device}")
+    step = {r["items"]: r for r in records if r["bench"] == "scale step"}
     rows = [
         [
             f"{r['items']:,}",
@@ -313,64 +344,99 @@ def growth(device: str) -> str:
             f"{step.get(r['items'], r)['memory_bytes'] / 1e9:.1f} GB",
             f"{r['table_bytes'] / 1e9:.2f} GB",
         ]
-        for r in found
+        for r in records
         if r["bench"] == "scale query"
     ]
     return grid(["items", "nodes", "query as published", "query", "step", "memory", "table"], rows)
 
 
 def builds() -> str:
-    """How long a cluster tree of many items takes, on a GPU and on a CPU."""
+    """Time to build a cluster tree."""
     names = {"cpu": "two ARM cores"}
-    found = [r for device in ("gpu", "cpu") for r in records(f"bench_build_{device}")]
     rows = [
         [names.get(r["device"], r["device"]), f"{r['items']:,}", f"{r['dim']}", f"{r['ours_ms'] / 1000:.1f} s"]
-        for r in found
+        for device in ("gpu", "cpu")
+        for r in read(f"bench_build_{device}")
     ]
-    return grid(["device", "items", "numbers per vector", "time"], rows)
+    return grid(["device", "items", "vector length", "time"], rows)
+
+
+# Examples
+
+
+def example(name: str) -> str:
+    """The part of an example to copy: everything above its main block, without its docstring."""
+    text = (ROOT / "examples" / f"{name}.py").read_text().split('if __name__ == "__main__":')[0]
+    lines = text.split('"""', 2)[2].strip().splitlines()
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    code = "\n".join(line for line in lines if line not in imports)
+    for line in imports:  # drop the imports that only the main block uses
+        names = re.findall(r"\w+", line.split("import ")[1].split(" as ")[-1])
+        if not any(re.search(rf"\b{name}\b", code) for name in names):
+            lines.remove(line)
+    code = re.sub(r"\n\n\n+(?=import|from)", "\n\n", "\n".join(lines).strip())
+    return f"```python\n{code}\n```"
 
 
 PARTS = {
+    "peers_recall_10": lambda: by_log(peers("recall"), [10], LOGS, "recall"),
+    "peers_recall_200": lambda: by_log(peers("recall"), [200], LOGS, "recall"),
+    "peers_all": all_peers,
+    "two_cores": lambda: two_cores(["recall"]),
+    "two_cores_all": lambda: two_cores(METRICS),
+    "elsewhere": lambda: elsewhere([200]),
+    "elsewhere_all": lambda: elsewhere(CUTS),
+    "parts": lambda: parts([200]),
+    "parts_all": lambda: parts(CUTS),
+    "narrow": lambda: narrow(at_ten=False),
+    "narrow_10": lambda: narrow(at_ten=True),
+    "methods_recall_10": lambda: tree_methods(10),
+    "methods_recall_200": lambda: tree_methods(200),
     **{f"compare_{name.replace('-', '_')}": partial(comparison, name) for name in LOGS},
-    **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
-    **{f"strong_{metric}": partial(strong, metric) for metric in ("recall", "precision", "f1")},
+    "trees": lambda: trees(every_run=False),
+    "trees_runs": lambda: trees(every_run=True),
     "beauty": beauty,
+    "market": market,
+    "market_kept": market_kept,
+    **{table: partial(toy, table, full=False) for table in ("table1",)},
+    **{f"{table}_full": partial(toy, table, full=True) for table in ("table1", "tableA1")},
+    "table2": lambda: synthetic("table2", full=False),
+    "table2_full": lambda: synthetic("table2", full=True),
+    "tableA2_full": lambda: synthetic("tableA2", full=True),
     "bench_pareto": pareto,
     "bench_parts": query_parts,
-    "elsewhere": elsewhere,
-    "two_cores": two_cores,
-    "parts": parts,
-    "narrow": narrow,
-    "trees": trees,
-    "bench_build": builds,
     "bench_step": steps,
     "bench_search": lambda: searches("gpu"),
     "bench_search_cpu": lambda: searches("cpu"),
     "bench_scale": lambda: growth("gpu"),
     "bench_scale_cpu": lambda: growth("cpu"),
-    "market": lambda: scores("market"),
-    "market_kept": lambda: kept("market"),
-    "table1": lambda: toy("table1"),
-    "tableA1": lambda: toy("tableA1"),
-    "table2": lambda: synthetic("table2"),
-    "tableA2": lambda: synthetic("tableA2"),
+    "bench_build": builds,
+    **{name: partial(example, name) for name in ("your_own_scorer", "your_own_method", "your_own_tree")},
 }
 
 
 def draw() -> None:
-    """The pictures of the paper's tables; that of Figure 2 is drawn from the data sets, by the command."""
+    """The pictures of the paper's tables; `beamtree paper figure2` draws Figure 2 from the data sets."""
     from beamtree.research import plots
 
     pictures = {"table1": plots.plot_toy, "tableA1": plots.plot_toy}
     pictures |= {"table2": plots.plot_bars, "tableA2": plots.plot_sparsity}
-    others = {"table", "value", "std", "runs", "paper", "within"}  # the rest of a record names the cell
+    not_keys = {"table", "value", "std", "runs", "paper", "within"}  # the other fields name the cell
     for table, plot in pictures.items():
         cells = [
-            Cell(table, {k: v for k, v in c.items() if k not in others}, c["value"], c["std"], c["runs"], c["paper"], 0)
-            for c in load(table)
+            Cell(
+                table,
+                {k: v for k, v in c.items() if k not in not_keys},
+                c["value"],
+                c["std"],
+                c["runs"],
+                c["paper"],
+                0,
+            )
+            for c in cells_of(table)
         ]
         plot(cells, ROOT / "docs" / f"{table}.png")
-    found = json.loads((ROOT / "results" / "bench_pareto.json").read_text())
+    found = read("bench_pareto")
     plots.plot_pareto(found["cells"], found["m"], ROOT / "docs" / "pareto.png")
 
 
@@ -382,17 +448,18 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
+    check = "--check" in sys.argv
     stale = []
     for page in PAGES:
         old = page.read_text()
         new = filled(old)
         if new != old:
             stale.append(page.name)
-            if "--check" not in sys.argv:
+            if not check:
                 page.write_text(new)
-    if "--check" not in sys.argv:
+    if not check:
         draw()
-    if stale and "--check" in sys.argv:
+    elif stale:
         sys.exit(f"out of date: {', '.join(stale)}; run python docs/fill.py")
 
 
