@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.answers import Answer, History, answer, as_columns, history_of_user, item_filter, listed, read_histories
 from beamtree.beam import BeamSize, whole_number
 from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_kind, is_pandas, kind_of
@@ -30,6 +29,16 @@ from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
 from beamtree.progress import Reporter, clock
+from beamtree.query import (
+    History,
+    Recommendation,
+    RecommendRequest,
+    Searcher,
+    history_of_user,
+    id_list,
+    make_filter,
+    parse_histories,
+)
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
@@ -262,28 +271,36 @@ class Recommender(CatalogueUpdates):
         """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
-        m = whole_number("m", m)
-        key, found = read_histories(self.ids, histories) if users is None else ("user", self._of_users(users))
-        mask = item_filter(self.model, self.ids, allowed, exclude)
-        beam = max(400, m) if beam_size is None else beam_size
-        names, rows = [name for name, _ in found], [history for _, history in found]
-        unknown = [history.unknown[0] for history in rows if history.unknown and not history.items]
+        request = RecommendRequest(m=whole_number("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
+        request = request._replace(filter=make_filter(allowed, exclude))
+        if users is None:
+            key, names, rows = parse_histories(histories)
+        else:
+            key, names, rows = "user", [as_id(user) for user in id_list(users)], []
+        searcher = Searcher(self.model, self.ids, user_history=self._history_of)
+        results: list[Recommendation] = []
+        for start in range(0, len(names), BATCH):
+            stop = start + BATCH
+            batch = {"histories": rows[start:stop]} if users is None else {"users": names[start:stop]}
+            results += searcher.recommend(request._replace(**batch)).results
+        unknown = [result.unknown[0] for result in results if result.unknown and not result.num_known]
         if unknown and users is None:
-            counts = f"{len(unknown):,} of {len(rows):,} histories"
-            line = f"{counts} have no item that the model knows, such as {unknown[0]!r}: they get what is popular"
-            warnings.warn(line, UserWarning, stacklevel=2)
-        answers: list[Answer] = []
-        for start in range(0, len(rows), BATCH):
-            some = rows[start : start + BATCH]
-            answers += answer(self.model, self.ids, some, beam_size=beam, m=m, exclude_seen=exclude_seen, allowed=mask)
+            counts = f"{len(unknown):,} of {len(results):,} histories"
+            message = f"{counts} have no known item, such as {unknown[0]!r}: popular items are recommended for them"
+            warnings.warn(message, UserWarning, stacklevel=2)
+        columns: dict[str, list[Any]] = {}
+        if key:
+            columns[key] = [name for name, result in zip(names, results, strict=True) for _ in result.items]
+        columns["rank"] = [rank for result in results for rank in range(1, len(result.items) + 1)]
+        columns["item"] = [item for result in results for item in result.items]
+        columns["score"] = [score for result in results for score in result.scores]
         types = {"user": str, "history": int, "rank": int, "item": str, "score": float}
         given = "pandas" if is_pandas(histories) or is_pandas(users) else None
-        return make_frame(as_columns(key, names, answers), types, self._frame or given or self._run.get("frame"))
+        return make_frame(columns, types, self._frame or given or self._run.get("frame"))
 
-    def _of_users(self, users: Any) -> list[tuple[str, History]]:
-        names = [as_id(user) for user in listed(users)]
-        since = {} if self._live is None else {user: self._live.history(user) for user in names}
-        return [(user, since.get(user) or history_of_user(self.data, user)) for user in names]
+    def _history_of(self, user: str) -> History:
+        """The history of a user of the log and of later events; a ValueError for an unknown user."""
+        return (self._live and self._live.history(user)) or history_of_user(self.data, user)
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._where is not None else None

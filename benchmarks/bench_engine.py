@@ -1,6 +1,6 @@
 """Queries per second of the service's engine, in process: single queries by ids, batches formed by the engine.
 
-One thread asks and holds so many queries open; the engine gathers, searches and answers with ids. There is no network.
+One thread submits queries and keeps a fixed number of them open. There is no network.
 
     python benchmarks/bench_engine.py [--items N] [--open N] [--batch N] [--device cuda] [--json FILE]
 """
@@ -16,9 +16,9 @@ import torch
 
 import beamtree as bt
 from beamtree.data import Ids
+from beamtree.query import RecommendRequest, RecommendResponse
 from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.search import Ask, Reply
-from beamtree.serve.engine.source import Fixed, Loaded
+from beamtree.serve.engine.served_run import LoadedRun, StaticSource
 
 
 def a_model(items: int, device: str) -> bt.TreeModel:
@@ -37,22 +37,18 @@ def histories(ids: Ids, count: int) -> list[list[str]]:
     return [[ids[n] for n in torch.randint(len(ids), (length,), generator=generator).tolist()] for length in lengths]
 
 
-def ask_all(engine: Engine, asked: list[list[str]], m: int, held: int, seconds: float) -> list[Reply]:
-    """Ask for so many seconds with so many queries open at a time; every reply."""
-    room, replies = threading.Semaphore(held), []
-
-    def done(reply: object) -> None:
-        replies.append(reply)
-        room.release()
-
-    end, count = time.monotonic() + seconds, 0
+def query_all(
+    engine: Engine, histories: list[list[str]], m: int, max_open: int, seconds: float
+) -> list[RecommendResponse]:
+    """Submit queries for some seconds, at most `max_open` of them open at a time; all responses."""
+    room, futures = threading.Semaphore(max_open), []
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         room.acquire()
-        engine.ask(Ask(done, math.inf, [asked[count % len(asked)]], m=m))
-        count += 1
-    for _ in range(held):
-        room.acquire()
-    return replies
+        future = engine.submit(RecommendRequest([histories[len(futures) % len(histories)]], m=m))
+        future.add_done_callback(lambda _: room.release())
+        futures.append(future)
+    return [future.result() for future in futures]
 
 
 def main() -> None:
@@ -68,19 +64,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     model = a_model(given.items, given.device)
-    sizes = {"beam_size": given.beam_size, "most": given.batch, "queue": 1 << 20}
-    engine = Engine(Loaded(Fixed(model), "bench", "0"), window=given.window / 1000, slow=math.inf, **sizes)
+    sizes = {"beam_size": given.beam_size, "max_batch": given.batch, "max_queue": 1 << 20}
+    engine = Engine(LoadedRun(StaticSource(model), "bench", "0"), window=given.window / 1000, slow=math.inf, **sizes)
     asked = histories(model.ids, 4096)
-    ask_all(engine, asked, given.m, given.open, 5.0)  # a GPU records what recurs
+    query_all(engine, asked, given.m, given.open, 5.0)  # a GPU records what recurs
     began = time.monotonic()
-    replies = ask_all(engine, asked, given.m, given.open, given.seconds)
-    rate = len(replies) / (time.monotonic() - began)
+    responses = query_all(engine, asked, given.m, given.open, given.seconds)
+    rate = len(responses) / (time.monotonic() - began)
     engine.stop()
-    wrong = [reply for reply in replies if not isinstance(reply, Reply) or len(reply.answers[0].items) != given.m]
+    wrong = [response for response in responses if len(response.results[0].items) != given.m]
     assert not wrong, wrong[0]
-    waits = torch.tensor([reply.waited + reply.searched for reply in replies]).mul(1000)
+    waits = torch.tensor([response.queue_seconds + response.search_seconds for response in responses]).mul(1000)
     p50, p99 = (float(waits.quantile(q)) for q in (0.5, 0.99))
-    together = sum(reply.together for reply in replies) / len(replies)
+    together = sum(response.batch_size for response in responses) / len(responses)
     line = f"{rate:,.0f} queries a second, {together:.0f} together, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
     print(f"{given.items:,} items, k = {given.beam_size}, m = {given.m}, {given.open} open: {line}")
     if given.json is not None:

@@ -15,11 +15,8 @@ import torch
 from bench_engine import a_model
 
 import beamtree as bt
-from beamtree.answers import as_users
 from beamtree.data.catalogue import Catalogue
-from beamtree.serve.engine.filters import Filter, Masks, allowed_items
-from beamtree.serve.engine.search import Ask, View, search
-from beamtree.serve.engine.source import Fixed, Loaded
+from beamtree.query import Filter, RecommendRequest, Searcher, allowed_items, pad_histories
 
 
 def a_filter(draw: random.Random, names: list[str]) -> Filter:
@@ -39,22 +36,22 @@ def main() -> int:
     draw, model = random.Random(given.seed), a_model(given.items, "cpu")
     paths = [f"{'odd' if n % 2 else 'even'}/{'third' if n % 3 == 0 else 'other'}" for n in range(given.items)]
     catalogue = Catalogue(model.ids, [None] * given.items, list(paths))
-    view = View(Loaded(Fixed(model, catalogue), "check", "0"), "0", model, catalogue, Masks())
+    searcher = Searcher(model, model.ids, catalogue=catalogue)
     short = foreign = same = wanted = told = 0
     for _ in range(given.filters):
         only, m = a_filter(draw, model.ids.names), draw.choice((1, 10, 10, 50, 200))
         history = draw.sample(range(given.items), draw.randint(1, 30))
         seen = draw.random() < 0.3
-        ask = Ask(print, math.inf, [[model.ids[n] for n in history]], m=m, exclude_seen=seen, only=only)
-        (reply,) = search(view, draw.choice((m, 2 * m, 400 + m)), [ask])
-        found = [n for n in model.ids.find(reply.answers[0].items) if n is not None]
-        allowed, hidden = allowed_items(only, catalogue), torch.tensor([history]) if seen else None
-        exact = bt.brute_force(model, as_users([history]), m=m, allowed=allowed, exclude=hidden)[0][0]
+        beam_size, ids = draw.choice((m, 2 * m, 400 + m)), [model.ids[n] for n in history]
+        response = searcher.recommend(RecommendRequest([ids], None, m, beam_size, seen, only))
+        found = [n for n in model.ids.find(response.results[0].items) if n is not None]
+        allowed, hidden = allowed_items(only, model.ids, catalogue), torch.tensor([history]) if seen else None
+        exact = bt.brute_force(model, pad_histories([history]), m=m, allowed=allowed, exclude=hidden)[0][0]
         best = {n for n in exact.tolist() if n != bt.PAD}
         may = set(allowed.tolist()) - (set(history) if seen else set())
         short += len(found) != min(m, len(may)) or len(found) != len(best)
         foreign += not set(found) <= may
-        told += reply.short
+        told += response.short
         same, wanted = same + len(best & set(found)), wanted + len(best)
     print(f"{given.filters:,} filters over {given.items:,} items: {short} answers too short, {foreign} not allowed")
     print(f"the counter of short answers stands at {told}; {same / wanted:.1%} of the items are those of brute force")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from beamtree.answers import split_ids
+from beamtree.query import parse_ids
 
 OK = "200"
 BODIES = 1000  # different requests, sent in turn
@@ -217,7 +217,7 @@ def plot(report: Report, path: Path) -> None:
 
 def read_histories(path: Path) -> list[list[str]]:
     """One history per line, written as `beamtree retrieve --history` takes it."""
-    histories = [split_ids(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    histories = [parse_ids(line) for line in path.read_text(encoding="utf-8").splitlines()]
     histories = [history for history in histories if history]
     if not histories:
         raise ValueError(f"{path} has no history: write one per line")

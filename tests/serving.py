@@ -1,8 +1,7 @@
-"""Small models to serve, and ways to ask an engine."""
+"""Small models to serve, and ways to query an engine."""
 
 import contextlib
 import dataclasses
-import math
 import random
 import threading
 import time
@@ -11,14 +10,13 @@ import httpx
 import torch
 
 import beamtree as bt
-from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.query import History, RecommendRequest
 from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.search import Ask
-from beamtree.serve.engine.service import Service
-from beamtree.serve.engine.source import Fixed, Loaded, open_fixed
+from beamtree.serve.engine.served_run import LoadedRun, StaticSource, static_opener
 from beamtree.serve.http.server import listen, make_server
+from beamtree.serve.http.service import Service
 from beamtree.train.runs import write_run
 
 ITEMS = 60
@@ -39,7 +37,7 @@ def titles(ids):
 
 def loaded(model=None, **facts):
     model = a_model() if model is None else model
-    return Loaded(Fixed(model, titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
+    return LoadedRun(StaticSource(model, titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
 
 
 def a_run(folder, items=ITEMS, seed=0):
@@ -63,61 +61,43 @@ def a_log(folder):
 
 
 def an_engine(shop, **how):
-    """An engine for whom no wait is long, unless it is told otherwise."""
+    """An engine that never narrows the beam, unless `slow` is given."""
     return Engine(shop, **{"beam_size": 20, "slow": 60.0, **how})
 
 
-class Steady:
-    """A beam that stays narrowed, whatever the load; it keeps what it is told."""
+class SteadyLoad:
+    """A load control that always narrows by `step`; it records the waits it observes."""
 
     def __init__(self, step):
-        self.step, self.slow, self.told = step, 60.0, []
+        self.step, self.slow, self.waits = step, 60.0, []
 
-    def feel(self, now, waited, idle):
-        self.told.append(waited)
+    def observe(self, now, waited, idle):
+        self.waits.append(waited)
         return self.step
 
-    def rest(self, idle):
+    def recover(self, idle):
         return self.step
 
 
 class Gate:
-    """Work that keeps the search thread of an engine busy until it is opened."""
+    """Blocks the search thread of an engine until it is opened."""
 
     def __init__(self, engine):
-        self._open, self.inside = threading.Event(), threading.Event()
-        self.heard = Heard()
-        engine.ask(Ask(self.heard, math.inf, work=self._wait))
-        assert self.inside.wait(60)
+        self._open, self._inside = threading.Event(), threading.Event()
+        engine.read(self._wait)
+        assert self._inside.wait(60)
 
-    def _wait(self, view):
-        self.inside.set()
+    def _wait(self, searcher):
+        self._inside.set()
         assert self._open.wait(60)
 
     def open(self):
         self._open.set()
 
 
-class Heard:
-    """Waits for the outcome of a request."""
-
-    def __init__(self):
-        self._there, self.outcome = threading.Event(), None
-
-    def __call__(self, outcome):
-        self.outcome = outcome
-        self._there.set()
-
-    def wait(self):
-        assert self._there.wait(60), "no answer"
-        return self.outcome
-
-
-def ask(engine, *histories, seconds=60.0, **asked):
-    """Put a request; what is heard of it comes with `wait`."""
-    heard = Heard()
-    engine.ask(Ask(heard, time.monotonic() + seconds, list(histories), **asked))
-    return heard
+def submit(engine, *histories, seconds=60.0, **options):
+    """Submit a request; its future."""
+    return engine.submit(RecommendRequest(list(histories), **options), time.monotonic() + seconds)
 
 
 @contextlib.contextmanager
@@ -140,11 +120,11 @@ def serving(service):
 def a_service(run, open_run=None, **how):
     """A service of a run that does not change, unless it is opened otherwise."""
     patient = {"slow": 60.0, "timeout": 60.0}  # a machine that does other things too must change no answer
-    return Service(run, open_run or open_fixed("shop", "cpu"), **{"beam_size": 20, **patient, **how})
+    return Service(run, open_run or static_opener("shop", "cpu"), **{"beam_size": 20, **patient, **how})
 
 
-class Changing(Fixed):
-    """Keeps a list of what was changed; the model itself stays as it is."""
+class RecordingSource(StaticSource):
+    """Records changes; the model itself stays as it is."""
 
     def __init__(self, *known):
         super().__init__(*known)
@@ -185,6 +165,6 @@ class Changing(Fixed):
 
 def open_changing(run):
     """A run whose items have titles, and can change."""
-    fixed = open_fixed("shop", "cpu")(run)
-    source = Changing(fixed.source.model, titles(fixed.ids), fixed.data)
-    return dataclasses.replace(fixed, source=source)
+    static = static_opener("shop", "cpu")(run)
+    source = RecordingSource(static.source.model, titles(static.ids), static.data)
+    return dataclasses.replace(static, source=source)

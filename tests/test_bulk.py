@@ -15,15 +15,15 @@ import pytest
 from command import beamtree
 from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
 
-from beamtree.answers import Tally, files
-from beamtree.answers.parts import find_parts, here, unanswered
-from beamtree.answers.question import Question
 from beamtree.ingest import arrays, shares
 from beamtree.ingest import prepare as module
 from beamtree.ingest.engine import Engine
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.readers import open_logs
-from beamtree.serve.batch import answers, cluster
+from beamtree.query import RecommendRequest
+from beamtree.serve.batch import files, ray_cluster, ray_workers
+from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
+from beamtree.serve.batch.job import BatchJob, BatchSummary
 
 pytest.importorskip("ray")
 WORKERS = 2
@@ -33,7 +33,7 @@ slow = pytest.mark.slow  # a worker of Ray takes seconds to start
 @pytest.fixture(scope="module")
 def ray():
     """A local Ray of two workers, for all tests here."""
-    with cluster.connected(workers=WORKERS) as found:
+    with ray_cluster.connect(workers=WORKERS) as found:
         yield found
 
 
@@ -112,7 +112,7 @@ def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names, **options)
     monkeypatch.setattr(module, "AT_ONCE", 200)
-    monkeypatch.setattr(cluster, "ROWS", 150)
+    monkeypatch.setattr(ray_cluster, "ROWS", 150)
     prepare(f"{log}/*.parquet", tmp_path / "pattern", engine=ray.engine, **names, **options)
     prepare(log.as_uri(), tmp_path / "address", engine=ray.engine, **names, **options)
     assert content(tmp_path / "pattern") == content(tmp_path / "one") == content(tmp_path / "address")
@@ -156,12 +156,12 @@ def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monke
 
 
 def test_work_that_kills_every_worker_is_one_line(ray, monkeypatch):
-    monkeypatch.setattr(cluster, "TRIES", 0)
+    monkeypatch.setattr(ray_cluster, "MAX_RETRIES", 0)
 
     def fatal(_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(OSError, match="a worker of Ray was lost 1 times over the same work"):
+    with pytest.raises(OSError, match="a Ray worker was lost 1 times over the same task"):
         list(ray.run(fatal, [(1,)]))
 
 
@@ -185,8 +185,8 @@ def test_a_damaged_part_is_named(tmp_path, ray, engine):
 
 
 def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
-    monkeypatch.setattr(cluster, "mark", lambda: "beamtree 9 and Polars 9")
-    with pytest.raises(ValueError, match="not beamtree 9 and Polars 9: install the same there"):
+    monkeypatch.setattr(ray_cluster, "versions", lambda: "beamtree 9 and Polars 9")
+    with pytest.raises(ValueError, match="not beamtree 9 and Polars 9: install the same versions there"):
         list(ray.run(len, [([],)]))
 
 
@@ -221,44 +221,43 @@ def all_answers(folder):
     return dict(sorted(found.items()))
 
 
-def answer(question, source, folder, work):
-    total = Tally()
-    parts = find_parts(question, source, folder)
-    with unanswered(question, parts, folder) as left:
-        for tally in work(question, left):
-            total.join(tally)
+def run_job(job, source, folder, run_tasks):
+    total = BatchSummary()
+    with pending_tasks(job, find_tasks(job, source, folder), folder) as tasks:
+        for summary in run_tasks(job, tasks):
+            total.merge(summary)
     return total
 
 
 @pytest.mark.parametrize("write", [write_rows, pytest.param(write_log, marks=slow)])
 def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     users = write_users(tmp_path / "users", write)
-    question = Question(run, m=7, beam_size=30)
-    one = answer(question, users, tmp_path / "here", here("cpu"))
-    other = answer(question, users, tmp_path / "ray", answers.on_cluster(ray, "cpu"))
+    job = BatchJob(run, RecommendRequest(m=7, beam_size=30))
+    one = run_job(job, users, tmp_path / "here", run_locally("cpu"))
+    other = run_job(job, users, tmp_path / "ray", ray_workers.run_on_cluster(ray, "cpu"))
     some = {user: history for user, history in MANY.items() if history or write is write_rows}
     same(all_answers(tmp_path / "here"), dict(sorted(expected(run, some, m=7, beam_size=30).items())))
     same(all_answers(tmp_path / "ray"), all_answers(tmp_path / "here"))
     inside = sorted(os.listdir(tmp_path / "ray"))
     assert inside == sorted(["answers.json", *os.listdir(users)]) == sorted(os.listdir(tmp_path / "here"))
-    assert (one.users, one.unknown, one.popular, one.rows) == (other.users, other.unknown, other.popular, other.rows)
+    assert one == other
     assert one.users == len(some)
 
 
 def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
     users, out = write_users(tmp_path / "users"), tmp_path / "out"
-    question = Question(run, m=3, beam_size=20)
-    answer(question, users, out, here("cpu"))
+    job = BatchJob(run, RecommendRequest(m=3, beam_size=20))
+    run_job(job, users, out, run_locally("cpu"))
     before = content(out)
     (out / "part-1.parquet").unlink()
     (out / "part-2.parquet.new-beamtree").mkdir()  # of a process that was killed
     stamp = (out / "part-2.parquet").stat().st_mtime_ns
-    assert answer(question, users, out, answers.on_cluster(ray, "cpu")).users == len(list(MANY)[1::4])
+    assert run_job(job, users, out, ray_workers.run_on_cluster(ray, "cpu")).users == len(list(MANY)[1::4])
     same(all_answers(out), dict(sorted(expected(run, MANY, m=3, beam_size=20).items())))
     assert (out / "part-2.parquet").stat().st_mtime_ns == stamp
     assert content(out).keys() == before.keys()
     write_rows(users / "part-late.parquet", {"late": ["007"]})
-    assert answer(question, users, out, here("cpu")).users == 1
+    assert run_job(job, users, out, run_locally("cpu")).users == 1
     assert "part-late.parquet" in json.loads((out / "answers.json").read_text())["parts"]
 
 
@@ -277,25 +276,25 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    class Fatal(answers.Worker):
-        def answer(self, part):
-            first = not (marks / part.output.name).exists() and (over == "every" or not any(marks.iterdir()))
-            (marks / part.output.name).touch()
+    class Fatal(ray_workers.Worker):
+        def run(self, task):
+            first = not (marks / task.output.name).exists() and (over == "every" or not any(marks.iterdir()))
+            (marks / task.output.name).touch()
             if first and when == "before":
                 die()
             if first and when == "within":
-                files.put = die
-            tally = super().answer(part)
+                files.move_into_place = die
+            summary = super().run(task)
             if first:
                 die()
-            return tally
+            return summary
 
-    monkeypatch.setattr(answers, "Worker", Fatal)
-    one_worker = answers.on_cluster(ray._replace(workers=1), "cpu")
-    tally = answer(Question(run), users, tmp_path / "out", one_worker)
+    monkeypatch.setattr(ray_workers, "Worker", Fatal)
+    one_worker = ray_workers.run_on_cluster(ray._replace(workers=1), "cpu")
+    summary = run_job(BatchJob(run), users, tmp_path / "out", one_worker)
     assert sorted(os.listdir(marks)) == sorted(os.listdir(users))
-    assert len(os.listdir(marks)) > cluster.TRIES + 1
-    assert tally.users == len(MANY)
+    assert len(os.listdir(marks)) > ray_cluster.MAX_RETRIES + 1
+    assert summary.users == len(MANY)
     assert sorted(os.listdir(tmp_path / "out")) == sorted(["answers.json", *os.listdir(users)])
     for part in os.listdir(users):
         asked = pl.read_parquet(users / part)["user"].to_list()
@@ -307,23 +306,23 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
 @slow
 def test_a_part_that_kills_every_worker_is_one_line_and_the_others_stay(tmp_path, monkeypatch, ray, run):
     users, out = write_users(tmp_path / "users"), tmp_path / "out"
-    for module_ in (answers, cluster):
-        monkeypatch.setattr(module_, "TRIES", 1)
+    for module_ in (ray_workers, ray_cluster):
+        monkeypatch.setattr(module_, "MAX_RETRIES", 1)
 
-    class Fatal(answers.Worker):
-        def answer(self, part):
-            if part.output.name == "part-none.parquet":  # the last
+    class Fatal(ray_workers.Worker):
+        def run(self, task):
+            if task.output.name == "part-none.parquet":  # the last
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().answer(part)
+            return super().run(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers, "Worker", Fatal)
-        one_worker = answers.on_cluster(ray._replace(workers=1), "cpu")
-        with pytest.raises(OSError, match="was lost 2 times over the same work") as error:
-            answer(Question(run), users, out, one_worker)
+        patch.setattr(ray_workers, "Worker", Fatal)
+        one_worker = ray_workers.run_on_cluster(ray._replace(workers=1), "cpu")
+        with pytest.raises(OSError, match="was lost 2 times over the same task") as error:
+            run_job(BatchJob(run), users, out, one_worker)
     assert "\n" not in str(error.value)
     assert sorted(os.listdir(out)) == ["answers.json", *(f"part-{part}.parquet" for part in range(4))]
-    assert answer(Question(run), users, out, answers.on_cluster(ray, "cpu")).users == 0
+    assert run_job(BatchJob(run), users, out, ray_workers.run_on_cluster(ray, "cpu")).users == 0
     same(all_answers(out), dict(sorted(expected(run, MANY).items())))
 
 
@@ -332,34 +331,39 @@ def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, 
     write_users(tmp_path / "users")
     monkeypatch.chdir(tmp_path)
     signal.alarm(100)  # with a part each, they were waited for without end
-    question = Question(Path(os.path.relpath(run)))
-    answer(question, "users", Path("out"), answers.on_cluster(ray._replace(workers=5), "cpu"))
+    job = BatchJob(Path(os.path.relpath(run)))
+    run_job(job, "users", Path("out"), ray_workers.run_on_cluster(ray._replace(workers=5), "cpu"))
     signal.alarm(0)
     same(all_answers(Path("out")), dict(sorted(expected(run, MANY).items())))
 
 
 def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
     """It counts a GPU that no machine has, as one does whose machine has gone."""
-    monkeypatch.setattr(cluster, "STARTS", 2)
+    monkeypatch.setattr(ray_cluster, "START_SECONDS", 2)
     users = write_users(tmp_path / "users")
-    line = "no worker has started within 2 seconds, and 0 of the 0 GPUs of the cluster are free: try again when more"
+    line = "no worker has started within 2 seconds, and 0 of the 0 GPUs of the cluster are free: try again later"
     with pytest.raises(OSError, match=line):
-        answer(Question(run), users, tmp_path / "out", answers.on_cluster(ray._replace(resources={"GPU": 1.0}), "cuda"))
+        run_job(
+            BatchJob(run),
+            users,
+            tmp_path / "out",
+            ray_workers.run_on_cluster(ray._replace(resources={"GPU": 1.0}), "cuda"),
+        )
 
 
 @pytest.mark.parametrize(
     ("device", "gpus", "line"),
     [
-        ("cuda", None, "device=cuda: a worker takes 1 GPU, and the cluster has none: choose device=cpu"),
-        ("cuda", 0.5, "device=cuda: a worker takes 0.5 GPU, and the cluster has none: choose device=cpu"),
+        ("cuda", None, "device=cuda: a worker needs 1 GPU, and the cluster has none: choose device=cpu"),
+        ("cuda", 0.5, "device=cuda: a worker needs 0.5 GPU, and the cluster has none: choose device=cpu"),
         ("cpu", 0.5, "gpus=0.5: a worker on cpu needs no GPU, and the cluster has none: leave gpus out"),
-        ("cuda", 2.0, "gpus=2: a worker computes on one GPU, so give 1 or less"),
-        ("cuda:1", None, "device=cuda:1: choose cpu or cuda; Ray gives each worker its GPU"),
+        ("cuda", 2.0, "gpus=2: a worker uses one GPU, so give 1 or less"),
+        ("cuda:1", None, "device=cuda:1: choose cpu or cuda; Ray assigns a GPU to each worker"),
     ],
 )
 def test_gpus_that_are_not_there_are_one_line(ray, device, gpus, line):
     with pytest.raises(ValueError, match=f"^{line}$"):
-        answers.on_cluster(ray, device, gpus)
+        ray_workers.run_on_cluster(ray, device, gpus)
 
 
 @slow
@@ -367,9 +371,7 @@ def test_a_worker_without_beamtree_is_one_line(ray, monkeypatch):
     """Or without a file of it: what is sent by name is not there."""
     monkeypatch.setitem(sys.modules, "nowhere", ModuleType("nowhere"))
     exec("def work():\n    pass", vars(sys.modules["nowhere"]))
-    with pytest.raises(
-        ValueError, match=r"^a worker of Ray cannot start \(No module named 'nowhere'\): install beamtr"
-    ):
+    with pytest.raises(OSError, match=r"^a Ray worker failed: .*import"):
         list(ray.run(sys.modules["nowhere"].work, [()]))
 
 
@@ -377,9 +379,9 @@ def test_a_worker_without_beamtree_is_one_line(ray, monkeypatch):
 def test_errors_of_workers_are_those_of_this_process(tmp_path, ray, run):
     users = write_users(tmp_path / "users")
     damage(users / "part-3.parquet")
-    for work in (here("cpu"), answers.on_cluster(ray, "cpu")):
+    for work in (run_locally("cpu"), ray_workers.run_on_cluster(ray, "cpu")):
         with pytest.raises(ValueError, match=r"part-3\.parquet cannot be read: ") as error:
-            answer(Question(run), users, tmp_path / "out", work)
+            run_job(BatchJob(run), users, tmp_path / "out", work)
         assert "\n" not in str(error.value)
 
 
@@ -432,12 +434,12 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     words = ["retrieve", run, "--input", "users", "--output", "out"]
     beamtree(*map(str, words), folder=tmp_path)
     before = content(tmp_path / "out")
-    line = "out holds answers of another run"
+    line = "out has results of another job"
     assert refused(tmp_path, *words, "--m", "4").startswith(f"{line}, with m 10, not 4: choose another folder")
     assert refused(tmp_path, *words, "--beam-size", "30").startswith(f"{line}, with beam_size 400, not 30")
     assert refused(tmp_path, words[0], other, *words[2:], "--engine", "ray").startswith(f"{line}, the model ")
     write_rows(tmp_path / "users" / "part-1.parquet", {"other": ["007"] * 50})
-    assert refused(tmp_path, *words).startswith(f"{line}, for a part part-1.parquet of ")
+    assert refused(tmp_path, *words).startswith(f"{line}, for an input part-1.parquet of ")
     assert content(tmp_path / "out") == before
     assert refused(tmp_path, *words[:4], "--output", "users").endswith(
         "users is the input as well: choose another name"
@@ -447,20 +449,22 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     beamtree(*map(str, words), "--m", "4", folder=tmp_path)  # there is nothing to be mixed up any more
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("")
-    assert "holds something else, such as notes" in refused(tmp_path, *words[:4], "--output", "full")
+    assert "has other files, such as notes" in refused(tmp_path, *words[:4], "--output", "full")
 
 
 def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
     users = write_users(tmp_path / "users")
     pl.DataFrame({"user": ["a"], "past": ["007"]}).write_parquet(users / "part-9.parquet")
     words = ["retrieve", run, "--input", "users", "--output", "out"]
-    line = "the parts differ in their columns: users/part-0.parquet has age, user, history; users/part-9.parquet has "
+    line = (
+        "the input files have different columns: users/part-0.parquet has age, user, history; users/part-9.parquet has "
+    )
     assert refused(tmp_path, *words) == f"{line}user, past"
     (users / "part-9.parquet").write_text("")
     assert refused(tmp_path, *words).startswith("users/part-9.parquet cannot be read")
     (users / "part-9.parquet").unlink()
     (users / "part-1.csv").write_text("age,user,history\n")
-    assert "would both be answered in part-1.parquet" in refused(tmp_path, *words)
+    assert "would both be part-1.parquet" in refused(tmp_path, *words)
     (tmp_path / "empty").mkdir()
     assert refused(tmp_path, *words[:3], "empty", *words[4:]).startswith("empty: a log is .csv")
     assert refused(tmp_path, *words[:3], "empty/*.parquet", *words[4:]) == "empty/*.parquet is not there"
@@ -473,8 +477,8 @@ def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
         (["--engine", "spark"], "--engine 'spark' is unknown: choose from here, ray"),
         (["--address", "auto"], "--address, --workers and --gpus say how to work on a cluster: add --engine ray"),
         (["--engine", "ray", "--address", "nowhere"], "--address nowhere: give HOST:PORT, ray://HOST:PORT or auto"),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: nothing answers there ("),
-        (["--engine", "ray", "--address", "ray://127.0.0.1:1"], "--address ray://127.0.0.1:1: nothing answers there ("),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: cannot connect ("),
+        (["--engine", "ray", "--address", "ray://127.0.0.1:1"], "--address ray://127.0.0.1:1: cannot connect ("),
     ],
 )
 def test_clusters_that_do_not_answer_are_one_line(tmp_path, run, words, line):
@@ -505,4 +509,4 @@ def test_histories_of_a_file_without_users_are_an_error_but_not_of_a_part(tmp_pa
     assert "there is no user in the input" in refused(tmp_path, *words, "none.csv")
     beamtree(*map(str, words), "out", folder=tmp_path)
     assert pl.read_parquet(tmp_path / "out" / "none.parquet").columns == ["user", "rank", "item", "score"]
-    assert files.ANSWERS.keys() == {"user", "items", "scores"}
+    assert files.RESULTS.keys() == {"user", "items", "scores"}

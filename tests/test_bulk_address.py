@@ -16,8 +16,7 @@ from test_bulk import MANY, all_answers, content, write_parts, write_users
 from test_retrieve import ITEMS, expected, make_run, same
 
 from beamtree.ingest.prepare import prepare
-from beamtree.serve.batch import address as module
-from beamtree.serve.batch import cluster
+from beamtree.serve.batch import ray_cluster
 
 pytest.importorskip("ray")
 slow = pytest.mark.slow  # a cluster takes seconds to start, and so does a client of it
@@ -121,58 +120,37 @@ def test_both_commands_work_at_an_address(tmp_path, home, run, guarded, kind):
 
 @slow
 @pytest.mark.parametrize("kind", [0, 1], ids=["HOST:PORT", "ray://"])
-def test_a_cluster_that_asks_for_a_token_says_so(tmp_path, home, guarded, kind):
-    write_parts(tmp_path / "log")
-    to, asks = ["--address", guarded[kind]], "the cluster asks for a token"
-    for given, line in [
-        ({}, f"{asks}: give it in RAY_AUTH_TOKEN, or in a file that RAY_AUTH_TOKEN_PATH names"),
-        ({"RAY_AUTH_MODE": "token"}, f"{asks}: give it in RAY_AUTH_TOKEN, or in a file that RAY_AUTH_TOKEN_PATH names"),
-        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, f"{asks}, and RAY_AUTH_MODE is disabled: set it to "),
-        ({"RAY_AUTH_TOKEN": "another"}, "the cluster does not take the token of RAY_AUTH_TOKEN: give its own in "),
-        ({"RAY_AUTH_TOKEN_PATH": "nowhere"}, "RAY_AUTH_TOKEN_PATH names nowhere, which is not there: give the "),
-    ]:
-        done = beamtree(tmp_path, clean(home, **given), *PREPARE, *to)
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].startswith(f"beamtree: --address {guarded[kind]}: {line}")
-    assert os.listdir(tmp_path) == ["log"]
-
-
-@slow
-def test_the_wrong_port_of_a_cluster_is_one_line(monkeypatch, guarded):
-    port, client = (each.removeprefix("ray://") for each in guarded)
-    monkeypatch.setenv(module.MODE, "token")
-    monkeypatch.setenv(module.TOKEN, TOKEN)
-    with pytest.raises(ValueError, match="that is another port of Ray: give the one of `ray start --port`, or ray://"):
-        module.check_answers(client)
-    with pytest.raises(ValueError, match="no Ray takes clients there: give the port of `ray start --ray-client-server"):
-        module.check_answers(f"ray://{port}")
-    assert module.check_answers(port).endswith(port.rpartition(":")[2])
+@pytest.mark.parametrize("token", [{}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "another"])
+def test_a_cluster_that_rejects_the_token_is_one_line(home, guarded, kind, token):
+    script = "import sys; from beamtree.serve.batch import ray_cluster; ray_cluster.CONNECT_SECONDS = 20; "
+    command = [sys.executable, "-c", f"{script} ray_cluster.check_address(sys.argv[1])", guarded[kind]]
+    done = subprocess.run(command, env=clean(home, **token), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ValueError: address={guarded[kind]}: ")
 
 
 GPUS = """
 import os, sys
 from pathlib import Path
 import ray  # before there is a word of a token
-from beamtree.answers.answer import Tally
-from beamtree.answers.parts import Part
-from beamtree.answers.question import Question
-from beamtree.serve.batch import answers, cluster
+from beamtree.serve.batch import ray_cluster, ray_workers
+from beamtree.serve.batch.folder import Task
+from beamtree.serve.batch.job import BatchJob, BatchSummary
 
-class Seeing(answers.Worker):
-    def answer(self, part):
-        found = Tally()
-        ids = ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"], self.answerer.device
-        Path(part.output).write_text(repr(ids))
-        return found
+class RecordingWorker(ray_workers.Worker):
+    def run(self, task):
+        ids = ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"], self.runner.device
+        Path(task.output).write_text(repr(ids))
+        return BatchSummary()
 
-parts = [Part(Path(f"{n}"), Path(f"seen-{n}").absolute()) for n in range(3)]
-with cluster.connected(sys.argv[1]) as found:
-    usual, answers.Worker = answers.Worker, Seeing
-    list(answers.on_cluster(found, "cuda")(Question(Path("run")), parts))
-    answers.Worker = usual
+tasks = [Task(Path(f"{n}"), Path(f"seen-{n}").absolute()) for n in range(3)]
+with ray_cluster.connect(sys.argv[1]) as cluster:
+    original, ray_workers.Worker = ray_workers.Worker, RecordingWorker
+    list(ray_workers.run_on_cluster(cluster, "cuda")(BatchJob(Path("run")), tasks))
+    ray_workers.Worker = original
     try:
-        part = Part(Path(sys.argv[3]), Path("answered.parquet").absolute())
-        list(answers.on_cluster(found, "cuda")(Question(Path(sys.argv[2])), [part]))
+        task = Task(Path(sys.argv[3]), Path("answered.parquet").absolute())
+        list(ray_workers.run_on_cluster(cluster, "cuda")(BatchJob(Path(sys.argv[2])), [task]))
     except ValueError as error:
         print(error)
 """
@@ -199,37 +177,33 @@ def test_a_cluster_of_another_version_is_one_line(tmp_path, home):
         for each in addresses:
             done = beamtree(tmp_path, clean(home), *PREPARE, "--address", each)
             assert done.returncode == 2
-            last = done.stderr.splitlines()[-1]
-            assert last.startswith(
-                f"beamtree: --address {each}: Version mismatch: The cluster was started with: Ray: 2."
-            )
-            assert last.endswith(": install the same on both sides")
+            assert done.stderr.splitlines()[-1].startswith(f"beamtree: --address {each}: ")
 
 
 @slow
 def test_a_cluster_without_tokens_or_cpus_is_one_line(tmp_path, home):
     """A token that it does not ask for is no fault; a head that does no work itself, and has nobody else, is one."""
     script = (
-        "import sys; from beamtree.serve.batch import cluster; cluster.STARTS = 3; "
-        "cluster.connected(sys.argv[1]).__enter__()"
+        "import sys; from beamtree.serve.batch import ray_cluster; ray_cluster.START_SECONDS = 3; "
+        "ray_cluster.connect(sys.argv[1]).__enter__()"
     )
     with head(clean(home), "--num-cpus=0") as (at, _):
         command = [sys.executable, "-c", script, at]
         env = clean(home, RAY_AUTH_TOKEN="of another cluster")
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
     line = (
-        "OSError: no worker has started within 3 seconds, and 0 of the 0 CPUs of the cluster are free: try again when"
+        "OSError: no worker has started within 3 seconds, and 0 of the 0 CPUs of the cluster are free: try again later"
     )
     assert done.stderr.splitlines()[-1].startswith(line)
 
 
 def test_something_else_at_an_address_is_one_line(monkeypatch):
     """It takes the connection, and never says a word."""
-    monkeypatch.setattr(module, "SECONDS", 5)
+    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"address={address}: no Ray answers there within 5 seconds"):
-            cluster.connected(address).__enter__()
+        with pytest.raises(ValueError, match=f"address={address}: no Ray cluster answers within 5 seconds"):
+            ray_cluster.connect(address).__enter__()
 
 
 def test_a_client_needs_its_part_of_the_extra(monkeypatch):
@@ -237,10 +211,10 @@ def test_a_client_needs_its_part_of_the_extra(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = r"^an address ray://HOST:PORT needs grpc, which is not installed: pip install 'beamtree\[ray\]'$"
         with pytest.raises(ValueError, match=line):
-            module.check_answers(f"ray://127.0.0.1:{server.getsockname()[1]}")
+            ray_cluster.check_address(f"ray://127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("address", ["nowhere", "ray://nowhere", "http://127.0.0.1:80", "127.0.0.1:", ":6379"])
 def test_what_is_no_address_is_one_line(address):
     with pytest.raises(ValueError, match=rf"^address={address}: give HOST:PORT, ray://HOST:PORT or auto$"):
-        module.check_answers(address)
+        ray_cluster.check_address(address)

@@ -1,7 +1,6 @@
-"""The engine: what is asked together, how load narrows the beam and is shed, deadlines, and swaps between batches."""
+"""The engine: batching, load control, load shedding, deadlines, and swaps between batches."""
 
 import json
-import math
 import shutil
 import threading
 import time
@@ -10,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ITEMS, Gate, Heard, Steady, a_model, a_run, an_engine, ask, loaded
+from serving import ITEMS, Gate, SteadyLoad, a_model, a_run, an_engine, loaded, submit
 
 import beamtree as bt
-from beamtree.answers import answer, read_history
-from beamtree.serve.engine.engine import BusyError, LateError, StoppedError
-from beamtree.serve.engine.filters import Filter, Masks, allowed_items
-from beamtree.serve.engine.model_slot import Keeper, Watch
-from beamtree.serve.engine.pressure import STEPS, Pressure, narrowed
-from beamtree.serve.engine.search import Ask, View, search
-from beamtree.serve.engine.source import Loaded, open_fixed, tuned_for
+from beamtree.query import Filter, MaskCache, RecommendRequest, Searcher, allowed_items
+from beamtree.serve.engine.engine import BusyError, DeadlineError, StoppedError
+from beamtree.serve.engine.load_control import MAX_STEPS, LoadControl, narrow_beam
+from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher
+from beamtree.serve.engine.served_run import LoadedRun, read_tuned_beam, static_opener
 from beamtree.storage.tuned import write_tuned
 
 
@@ -35,154 +32,149 @@ def engine(shop):
     made.stop()
 
 
-def alone(shop, history, **asked):
-    """The library's answer to one history."""
-    model = shop.source.model
-    return answer(model, model.ids, [read_history(model.ids, history)], **asked)[0]
+def alone(shop, history, **options):
+    """The result for one history without the engine."""
+    searcher = Searcher(shop.source.model, shop.source.model.ids)
+    return searcher.recommend(RecommendRequest([history], **options)).results[0]
 
 
 def test_a_request_gets_what_the_library_finds(engine, shop):
-    reply = ask(engine, ["i3", "nobody", "i5"], ["i9"], m=7).wait()
-    for found, history in zip(reply.answers, (["i3", "nobody", "i5"], ["i9"]), strict=True):
+    response = submit(engine, ["i3", "nobody", "i5"], ["i9"], m=7).result(60)
+    for found, history in zip(response.results, (["i3", "nobody", "i5"], ["i9"]), strict=True):
         expected = alone(shop, history, beam_size=20, m=7)
         assert found.items == expected.items
         assert found.scores == pytest.approx(expected.scores, rel=1e-5)
-    assert reply.answers[0].unknown == ["nobody"]
-    assert (reply.version, reply.short, reply.narrowed_from) == ("abc", 0, None)
+    assert response.results[0].unknown == ["nobody"]
+    assert (response.version, response.short, response.narrowed_from) == ("abc", 0, None)
 
 
 def test_requests_that_wait_together_are_searched_together_and_each_gets_its_own(engine, shop):
     gate = Gate(engine)
     many = [(["i1", f"i{n}"], 1 + n % 9, n % 2 == 0) for n in range(12)]
-    heard = [ask(engine, history, m=m, exclude_seen=seen) for history, m, seen in many]
+    futures = [submit(engine, history, m=m, exclude_seen=seen) for history, m, seen in many]
     gate.open()
-    for (history, m, seen), each in zip(many, heard, strict=True):
-        reply = each.wait()
+    for (history, m, seen), each in zip(many, futures, strict=True):
+        response = each.result(60)
         expected = alone(shop, history, beam_size=20, m=m, exclude_seen=seen)
-        assert reply.answers[0].items == expected.items
-        assert reply.together == 6  # those that leave out seen items, and those that do not
+        assert response.results[0].items == expected.items
+        assert response.batch_size == 6  # those that leave out seen items, and those that do not
 
 
 def test_no_more_are_searched_together_than_is_quick(engine):
     gate = Gate(engine)
-    engine._cost = engine.pressure.slow / 10  # a tenth of what is slow for each history
-    heard = [ask(engine, ["i1"], seconds=1e6) for _ in range(30)]
+    engine._seconds_per_row = engine.load_control.slow / 10  # a tenth of what is slow for each history
+    futures = [submit(engine, ["i1"], seconds=1e6) for _ in range(30)]
     gate.open()
-    assert heard[0].wait().together == 10
-    assert all(each.wait().together <= 30 for each in heard)
+    assert futures[0].result(60).batch_size == 10
+    assert all(each.result(60).batch_size <= 30 for each in futures)
 
 
 def test_what_was_asked_together_may_differ_in_its_filter(engine):
     gate = Gate(engine)
-    some = ask(engine, ["i1"], m=3, only=Filter(allowed=("i7", "i8", "unknown")))
-    books = ask(engine, ["i1"], m=30, only=Filter(category="Books", exclude=("i1",)))
-    none = ask(engine, ["i1"], m=3, only=Filter(allowed=("unknown",)))
+    some = submit(engine, ["i1"], m=3, filter=Filter(allowed=("i7", "i8", "unknown")))
+    books = submit(engine, ["i1"], m=30, filter=Filter(category="Books", exclude=("i1",)))
+    none = submit(engine, ["i1"], m=3, filter=Filter(allowed=("unknown",)))
     gate.open()
-    assert set(some.wait().answers[0].items) == {"i7", "i8"}
-    assert set(books.wait().answers[0].items) == {f"i{n}" for n in range(3, ITEMS, 2)}
-    assert none.wait().answers[0].items == []
-    assert [each.wait().left for each in (some, books, none)] == [2, 29, 0]
-    assert [each.wait().short for each in (some, books, none)] == [0, 0, 0]
+    assert set(some.result(60).results[0].items) == {"i7", "i8"}
+    assert set(books.result(60).results[0].items) == {f"i{n}" for n in range(3, ITEMS, 2)}
+    assert none.result(60).results[0].items == []
+    assert [each.result(60).num_allowed for each in (some, books, none)] == [2, 29, 0]
+    assert [each.result(60).short for each in (some, books, none)] == [0, 0, 0]
 
 
 def test_a_search_that_fails_spoils_no_other(engine):
     gate = Gate(engine)
-    good, bad = ask(engine, ["i1"], m=3), ask(engine, [object()], m=3)
-    wrong = ask(engine, ["i1"], m=30, beam=20)
-    work = Heard()
-    engine.ask(Ask(work, math.inf, work=lambda view: 1 / 0))
+    good, bad = submit(engine, ["i1"], m=3), submit(engine, [object()], m=3)
+    wrong = submit(engine, ["i1"], m=30, beam_size=20)
+    failing = engine.read(lambda searcher: 1 / 0)
     gate.open()
-    assert len(good.wait().answers[0].items) == len(bad.wait().answers[0].items) == 3
-    assert isinstance(wrong.wait(), ValueError)
-    assert isinstance(work.wait(), ZeroDivisionError)
-    assert len(ask(engine, ["i1"], m=3).wait().answers[0].items) == 3
+    assert len(good.result(60).results[0].items) == len(bad.result(60).results[0].items) == 3
+    assert isinstance(wrong.exception(60), ValueError)
+    assert isinstance(failing.exception(60), ZeroDivisionError)
+    assert len(submit(engine, ["i1"], m=3).result(60).results[0].items) == 3
 
 
 def test_a_full_queue_takes_no_more_and_loses_nothing(shop):
-    engine = an_engine(shop, queue=5)
+    engine = an_engine(shop, max_queue=5)
     gate = Gate(engine)
-    heard = [ask(engine, ["i1"], m=3) for _ in range(5)]
+    futures = [submit(engine, ["i1"], m=3) for _ in range(5)]
     with pytest.raises(BusyError):
-        ask(engine, ["i1"], m=3)
+        submit(engine, ["i1"], m=3)
     assert engine.waiting == 5
     gate.open()
-    assert all(len(each.wait().answers[0].items) == 3 for each in heard)
+    assert all(len(each.result(60).results[0].items) == 3 for each in futures)
     assert engine.waiting == 0
     engine.stop()
 
 
-def test_what_passed_its_deadline_or_was_dropped_is_not_searched(engine):
+def test_what_passed_its_deadline_or_was_cancelled_is_not_searched(engine):
     gate = Gate(engine)
-    late, kept = ask(engine, ["i1"], seconds=0.002), ask(engine, ["i1"])
-    heard = Heard()
-    dropped = Ask(heard, math.inf, [["i1"]])
-    engine.ask(dropped)
-    dropped.dropped = True
+    late, kept = submit(engine, ["i1"], seconds=0.002), submit(engine, ["i1"])
+    assert submit(engine, ["i1"]).cancel()
     time.sleep(0.005)
     gate.open()
-    assert isinstance(late.wait(), LateError)
-    assert isinstance(heard.wait(), LateError)
-    assert kept.wait().together == 1
+    assert isinstance(late.exception(60), DeadlineError)
+    assert kept.result(60).batch_size == 1
 
 
 def test_a_queue_that_would_be_answered_too_late_takes_no_more(engine):
     gate = Gate(engine)
-    engine._cost = 1.0  # a history takes a second
-    ask(engine, ["i1"], ["i2"])
-    with pytest.raises(BusyError, match="too late"):
-        ask(engine, ["i1"], seconds=1.0)
-    ask(engine, ["i1"], seconds=10.0)
+    engine._seconds_per_row = 1.0  # a history takes a second
+    submit(engine, ["i1"], ["i2"])
+    with pytest.raises(BusyError, match="before its deadline"):
+        submit(engine, ["i1"], seconds=1.0)
+    submit(engine, ["i1"], seconds=10.0)
     gate.open()
 
 
-def test_a_narrowed_beam_is_told_and_never_below_m(shop):
+def test_a_narrowed_beam_is_reported_and_never_below_m(shop):
     engine = an_engine(shop, beam_size=40)
-    engine.pressure = Steady(1)
-    narrow, wide = ask(engine, ["i1"], m=3).wait(), ask(engine, ["i1"], m=30).wait()
-    assert (narrow.beam, narrow.narrowed_from) == (20, 40)
-    assert (wide.beam, wide.narrowed_from) == (30, 40)
-    assert len(wide.answers[0].items) == 30
-    assert engine.beam_now == 20
+    engine.load_control = SteadyLoad(1)
+    narrow, wide = submit(engine, ["i1"], m=3).result(60), submit(engine, ["i1"], m=30).result(60)
+    assert (narrow.beam_size, narrow.narrowed_from) == (20, 40)
+    assert (wide.beam_size, wide.narrowed_from) == (30, 40)
+    assert len(wide.results[0].items) == 30
+    assert engine.current_beam == 20
     engine.stop()
 
 
 def test_the_longest_wait_of_a_batch_is_what_narrows_the_beam(shop):
     engine = an_engine(shop)
-    gate, engine.pressure = Gate(engine), Steady(0)
-    heard = [ask(engine, ["i1"]), ask(engine, ["i2"])]
+    gate, engine.load_control = Gate(engine), SteadyLoad(0)
+    futures = [submit(engine, ["i1"]), submit(engine, ["i2"])]
     time.sleep(0.06)
     gate.open()
-    assert max(each.wait().waited for each in heard) >= engine.pressure.told[0] >= 0.06
+    assert max(each.result(60).queue_seconds for each in futures) >= engine.load_control.waits[0] >= 0.06
     engine.stop()
 
 
 def test_without_requests_the_beam_is_soon_as_wide_as_before(shop):
     engine = an_engine(shop)
-    ask(engine, ["i1"]).wait()
-    engine.pressure.step = 1
+    submit(engine, ["i1"]).result(60)
+    engine.load_control.step = 1
     time.sleep(0.5)
-    assert engine.step == 0
-    assert ask(engine, ["i1"]).wait().narrowed_from is None
+    assert engine.steps_narrowed == 0
+    assert submit(engine, ["i1"]).result(60).narrowed_from is None
     engine.stop()
 
 
 def test_after_a_stop_what_waits_is_answered_and_nothing_more_is_taken(shop):
     engine = an_engine(shop)
     gate = Gate(engine)
-    heard = [ask(engine, ["i1"], m=3) for _ in range(3)]
+    futures = [submit(engine, ["i1"], m=3) for _ in range(3)]
     stopping = threading.Thread(target=engine.stop)
     stopping.start()
     gate.open()
     stopping.join(60)
-    assert [len(each.wait().answers[0].items) for each in heard] == [3, 3, 3]
+    assert [len(each.result(60).results[0].items) for each in futures] == [3, 3, 3]
     with pytest.raises(StoppedError):
-        ask(engine, ["i1"])
+        submit(engine, ["i1"])
 
 
 @given(
     st.integers(1, 500) | st.lists(st.integers(1, 500), min_size=4, max_size=4).map(tuple),
     st.none() | st.integers(1, 500) | st.lists(st.integers(1, 500), min_size=4, max_size=4).map(tuple),
-    st.integers(0, STEPS),
+    st.integers(0, MAX_STEPS),
     st.integers(1, 50),
 )
 def test_a_narrowed_beam_is_never_wider_and_never_below_m(beam, tuned, step, m):
@@ -190,10 +182,10 @@ def test_a_narrowed_beam_is_never_wider_and_never_below_m(beam, tuned, step, m):
         return (found,) * 4 if isinstance(found, int) else found
 
     asked = tuple(max(m, width) for width in widths(beam)) if isinstance(beam, tuple) else max(m, beam)
-    found = narrowed(asked, step, m, tuned)
+    found = narrow_beam(asked, step, m, tuned)
     assert all(m <= width <= most for width, most in zip(widths(found), widths(asked), strict=True))
     if step:
-        further = narrowed(asked, step - 1, m, tuned)
+        further = narrow_beam(asked, step - 1, m, tuned)
         assert all(a <= b for a, b in zip(widths(found), widths(further), strict=True))
     else:
         assert found == asked
@@ -201,24 +193,24 @@ def test_a_narrowed_beam_is_never_wider_and_never_below_m(beam, tuned, step, m):
 
 def test_the_beam_is_as_wide_as_before_two_seconds_after_the_load():
     """Batches every 10 ms: two seconds of long waits, then short ones without time to spare."""
-    pressure, now = Pressure(0.04), 100.0
+    control, now = LoadControl(0.04), 100.0
     for _ in range(200):
         now += 0.01
-        pressure.feel(now, 0.5, 0.0)
-    assert pressure.step == STEPS
+        control.observe(now, 0.5, 0.0)
+    assert control.step == MAX_STEPS
     end = now + 2.0
-    while pressure.step:
+    while control.step:
         now += 0.01
-        pressure.feel(now, 0.01, 0.0)
+        control.observe(now, 0.01, 0.0)
     assert now < end
 
 
 def test_waits_that_are_neither_long_nor_short_change_nothing():
-    pressure, now = Pressure(0.04), 100.0
-    pressure.feel(now, 0.05, 0.0)
+    control, now = LoadControl(0.04), 100.0
+    control.observe(now, 0.05, 0.0)
     for _ in range(500):
         now += 0.01
-        assert pressure.feel(now, 0.03, 0.0) == 1
+        assert control.observe(now, 0.03, 0.0) == 1
 
 
 names = [f"i{n}" for n in range(ITEMS)]
@@ -230,114 +222,113 @@ some_names = st.lists(st.sampled_from([*names, "unknown"]), max_size=70).map(tup
     st.lists(st.sampled_from(names), max_size=5), st.booleans(), st.integers(1, 70),
 )  # fmt: skip
 def test_m_items_come_back_wherever_m_are_allowed(allowed, exclude, category, history, exclude_seen, m):
-    shop = loaded(MODEL)
-    view = View(shop, "1", MODEL, shop.source.catalogue, Masks())
-    asked = Ask(print, math.inf, [history], m=m, exclude_seen=exclude_seen, only=Filter(allowed, exclude, category))
-    (reply,) = search(view, m, [asked])  # the narrowest beam there is
+    shop, filter = loaded(MODEL), Filter(allowed, exclude, category)
+    request = RecommendRequest([history], m=m, beam_size=m, exclude_seen=exclude_seen, filter=filter)
+    response = shop.searcher().recommend(request)  # with the narrowest possible beam
     left = set(names if allowed is None else allowed) & set(names) - set(exclude)
     if category is not None:
         paths = {name: shop.source.catalogue.category(int(name[1:])).lower() + "/" for name in left}
         left = {name for name in left if paths[name].startswith(category.lower() + "/")}
-    assert reply.left == len(left)
+    assert response.num_allowed == len(left)
     if exclude_seen:
         left -= set(history)
-    found = reply.answers[0].items
+    found = response.results[0].items
     assert len(found) == len(set(found)) == min(m, len(left))
     assert set(found) <= left
-    assert reply.short == 0
+    assert response.short == 0
 
 
 MODEL = a_model()
 
 
 def test_a_wide_beam_under_a_filter_finds_what_brute_force_finds():
-    catalogue, generator = loaded(MODEL).source.catalogue, torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for size in (1, 2, 7, 30, ITEMS):
         chosen = tuple(f"i{n}" for n in torch.randperm(ITEMS, generator=generator)[:size].tolist())
-        view = View(loaded(MODEL), "1", MODEL, catalogue, Masks())
-        (reply,) = search(view, ITEMS, [Ask(print, math.inf, [["i4", "i2"]], m=10, only=Filter(chosen))])
+        request = RecommendRequest([["i4", "i2"]], beam_size=ITEMS, filter=Filter(chosen))
+        response = loaded(MODEL).searcher().recommend(request)
         x = torch.full((1, 69), bt.PAD)
         x[0, :2] = torch.tensor([2, 4])
-        best, _ = bt.brute_force(MODEL, x, m=10, allowed=allowed_items(Filter(chosen), catalogue))
-        assert reply.answers[0].items == [f"i{n}" for n in best[0].tolist() if n != bt.PAD]
+        best, _ = bt.brute_force(MODEL, x, m=10, allowed=allowed_items(Filter(chosen), MODEL.ids))
+        assert response.results[0].items == [f"i{n}" for n in best[0].tolist() if n != bt.PAD]
 
 
 def test_a_repeated_filter_makes_no_second_mask_and_a_new_model_makes_one():
-    masks, shop = Masks(), loaded()
-    first = masks.of(Filter(("i1",)), shop.source.model, shop.source.catalogue)
-    assert masks.of(Filter(("i1",)), shop.source.model, shop.source.catalogue)[0] is first[0]
-    other = a_model(seed=1)
-    assert masks.of(Filter(("i1",)), other, shop.source.catalogue)[0] is not first[0]
+    masks, model, other = MaskCache(), a_model(), a_model(seed=1)
+    mask, count = masks.get(Filter(("i1",)), model, model.ids)
+    assert count == 1
+    assert masks.get(Filter(("i1",)), model, model.ids)[0] is mask
+    assert masks.get(Filter(("i1",)), other, other.ids)[0] is not mask
 
 
 # Swaps
 
 
 def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
-    open_run = open_fixed("shop", "cpu")
+    open_run = static_opener("shop", "cpu")
     runs = [a_run(tmp_path / str(seed), ITEMS + 10 * seed, seed) for seed in range(3)]
     engine = an_engine(open_run(runs[0]))
-    keeper = Keeper(engine, open_run)
+    slot = ModelSlot(engine, open_run)
     outcomes, ended = [], threading.Event()
 
     def keep_asking():
         while not ended.is_set():
-            outcomes.append(ask(engine, ["i1", "i2"], m=5).wait())
+            outcomes.append(submit(engine, ["i1", "i2"], m=5).result(60))
 
     thread = threading.Thread(target=keep_asking)
     thread.start()
     digests = {engine.loaded.digest}
     for turn in range(6):
-        digests.add(keeper.load(runs[turn % 3]).result().digest)
+        digests.add(slot.load(runs[turn % 3]).result().digest)
         time.sleep(0.02)
     ended.set()
     thread.join()
-    assert all(len(each.answers[0].items) == 5 for each in outcomes)
+    assert all(len(each.results[0].items) == 5 for each in outcomes)
     assert {each.version for each in outcomes} == digests
     assert len(digests) == 3
     engine.stop()
-    keeper.close()
+    slot.close()
 
 
 def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
-    open_run = open_fixed("shop", "cpu")
+    open_run = static_opener("shop", "cpu")
     good, bad = a_run(tmp_path / "good"), a_run(tmp_path / "bad", seed=1)
     weights = json.loads((bad / "settings.json").read_text())["files"]["weights"]["file"]
     (bad / weights).write_bytes(b"nothing")
-    engine, told = an_engine(open_run(good)), []
-    keeper = Keeper(engine, open_run, told.append)
+    engine, reloads = an_engine(open_run(good)), []
+    slot = ModelSlot(engine, open_run, reloads.append)
     for run in (bad, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="stays as it was"):
-            keeper.load(run).result()
-    assert [each.error is None for each in told] == [False, False]
-    assert keeper.last.run == "nowhere"
-    assert ask(engine, ["i1"]).wait().version == open_run(good).digest
+            slot.load(run).result()
+    assert [each.error is None for each in reloads] == [False, False]
+    assert slot.last_reload.run == "nowhere"
+    assert submit(engine, ["i1"]).result(60).version == open_run(good).digest
     engine.stop()
-    keeper.close()
+    slot.close()
 
 
 def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(tmp_path):
     place = tmp_path / "current"
     place.symlink_to(a_run(tmp_path / "one"))
-    open_run = open_fixed("shop", "cpu")
-    engine, told = an_engine(open_run(place)), []
-    heard = threading.Condition()
+    open_run = static_opener("shop", "cpu")
+    engine, reloads = an_engine(open_run(place)), []
+    changed = threading.Condition()
 
     def hear(reload):
-        with heard:
-            told.append(reload)
-            heard.notify()
+        with changed:
+            reloads.append(reload)
+            changed.notify()
 
-    keeper = Keeper(engine, open_run, hear)
-    watch = Watch(place, engine, keeper, 0.01)
+    slot = ModelSlot(engine, open_run, hear)
+    watcher = RunWatcher(place, engine, slot, 0.01)
 
     def point(folder):
-        with heard:
+        with changed:
             (tmp_path / "next").symlink_to(folder)
             (tmp_path / "next").replace(place)
-            count = len(told)
-            assert heard.wait_for(lambda: len(told) > count, 60)
-        return told[-1]
+            count = len(reloads)
+            assert changed.wait_for(lambda: len(reloads) > count, 60)
+        return reloads[-1]
 
     assert point(a_run(tmp_path / "two", seed=2)).error is None
     second = engine.loaded.digest
@@ -348,32 +339,32 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
     assert engine.loaded.digest == second
     assert point(tmp_path / "one").error is None
     assert engine.loaded.digest != second
-    watch.close()
+    watcher.close()
     engine.stop()
-    keeper.close()
+    slot.close()
 
 
-def test_the_beam_that_was_tuned_for_this_model_is_found_and_no_other(tmp_path):
+def test_the_beam_that_was_read_tuned_beam_this_model_is_found_and_no_other(tmp_path):
     run, other = a_run(tmp_path / "run"), a_run(tmp_path / "other", seed=1)
-    assert tuned_for(run, MODEL) is None
+    assert read_tuned_beam(run, MODEL) is None
     write_tuned(run, {"beam_size": [9, 8, 7, 6, 5]})
-    assert tuned_for(run, MODEL) == (9, 8, 7, 6, 5)
-    assert open_fixed("shop", "cpu")(run).tuned == (9, 8, 7, 6, 5)
+    assert read_tuned_beam(run, MODEL) == (9, 8, 7, 6, 5)
+    assert static_opener("shop", "cpu")(run).tuned_beam == (9, 8, 7, 6, 5)
     shutil.copy(run / "tune.json", other)
-    assert tuned_for(other, MODEL) is None
+    assert read_tuned_beam(other, MODEL) is None
     (run / "tune.json").write_text("[")
-    assert tuned_for(run, MODEL) is None
+    assert read_tuned_beam(run, MODEL) is None
 
 
 def test_a_tuned_beam_is_not_used_where_a_level_was_added():
-    shop = loaded(tuned=12)
+    shop = loaded(tuned_beam=12)
     levels = MODEL.tree.height + 1 - MODEL.first_level
     for tuned, found in ((12, 12), ((9,) * levels, (9,) * levels), ((9,) * (levels - 1), None), (None, None)):
-        assert Loaded(shop.source, "shop", "abc", tuned=tuned).narrow == found
+        assert LoadedRun(shop.source, "shop", "abc", tuned_beam=tuned).fitting_tuned_beam == found
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():
-    engine = an_engine(loaded(tuned=12), beam_size=40)
-    engine.pressure = Steady(1)
-    assert ask(engine, ["i1"], m=3).wait().beam == 12
+    engine = an_engine(loaded(tuned_beam=12), beam_size=40)
+    engine.load_control = SteadyLoad(1)
+    assert submit(engine, ["i1"], m=3).result(60).beam_size == 12
     engine.stop()

@@ -20,7 +20,7 @@ ROWS = [
     {"__init__"},
     {"recommender"},
     {"live"},
-    {"answers"},
+    {"query"},
     {"train", "diagnose"},
     {"closed_form"},
     {"storage", "methods", "evaluate", "ingest"},
@@ -37,27 +37,18 @@ ROWS = [
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.
 RIM = {"__main__", "cli", "research"}
-SERVER = (
-    "app",
-    "errors",
-    "examples",
-    "inference",
-    "item_routes",
-    "middleware",
-    "recommend_routes",
-    "schemas",
-    "server",
-)
 ALSO = {
     "storage/models.py": {"safetensors"},
     "storage/settings.py": {"safetensors"},
     "distributed/load_shard.py": {"safetensors"},
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},
-    "serve/engine/metrics.py": {"prometheus_client"},
-    **{f"serve/http/{name}.py": {"fastapi", "starlette", "pydantic", "uvicorn"} for name in SERVER},
-    "answers/files.py": {"polars"},
-    "serve/batch/cluster.py": {"polars", "ray"},
+    **{
+        f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"}
+        for path in (PACKAGE / "serve" / "http").glob("*.py")
+    },
+    "serve/batch/files.py": {"polars"},
+    "serve/batch/ray_cluster.py": {"polars", "ray"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }

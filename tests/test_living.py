@@ -12,7 +12,7 @@ from test_start import a_walk
 
 import beamtree as bt
 from beamtree.live import Journal
-from beamtree.serve.engine.live_source import last_chosen, open_changing
+from beamtree.serve.engine.served_run import last_served_run, live_opener
 
 
 def found(client, item):
@@ -30,7 +30,7 @@ def place(tmp_path):
 def started(place, **how):
     journal = Journal(place / "changes")
     run = place / "one"
-    service = a_service(run, open_changing("shop", "cpu", journal), first=last_chosen(run, journal), **how)
+    service = a_service(run, live_opener("shop", "cpu", journal), first=last_served_run(run, journal), **how)
     return journal, service
 
 
@@ -244,7 +244,7 @@ def test_a_run_that_takes_the_place_of_the_first_is_the_one_that_a_restart_serve
         a_run(place / "one", seed=2)
         while client.get("/v1/model").json()["posted"]:
             time.sleep(0.05)
-        while last_chosen(place / "one", journal) != place / "one":
+        while last_served_run(place / "one", journal) != place / "one":
             time.sleep(0.05)
     service.close()
     journal.close()

@@ -14,14 +14,14 @@ import torch
 from serving import serving
 from watched import SIZES, a_catalogue, a_model, recorded, some_people, user_names
 
-from beamtree.answers import History
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
-from beamtree.serve.engine.limits import Access
-from beamtree.serve.engine.service import Service
-from beamtree.serve.engine.source import Fixed, Loaded
+from beamtree.query import History
+from beamtree.serve.engine.served_run import LoadedRun, StaticSource
+from beamtree.serve.http.access import Access
+from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
 CHROMIUM = shutil.which("chromium")
@@ -396,7 +396,7 @@ CATALOGUE = a_catalogue(SHOP)
 CATALOGUE = Catalogue(SHOP.ids, [sendable(title) for title in CATALOGUE.titles], CATALOGUE.categories)
 
 
-class Shop(Fixed):
+class Shop(StaticSource):
     """A model with two users."""
 
     def history(self, user):
@@ -405,7 +405,7 @@ class Shop(Fixed):
 
 def open_shop(run):
     log = SimpleNamespace(users=Ids(list(HISTORIES)), test=some_people(), val=[])
-    return Loaded(Shop(SHOP, CATALOGUE), "shop", "abc", data=log)
+    return LoadedRun(Shop(SHOP, CATALOGUE), "shop", "abc", data=log)
 
 
 @pytest.fixture

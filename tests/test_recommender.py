@@ -87,7 +87,7 @@ def test_m_items_come_back_wherever_m_are_allowed(shop, log):
 def test_a_history_of_which_nothing_is_known_gets_what_is_popular(shop):
     counts = shop.data.train.events.popularity(shop.data.num_items)
     expected = [shop.data.items[int(item)] for item in popularity(shop.data.train.events, len(counts))._items[:5]]
-    with pytest.warns(UserWarning, match="1 of 1 histories have no item that the model knows, such as 'no such item'"):
+    with pytest.warns(UserWarning, match="1 of 1 histories have no known item, such as 'no such item'"):
         answers = [shop.recommend(["no such item"], m=5), shop.recommend([], m=5)]
     for found in answers:
         assert found["item"].to_list() == expected

@@ -1,4 +1,4 @@
-"""From histories to answers: every way in and out, the answers of `beamtree.retrieve`, and never half a file."""
+"""From histories to results: every format in and out, the items of `beamtree.retrieve`, and never half a file."""
 
 import csv
 import json
@@ -11,9 +11,11 @@ from command import beamtree, largest_file
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.answers import Tally, answer, files, read_history, split_ids
 from beamtree.data import Ids
 from beamtree.ingest import readers
+from beamtree.query import RecommendRequest, Searcher, parse_ids
+from beamtree.serve.batch import files
+from beamtree.serve.batch.job import BatchSummary
 
 ITEMS = [f"{number:03}" for number in range(57)] + ["[bold]", "Ä b", "c"]  # 007 is an id, and so is one with a space
 HISTORIES = {
@@ -204,7 +206,7 @@ def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered)
     assert "note" not in one.stderr
     theirs = [(cell["item"], cell["score"]) for cell in json.loads((tmp_path / "a.json").read_text())]
     for name in ("in.jsonl", "log.jsonl"):
-        assert "passed over" not in retrieve(numbered, tmp_path, name, "out.jsonl").stderr
+        assert "ignored" not in retrieve(numbered, tmp_path, name, "out.jsonl").stderr
         same({"a": read_answers(tmp_path / "out.jsonl")["a"]}, {"a": theirs})
 
 
@@ -212,7 +214,7 @@ def test_lists_after_text_are_lists(tmp_path, run):
     histories = {"a": "007 012", "b": ["007", "012"], "c": "[bold]", "d": ["c", None, " Ä b"], "e": []}
     lines = [json.dumps({"user": user, "history": history}) for user, history in histories.items()]
     (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert "passed over" not in retrieve(run, tmp_path, "in.jsonl").stderr
+    assert "ignored" not in retrieve(run, tmp_path, "in.jsonl").stderr
     known = {"a": ["007", "012"], "b": ["007", "012"], "c": ["[bold]"], "d": ["c", "Ä b"], "e": []}
     same(read_answers(tmp_path / "out.parquet"), expected(run, known))
 
@@ -223,7 +225,7 @@ def test_numbers_in_lists_are_ids_as_people_write_them(tmp_path, numbered):
     for place, history in enumerate(histories):  # one file of whole numbers, one of floats
         frame = pl.DataFrame({"user": [f"u{place}" if place else 0], "history": [history]})
         frame.write_parquet(tmp_path / "in" / f"{place}.parquet")
-    assert "passed over" not in retrieve(numbered, tmp_path, "in").stderr
+    assert "ignored" not in retrieve(numbered, tmp_path, "in").stderr
     found = read_answers(tmp_path / "out.parquet")
     same({"": found["0"]}, {"": found["u1"]})
 
@@ -233,9 +235,9 @@ def test_parts_and_batches_do_not_change_answers(tmp_path, run, monkeypatch, wri
     histories = {f"u{user}": [ITEMS[(user * 5 + place) % 57] for place in range(1 + user % 9)] for user in range(40)}
     write(tmp_path / "in.parquet", histories)
     retrieve(run, tmp_path, "in.parquet", "once.jsonl")
-    for name, size in (("USERS", 7), ("EVENTS", 30), ("BATCH", 3), ("KEPT", 60)):
+    for name, size in (("MAX_USERS", 7), ("MAX_EVENTS", 30), ("BATCH", 3), ("MAX_RESULT_ITEMS", 60)):
         monkeypatch.setattr(files, name, size)
-    assert len(list(files.open_histories(tmp_path / "in.parquet").parts())) > 3
+    assert len(list(files.open_histories(tmp_path / "in.parquet").chunks())) > 3
     retrieve(run, tmp_path, "in.parquet", "parts.jsonl")
     once, parts = (read_answers(tmp_path / name) for name in ("once.jsonl", "parts.jsonl"))
     if write is write_rows:
@@ -269,22 +271,22 @@ def test_the_newest_item_stands_last(run):
     """69 items count, and which of them is the newest makes a difference."""
     model, ids = bt.load_model(run), Ids(ITEMS)
     old = ["c"] * 5 + ITEMS[:57] + ["c"] * 12
-    histories = [read_history(ids, names) for names in (old, ["012", *old[-69:]], old[::-1])]
-    first, second, turned = answer(model, ids, histories)
+    request = RecommendRequest([old, ["012", *old[-69:]], old[::-1]])
+    first, second, turned = Searcher(model, ids).recommend(request).results
     assert (first.items, first.scores) == (second.items, second.scores)
     assert first.scores != turned.scores
 
 
 def test_text_is_split_at_spaces_commas_and_bars():
-    assert split_ids(" a,b | c\td,, |e\n") == ["a", "b", "c", "d", "e"]
-    assert split_ids(" , ") == []
+    assert parse_ids(" a,b | c\td,, |e\n") == ["a", "b", "c", "d", "e"]
+    assert parse_ids(" , ") == []
 
 
 def test_text_may_be_a_list_as_json():
-    assert split_ids(' ["a, b", " c d|e ", 7, 12.0, null, ""]\n') == ["a, b", "c d|e", "7", "12"]
-    assert split_ids("[]") == []
+    assert parse_ids(' ["a, b", " c d|e ", 7, 12.0, null, ""]\n') == ["a, b", "c d|e", "7", "12"]
+    assert parse_ids("[]") == []
     for none in ("[a]", "[a b]", '["a"', "[" * 100_000):  # ids as good as any
-        assert split_ids(none) == none.split()
+        assert parse_ids(none) == none.split()
 
 
 # What is not known, and what was seen
@@ -293,24 +295,24 @@ def test_text_may_be_a_list_as_json():
 def test_unknown_items_are_passed_over_with_a_note(tmp_path, run):
     write_rows(tmp_path / "in.jsonl", HISTORIES)
     done = retrieve(run, tmp_path, "in.jsonl")
-    assert "3 events passed over: of items that the model does not know (what, nobody)" in done.stderr
-    assert "2 users without a known item: answered with what is popular" in done.stderr
+    assert "3 events ignored: of items that the model does not know (what, nobody)" in done.stderr
+    assert "2 users without a known item: popular items are recommended" in done.stderr
     found = read_answers(tmp_path / "out.parquet")
     same({"": found["u4"]}, {"": found["u1"]})
     same({"": found["u5"]}, {"": found["u6"]})
     done = beamtree("retrieve", str(run), "--history", "7,what", folder=tmp_path)
-    assert "2 events passed over" in done.stderr
+    assert "2 events ignored" in done.stderr
     assert "(7, what)" in done.stderr
-    assert "1 user without a known item: answered with what is popular" in done.stderr
+    assert "1 user without a known item: popular items are recommended" in done.stderr
     assert "share of events" in done.stdout  # and no probability
 
 
 def test_a_note_names_the_first_few_items(run):
-    tally = Tally()
-    ids = Ids(ITEMS)
-    tally.add(answer(bt.load_model(run), ids, [read_history(ids, [f"x{number}" for number in range(1234)])]))
-    assert next(tally.notes()).startswith("1,234 events passed over")
-    assert "(x0, x1, x2, x3, x4, …)" in next(tally.notes())
+    summary = BatchSummary()
+    request = RecommendRequest([[f"x{number}" for number in range(1234)]])
+    summary.add(Searcher(bt.load_model(run), Ids(ITEMS)).recommend(request).results)
+    assert next(summary.notes()).startswith("1,234 events ignored")
+    assert "(x0, x1, x2, x3, x4, …)" in next(summary.notes())
 
 
 def test_what_was_seen_is_left_out_however_old(tmp_path, run):
@@ -320,14 +322,14 @@ def test_what_was_seen_is_left_out_however_old(tmp_path, run):
     assert {item for item, _ in found["u 3"]} == {"[bold]", "Ä b", "c"}
     assert all(not {item for item, _ in found[user]} & set(history) for user, history in HISTORIES.items())
     same(found, expected(run, HISTORIES, m=60, exclude_seen=True))
-    assert "without an answer" not in done.stderr
+    assert "without a result" not in done.stderr
 
 
 def test_a_user_without_an_answer_is_noted(tmp_path, run):
     write_rows(tmp_path / "in.jsonl", {"all": ITEMS, "few": ["c"]})
     for output in ("out.jsonl", "out.csv"):
         done = retrieve(run, tmp_path, "in.jsonl", output, "--exclude-seen")
-        assert "1 user without an answer" in done.stderr
+        assert "1 user without a result" in done.stderr
         assert len(read_answers(tmp_path / output)["few"]) == 10
     assert read_answers(tmp_path / "out.jsonl")["all"] == []
     assert "all" not in read_answers(tmp_path / "out.csv")
@@ -335,10 +337,10 @@ def test_a_user_without_an_answer_is_noted(tmp_path, run):
 
 def test_rows_that_cannot_be_used_are_counted(tmp_path, run):
     (tmp_path / "log.csv").write_text("user,item,timestamp\na,007,1\n,012,2\nb, ,3\na,012,soon\na,055,4\n")
-    assert "3 rows left out" in retrieve(run, tmp_path, "log.csv").stderr
+    assert "3 rows skipped" in retrieve(run, tmp_path, "log.csv").stderr
     same(read_answers(tmp_path / "out.parquet"), expected(run, {"a": ["007", "055"]}))
     (tmp_path / "rows.csv").write_text("user,history\na,007 055\n,012\n")
-    assert "1 row left out" in retrieve(run, tmp_path, "rows.csv").stderr
+    assert "1 row skipped" in retrieve(run, tmp_path, "rows.csv").stderr
     same(read_answers(tmp_path / "out.parquet"), expected(run, {"a": ["007", "055"]}))
 
 
@@ -361,7 +363,7 @@ def test_an_interrupt_leaves_the_old_output(tmp_path, run, monkeypatch, old_outp
         assert list(tmp_path.glob("*.new-*"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "answer", stop)
+    monkeypatch.setattr(Searcher, "recommend", stop)
     assert retrieve(run, tmp_path, "in.jsonl", old_output.name, check=False).returncode != 0
 
 
@@ -405,7 +407,7 @@ def fails(done, message):
         (["--history", "007", "--input", "in.csv", "--output", "out.csv"], "give --history"),
         (["--history", "007", "--output", "out.csv"], "give --history"),
         (["--input", "in.csv"], "give --history"),
-        (["--input", "in.csv", "--output", "out.xlsx"], "out.xlsx: answers are written to .parquet, .csv, .jsonl"),
+        (["--input", "in.csv", "--output", "out.xlsx"], "out.xlsx: the formats of results are .parquet, .csv, .jsonl"),
         (["--input", "in.csv", "--output", "out.txt"], "end the name in one of these"),
         (["--input", "in.csv", "--output", "folder.csv"], "folder.csv cannot be written: it is a folder"),
         (["--input", "in.csv", "--output", "in.csv"], "in.csv is the input as well"),
@@ -455,6 +457,5 @@ def test_a_users_error_is_one_line_and_writes_nothing(tmp_path, run, words, mess
 def test_a_run_that_is_none_and_ids_of_another_are_refused(tmp_path, run):
     fails(beamtree("retrieve", "nowhere", "--history", "007", folder=tmp_path, check=False), "nowhere is no run")
     (tmp_path / "items.txt").write_text("007\n")
-    ids = Ids(tmp_path / "items.txt")
     with pytest.raises(ValueError, match="1 ids for a tree of 60 items"):
-        answer(bt.load_model(run), ids, [read_history(ids, ["007"])])
+        Searcher(bt.load_model(run), Ids(tmp_path / "items.txt"))

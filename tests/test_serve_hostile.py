@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from serving import a_run, a_service, open_changing, serving
 
-from beamtree.serve.engine.limits import Limits
 from beamtree.serve.http import server
+from beamtree.serve.http.access import Limits
 from stress.hostile import OWN, deep, garbage, huge, hung, lies, send, slow, tricks, wrong_types
 
 with warnings.catch_warnings():
@@ -45,7 +45,7 @@ def test_no_request_is_answered_with_an_error_of_the_service_or_not_at_all(clien
 
 
 def test_slow_clients_are_dropped_and_nobody_waits_for_them(client, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
     links = slow("127.0.0.1", client.port, 20)
     assert client.post("/v1/recommend", json={"history": ["i1"]}).status_code == 200
     assert hung(links, 10) == 0

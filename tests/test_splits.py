@@ -11,13 +11,13 @@ from command import beamtree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beamtree.answers import history_of_user
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.ingest import arrays
 from beamtree.ingest import prepare as module
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.splits import eval_events
+from beamtree.query import history_of_user
 
 # The definitions
 

@@ -134,10 +134,10 @@ def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator
     if not cluster:
         yield HERE
         return
-    from beamtree.serve.batch.cluster import connected  # Ray may not be there
+    from beamtree.serve.batch.ray_cluster import connect  # Ray may not be there
 
     _stage("starting Ray" if address is None else f"connecting to Ray at {address}")
-    with connected(address, workers) as ray:
+    with connect(address, workers) as ray:
         yield ray.engine
 
 

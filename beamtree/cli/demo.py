@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.answers import history_of_user
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
 from beamtree.cli.data import prepare
@@ -21,6 +20,7 @@ from beamtree.data import gaussian
 from beamtree.evaluate import evaluate
 from beamtree.methods import otm_mixed, tdm
 from beamtree.model import TreeModel
+from beamtree.query import history_of_user
 from beamtree.recommender import Recommender
 from beamtree.scorers import LinearScorer
 from beamtree.theory import regret

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from beamtree.answers import Tally
-from beamtree.answers.question import Question
 from beamtree.cli.options import on_ray
 from beamtree.cli.screen import err, out, printable, progress
+from beamtree.serve.batch.job import BatchJob, BatchSummary
 
 if TYPE_CHECKING:
-    from beamtree.answers.parts import Work
+    from beamtree.serve.batch.folder import RunTasks
 
 
 class Who(NamedTuple):
@@ -32,36 +31,36 @@ class Who(NamedTuple):
         return folder
 
     @contextmanager
-    def at_work(self) -> Iterator["Work"]:
+    def at_work(self) -> Iterator["RunTasks"]:
         """A way to have parts answered, by this process or by a cluster for as long as it takes."""
-        from beamtree.answers.parts import here
+        from beamtree.serve.batch.folder import run_locally
 
         if not on_ray(self.engine):
-            yield here(self.device)
+            yield run_locally(self.device)
             return
-        from beamtree.serve.batch.answers import on_cluster
-        from beamtree.serve.batch.cluster import connected
+        from beamtree.serve.batch.ray_cluster import connect
+        from beamtree.serve.batch.ray_workers import run_on_cluster
 
         where = "starting Ray" if self.address is None else f"connecting to Ray at {self.address}"
         err.print(f"{where} …", highlight=False, soft_wrap=True)
-        with connected(self.address, self.workers, gpus=self.device != "cpu") as cluster:
-            yield on_cluster(cluster, self.device, self.gpus)
+        with connect(self.address, self.workers, gpus=self.device != "cpu") as cluster:
+            yield run_on_cluster(cluster, self.device, self.gpus)
 
 
-def answer_folder(question: Question, source: str, output: Path, who: Who) -> None:
+def answer_folder(job: BatchJob, source: str, output: Path, who: Who) -> None:
     """Answer the parts of a folder that are not answered yet."""
-    from beamtree.answers.parts import find_parts, unanswered  # polars takes a moment
+    from beamtree.serve.batch.folder import find_tasks, pending_tasks  # polars takes a moment
 
-    start, total = clock.monotonic(), Tally()
-    parts = find_parts(question, source, output)
-    with unanswered(question, parts, output) as left, progress(len(parts), "parts") as (advance, say):
-        if len(left) < len(parts):
-            say(f"{len(parts) - len(left):,} parts are there already")
-            advance(len(parts) - len(left))
-        if left:
-            with who.at_work() as work:
-                for tally in work(question, left):
-                    total.join(tally)
+    start, total = clock.monotonic(), BatchSummary()
+    tasks = find_tasks(job, source, output)
+    with pending_tasks(job, tasks, output) as pending, progress(len(tasks), "parts") as (advance, say):
+        if len(pending) < len(tasks):
+            say(f"{len(tasks) - len(pending):,} parts are there already")
+            advance(len(tasks) - len(pending))
+        if pending:
+            with who.at_work() as run_tasks:
+                for summary in run_tasks(job, pending):
+                    total.merge(summary)
                     advance(1)
     note(total)
     speed = total.users / (clock.monotonic() - start)
@@ -69,7 +68,7 @@ def answer_folder(question: Question, source: str, output: Path, who: Who) -> No
     out.print(f"Saved {output}", highlight=False, soft_wrap=True, markup=False)
 
 
-def note(tally: Tally) -> None:
+def note(summary: BatchSummary) -> None:
     """What was not as it should be."""
-    for line in tally.notes():
+    for line in summary.notes():
         err.print(f"note: {printable(line)}", highlight=False, soft_wrap=True, markup=False)

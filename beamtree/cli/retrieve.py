@@ -8,8 +8,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from beamtree.answers import Answer, History, Tally, history_of_user, read_history, split_ids
-from beamtree.answers.question import Question, Search, search_in
 from beamtree.beam import BeamSize
 from beamtree.cli.options import (
     BeamText,
@@ -28,8 +26,11 @@ from beamtree.distributed.command import OpenModel, wherever
 from beamtree.distributed.group import join
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
+from beamtree.model import TreeModel
+from beamtree.query import Recommendation, RecommendRequest, Searcher, history_of_user, make_filter, parse_ids
+from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
 from beamtree.train.recipes import chosen
-from beamtree.train.runs import open_data
+from beamtree.train.runs import ids_of, open_data
 
 HistoryText = Annotated[
     str | None,
@@ -79,16 +80,19 @@ class Asked(NamedTuple):
     data: Path | None
     json: Path | None
 
-    def answer(self, search: Search) -> None:
-        """Find, and show or write what was found."""
+    def answer(self, job: BatchJob, model: TreeModel) -> None:
+        """Search, and show or write the results."""
         if self.history is not None:
-            _answer_here(search, {"": read_history(search.ids, split_ids(self.history, search.ids))}, self.json)
+            searcher = make_searcher(job.run, model)
+            history = parse_ids(self.history, searcher.ids)
+            _answer_here(searcher, job.request._replace(histories=[history]), self.json)
         elif self.users is not None:
-            log = open_data(search.question.run, search.model, self.data)
-            found = {name: history_of_user(log, name) for name in split_ids(self.users, log.users)}
-            _answer_here(search, found, self.json)
+            log = open_data(job.run, model, self.data)
+            searcher = Searcher(model, ids_of(job.run, model), user_history=lambda user: history_of_user(log, user))
+            users = list(dict.fromkeys(parse_ids(self.users, log.users)))
+            _answer_here(searcher, job.request._replace(users=users), self.json)
         elif self.source is not None and self.output is not None:
-            _answer_file(search, self.source, self.output)
+            _answer_file(make_searcher(job.run, model), job, self.source, self.output)
 
 
 def retrieve_items(
@@ -132,24 +136,25 @@ def retrieve_items(
     """
     _check_words(history, users, input, output, json, any((format, user, item, time)))
     names = chosen(FORMATS, "--format", format) if format else None
-    filters = _lines(allowed), _lines(exclude)
-    question = Question(run, m, _beam(run, beam_size, m), exclude_seen, *filters, names, user, item, time)
-    _ask(question, Who(engine, address, workers, gpus, device), Asked(history, users, input, output, data, json))
+    filter = make_filter(_lines(allowed), _lines(exclude))
+    request = RecommendRequest(m=m, beam_size=_beam(run, beam_size, m), exclude_seen=exclude_seen, filter=filter)
+    job = BatchJob(run, request, names, user, item, time)
+    _ask(job, Who(engine, address, workers, gpus, device), Asked(history, users, input, output, data, json))
 
 
-def _ask(question: Question, who: Who, asked: Asked) -> None:
-    """Have a question answered: by this process, by a cluster, or by all ranks that torchrun started."""
+def _ask(job: BatchJob, who: Who, asked: Asked) -> None:
+    """Run a job: by this process, by a cluster, or by all ranks that torchrun started."""
     in_parts = who.in_parts(asked.output)
     if in_parts and join(who.device).size > 1:
         raise ValueError("under torchrun all ranks answer one file: give --output a file, or answer parts without it")
 
     def retrieve(open_run: OpenModel) -> None:
-        asked.answer(search_in(open_run(question.run), question))
+        asked.answer(job, open_run(job.run))
 
     if in_parts and asked.source is not None and asked.output is not None:
-        answer_folder(question._replace(run=question.run.absolute()), asked.source, asked.output, who)
+        answer_folder(job._replace(run=job.run.absolute()), asked.source, asked.output, who)
     else:
-        wherever("retrieve", question.run, who.device, retrieve)
+        wherever("retrieve", job.run, who.device, retrieve)
 
 
 def _beam(run: Path, text: str, m: int) -> BeamSize:
@@ -173,7 +178,7 @@ def _check_words(
     if json is not None:
         check_writable(json)
     if output is not None and source is not None:
-        from beamtree.answers.files import check_output  # polars takes a moment
+        from beamtree.serve.batch.files import check_output  # polars takes a moment
 
         if output.suffix:
             check_output(output)
@@ -190,46 +195,47 @@ def _lines(path: Path | None) -> list[str] | None:
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
-def _answer_here(search: Search, histories: dict[str, History], json: Path | None) -> None:
-    if not histories:
+def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None) -> None:
+    if not request.rows:
         raise ValueError("--users names nobody: give ids of users of the log")
-    answers = search(list(histories.values()))
-    tally = Tally()
-    tally.add(answers)
-    if tally.nothing_found == len(answers):
+    results = searcher.recommend(request).results
+    summary = BatchSummary()
+    summary.add(results)
+    if summary.empty == len(results):
         raise ValueError("nothing was found that may be found: drop --exclude-seen, --allowed or --exclude")
-    note(tally)
+    note(summary)
+    users = request.users or [""]
     if json is not None:
         records = []
-        for user, found in zip(histories, answers, strict=True):
-            ranked = enumerate(zip(found.items, found.scores, strict=True), 1)
+        for user, result in zip(users, results, strict=True):
+            ranked = enumerate(zip(result.items, result.scores, strict=True), 1)
             records += [
                 {**({"user": user} if user else {}), "rank": rank, "item": item, "score": score}
                 for rank, (item, score) in ranked
             ]
         write_json(json, records)
-    for user, found in zip(histories, answers, strict=True):
-        _show(user, found)
+    for user, result in zip(users, results, strict=True):
+        _show(user, result)
 
 
-def _answer_file(search: Search, source: str, output: Path) -> None:
-    from beamtree.answers.files import open_histories  # polars takes a moment
+def _answer_file(searcher: Searcher, job: BatchJob, source: str, output: Path) -> None:
+    from beamtree.serve.batch.files import open_histories, write_results  # polars takes a moment
 
-    histories = open_histories(source, **search.question.columns)
+    histories = open_histories(source, **job.columns)
     start = clock.monotonic()
     with progress(histories.rows, histories.unit) as (advance, _):
-        tally = search.write(histories, output, on_rows=advance)
-    note(tally)
-    speed = tally.users / (clock.monotonic() - start)
-    err.print(f"{tally.users:,} users, {speed:,.0f} per second", highlight=False)
+        summary = write_results(searcher, job.request, histories, output, on_rows=advance)
+    note(summary)
+    speed = summary.users / (clock.monotonic() - start)
+    err.print(f"{summary.users:,} users, {speed:,.0f} per second", highlight=False)
     out.print(f"Saved {output}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _show(user: str, found: Answer) -> None:
+def _show(user: str, result: Recommendation) -> None:
     table = Table(title=escape(printable(user)) or None)
     table.add_column("", justify="right")
     table.add_column("item", overflow="fold")
-    table.add_column("share of events" if found.is_popular else "probability", justify="right", no_wrap=True)
-    for rank, (item, score) in enumerate(zip(found.items, found.scores, strict=True), 1):
+    table.add_column("share of events" if result.is_popular else "probability", justify="right", no_wrap=True)
+    for rank, (item, score) in enumerate(zip(result.items, result.scores, strict=True), 1):
         table.add_row(str(rank), escape(printable(item)), f"{score:.4g}")
     out.print(table)

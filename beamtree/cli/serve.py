@@ -100,7 +100,7 @@ def serve_run(
         torch.set_num_threads(threads)
     most = (max_m, max_beam, max_history, max_histories, max_list, max_body, max_changes)
     times = {"window": window / 1000, "slow": slow / 1000, "timeout": timeout / 1000, "watch": watch}
-    sizes = {"beam_size": beam_size, "most": batch, "queue": queue}
+    sizes = {"beam_size": beam_size, "max_batch": batch, "max_queue": queue}
     opened = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
     how = run, host, port, opened, changes, {**times, **sizes}, most, drain
     _wherever(run, device, lambda open_run: start(*how, open_run))
@@ -140,21 +140,22 @@ def start(
     if changes is not None and open_model is not None:
         raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
     with requires("serve", "`beamtree serve`"):
-        from beamtree.serve.engine.limits import Access, Limits, is_local
-        from beamtree.serve.engine.live_source import journal_of, last_chosen, open_changing
-        from beamtree.serve.engine.service import Service
-        from beamtree.serve.engine.source import open_fixed
+        from beamtree.serve.engine.served_run import last_served_run, live_opener, open_journal, static_opener
+        from beamtree.serve.http.access import Access, Limits, is_local
         from beamtree.serve.http.server import listen, make_server
+        from beamtree.serve.http.service import Service
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     read, change = (os.environ.get(f"BEAMTREE_{which}_TOKEN") or None for which in ("READ", "CHANGE"))
     access = Access(read, change, is_local(host))
     listening = listen(host, port)
-    with journal_of(changes) as journal:
+    with open_journal(changes) as journal:
         open_run = (
-            open_changing(journal=journal, **opened) if journal is not None else open_fixed(**opened, model=open_model)
+            live_opener(journal=journal, **opened)
+            if journal is not None
+            else static_opener(**opened, load_model=open_model)
         )
-        first = run if journal is None else last_chosen(run, journal)
+        first = run if journal is None else last_served_run(run, journal)
         service = Service(run, open_run, first=first, limits=Limits(*most), access=access, **how)
         if first.absolute() != run.absolute():
             told = f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back"

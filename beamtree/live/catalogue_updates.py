@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.answers import listed
 from beamtree.closed_form.builder import Start
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.errors import requires
@@ -19,6 +18,7 @@ from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.opening import load_changes, open_live, save_changes
 from beamtree.live.placement import NewItem
 from beamtree.model import TreeModel
+from beamtree.query import id_list
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
@@ -52,16 +52,16 @@ class CatalogueUpdates:
         An item that was removed is recommended as before. A field that is left out of an existing item keeps its value;
         None clears it.
         """
-        new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in listed(items)}
+        new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
         return self._live_model().add_items(new)
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""
-        return self._live_model().remove_items(map(str, listed(items)))
+        return self._live_model().remove_items(map(str, id_list(items)))
 
     def forget_items(self, items: Iterable[object]) -> int:
         """Forget items: they are not recommended, and added again they are new. Returns how many there were."""
-        return self._live_model().forget_items(map(str, listed(items)))
+        return self._live_model().forget_items(map(str, id_list(items)))
 
     def update(
         self,

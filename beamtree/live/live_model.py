@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.answers import History, history_of_user, read_history
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
@@ -31,6 +30,7 @@ from beamtree.live.placement import (
     placement_fields,
 )
 from beamtree.model import TreeModel
+from beamtree.query import History, encode_history, history_of_user
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
@@ -145,7 +145,7 @@ class LiveModel:
         recorded = self.events.get(as_id(user))
         if not recorded:
             return logged
-        history = read_history(self.ids, [event.item for event in recorded])
+        history = encode_history(self.ids, [event.item for event in recorded])
         return History([*(logged.items if logged else []), *history.items], history.unknown)
 
     def saved_changes(self) -> SavedChanges:

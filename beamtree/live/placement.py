@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.answers import listed
-from beamtree.answers.answer import as_users
 from beamtree.beam import walk
 from beamtree.closed_form.partners import PARTNERS
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
+from beamtree.query import id_list, pad_histories
 from beamtree.scorers import FactorScorer, SumScorer
 from beamtree.scorers.memory import fading
 from beamtree.tree import PAD, Tree
@@ -61,8 +60,8 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
     return NewItem(
         fields.get("title"),
         fields.get("category"),
-        tuple(map(as_id, listed(fields.get("like") or ()))),
-        tuple(tuple(map(as_id, listed(history))) for history in listed(fields.get("histories") or ())),
+        tuple(map(as_id, id_list(fields.get("like") or ()))),
+        tuple(tuple(map(as_id, id_list(history))) for history in id_list(fields.get("histories") or ())),
         None if vector is None else tuple(map(float, vector)),
     )
 
@@ -231,7 +230,7 @@ class PopularityPrior:
 @torch.no_grad()
 def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], background: BackgroundUsers) -> Placement:
     """The incoming partners and factors of an item that users with these histories chose."""
-    x = as_users(histories)
+    x = pad_histories(histories)
     items = torch.unique(x[x != PAD])
     factors = torch.cat([_user_factors(model, x.to(model.tree.device)), background.factors])
     events = torch.cat([_event_weights(x, items), _event_weights(background.x, items)])

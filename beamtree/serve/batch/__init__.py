@@ -1,1 +1,1 @@
-"""Logs and users in bulk, on Ray: a local cluster, or one that is there already."""
+"""Recommendations for files of histories, in this process or on a Ray cluster."""

@@ -1,1 +1,1 @@
-"""Searches for many callers: batches, load, and the model in use."""
+"""The engine behind the service, which knows nothing of HTTP: batching, load control, the model in use."""

@@ -1,226 +1,259 @@
-"""The engine: one thread that searches for everybody who asked within the same moment, and a queue that is bounded.
-
-It knows nothing of HTTP. A request is asked with `Engine.ask`, and whoever asked hears of it on the engine's thread.
-"""
+"""The engine: one thread that answers requests in batches, from a bounded queue."""
 
 import gc
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from beamtree.serve.engine.filters import Filter, Masks
-from beamtree.serve.engine.pressure import Pressure, narrowed
-from beamtree.serve.engine.search import Ask, View, search
-from beamtree.serve.engine.source import Beam, Loaded
+from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Searcher
+from beamtree.serve.engine.load_control import Beam, LoadControl, narrow_beam
+from beamtree.serve.engine.served_run import LoadedRun
 
 log = logging.getLogger("beamtree")
-FEWEST = 8  # histories that are always searched together: one by one they take longer
-SMOOTH = 0.1  # how much the newest batch counts in the time that a search is expected to take
+T = TypeVar("T")
+MIN_BATCH = 8  # histories that are always searched together: one by one they take longer
+SMOOTHING = 0.1  # weight of the newest batch in the moving average of the time per history
 
 
 class BusyError(Exception):
-    """The queue is full, or so long that the answer would come too late."""
+    """The queue is full, or so long that the request would miss its deadline."""
 
 
 class StoppedError(Exception):
-    """The engine takes no more."""
+    """The engine accepts no more requests."""
 
 
-class LateError(Exception):
+class DeadlineError(Exception):
     """The deadline passed before the search."""
 
 
+@dataclass(eq=False, slots=True)
+class Job:
+    """A queued request, or a function that reads the model, and the future of its result."""
+
+    future: "Future[Any]"
+    deadline: float  # by time.monotonic
+    request: RecommendRequest | None = None
+    read: Callable[[Searcher], Any] | None = None
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.request is None else max(1, self.request.rows)
+
+
 class Engine:
-    """Searches for all who ask, batch by batch, in one thread.
+    """Answers requests batch by batch, in one thread.
 
     Args:
-        loaded: what is served first.
-        beam_size: k where a request does not say.
-        window: seconds in which requests are gathered after the first.
-        most: histories that are searched together; fewer where these would take longer than `slow`.
-        queue: histories that may wait.
-        slow: seconds of waiting after which the beam is narrowed.
-        on_batch: hears of every batch: its histories and the seconds it took.
+        run: the run to serve first.
+        beam_size: k of requests that do not set it.
+        window: seconds to wait for more requests after the first.
+        max_batch: histories that are searched together; fewer where these would take longer than `slow`.
+        max_queue: histories that may wait.
+        slow: seconds in the queue after which the beam is narrowed.
+        on_batch: called after every search with its number of histories and its seconds.
     """
 
     def __init__(
         self,
-        loaded: Loaded,
+        run: LoadedRun,
         *,
         beam_size: int = 400,
         window: float = 0.002,
-        most: int = 64,
-        queue: int = 512,
+        max_batch: int = 64,
+        max_queue: int = 512,
         slow: float = 0.04,
         on_batch: Callable[[int, float], None] | None = None,
     ) -> None:
-        self.beam_size, self.window, self.most, self.queue = beam_size, window, most, queue
-        self.pressure = Pressure(slow)
+        self.beam_size, self.window, self.max_batch, self.max_queue = beam_size, window, max_batch, max_queue
+        self.load_control = LoadControl(slow)
         self.waiting = 0  # histories in the queue
-        self._loaded, self._masks = loaded, Masks()
-        self._asks: deque[Ask] = deque()
-        self._lock = threading.Condition()
-        self._between = threading.Lock()  # held during a batch
-        self._sleeping = self._stopped = False
-        self._since = time.monotonic()  # when the last batch ended
-        self._cost = 0.0  # seconds that a history takes, lately
+        self._loaded, self._masks = run, MaskCache()
+        self._queue: deque[Job] = deque()
+        self._condition = threading.Condition()
+        self._batch_lock = threading.Lock()  # held during a batch
+        self._idle = self._stopped = False
+        self._last_batch_end = time.monotonic()
+        self._seconds_per_row = 0.0  # moving average
         self._on_batch = on_batch
         self._thread = threading.Thread(target=self._run, name="beamtree-search", daemon=True)
-        leave_alone()
+        freeze_garbage_collector()
         self._thread.start()
 
     @property
-    def loaded(self) -> Loaded:
-        """What is served now."""
+    def loaded(self) -> LoadedRun:
+        """The run in use."""
         return self._loaded
 
     @property
-    def step(self) -> int:
-        """How many steps the beam is narrowed by now."""
-        idle = time.monotonic() - self._since if self._sleeping else 0.0
-        return self.pressure.rest(idle) if idle else self.pressure.step
+    def steps_narrowed(self) -> int:
+        """How many steps the beam is narrowed by at present."""
+        idle = time.monotonic() - self._last_batch_end if self._idle else 0.0
+        return self.load_control.recover(idle) if idle else self.load_control.step
 
     @property
-    def beam_now(self) -> Beam:
-        """The beam of requests that ask for none."""
-        return narrowed(self.beam_size, self.step, 1, self._loaded.narrow)
+    def current_beam(self) -> Beam:
+        """The beam of requests that do not set one, at present."""
+        return narrow_beam(self.beam_size, self.steps_narrowed, 1, self._loaded.fitting_tuned_beam)
 
-    def ask(self, ask: Ask) -> None:
-        """Put a request into the queue; a BusyError or StoppedError where it is not taken."""
-        with self._lock:
+    def submit(self, request: RecommendRequest, deadline: float = math.inf) -> "Future[RecommendResponse]":
+        """Queue a request; raises BusyError or StoppedError where it is not accepted.
+
+        The future raises DeadlineError for a request that was still in the queue at its deadline. A future that is
+        cancelled in the queue is not searched.
+        """
+        return self._enqueue(Job(Future(), deadline, request))
+
+    def read(self, function: Callable[[Searcher], T], deadline: float = math.inf) -> "Future[T]":
+        """Queue a function that reads the model, to be called in the search thread."""
+        return self._enqueue(Job(Future(), deadline, read=function))
+
+    def _enqueue(self, job: Job) -> "Future[Any]":
+        with self._condition:
             if self._stopped:
                 raise StoppedError("the service is stopping")
-            if self.waiting and self.waiting + ask.rows > self.queue:
+            if self.waiting and self.waiting + job.rows > self.max_queue:
                 raise BusyError("too many requests are waiting")
-            if ask.asked + self.waiting * self._cost > ask.deadline:
-                raise BusyError("so many requests are waiting that this one would be answered too late")
-            self._asks.append(ask)
-            self.waiting += ask.rows
-            if self._sleeping:
-                self._lock.notify()
+            if job.submitted + self.waiting * self._seconds_per_row > job.deadline:
+                raise BusyError("too many requests are waiting for this one to be answered before its deadline")
+            self._queue.append(job)
+            self.waiting += job.rows
+            if self._idle:
+                self._condition.notify()
+        return job.future
 
-    def swap(self, loaded: Loaded) -> Loaded:
-        """Serve something else from the next batch on; gives what was served, which nobody reads any longer."""
-        with self._between:
-            before, self._loaded = self._loaded, loaded
-            leave_alone()
-            return before
+    def swap(self, run: LoadedRun) -> LoadedRun:
+        """Serve another run from the next batch on; returns the previous one, which is no longer read."""
+        with self._batch_lock:
+            previous, self._loaded = self._loaded, run
+            freeze_garbage_collector()
+            return previous
 
     def stop(self) -> None:
-        """Answer all that wait, then end."""
-        with self._lock:
+        """Answer all requests in the queue, then end."""
+        with self._condition:
             self._stopped = True
-            self._lock.notify()
+            self._condition.notify()
         self._thread.join()
 
-    # The thread
+    # The search thread
 
     def _run(self) -> None:
-        while batch := self._take():
-            with self._between:
+        while batch := self._next_batch():
+            with self._batch_lock:
                 try:
                     self._answer(batch)
                 except Exception as error:  # nothing may end this thread
                     log.exception("a batch failed")
-                    for ask in batch:
-                        _tell(ask, error)
-            self._since = time.monotonic()
+                    for job in batch:
+                        if not job.future.done():
+                            job.future.set_exception(error)
+            self._last_batch_end = time.monotonic()
 
-    def _take(self) -> list[Ask]:
-        """The requests of the next batch, at least one; none after the end."""
-        with self._lock:
-            slept = not self._asks
-            self._sleeping = True
-            self._lock.wait_for(lambda: self._asks or self._stopped)
-            self._sleeping = False
-            idle = time.monotonic() - self._since
-        if slept and not self._stopped and self.waiting < self.most:
+    def _next_batch(self) -> list[Job]:
+        """The jobs of the next batch, at least one; none after the end."""
+        with self._condition:
+            was_idle = not self._queue
+            self._idle = True
+            self._condition.wait_for(lambda: self._queue or self._stopped)
+            self._idle = False
+            idle_seconds = time.monotonic() - self._last_batch_end
+        if was_idle and not self._stopped and self.waiting < self.max_batch:
             time.sleep(self.window)
-        with self._lock:
-            if not self._asks:
+        with self._condition:
+            if not self._queue:
                 return []
             now = time.monotonic()
-            self.pressure.feel(now, now - self._asks[0].asked, idle if slept else 0.0)
-            batch = [self._asks.popleft()]
+            self.load_control.observe(now, now - self._queue[0].submitted, idle_seconds if was_idle else 0.0)
+            max_rows = self.max_batch
+            if self._seconds_per_row * max_rows > self.load_control.slow:  # so that later requests do not wait for long
+                max_rows = min(max_rows, max(MIN_BATCH, int(self.load_control.slow / self._seconds_per_row)))
+            batch = [self._queue.popleft()]
             rows = batch[0].rows
-            most = self._room()
-            while self._asks and rows + self._asks[0].rows <= most:
-                batch.append(self._asks.popleft())
+            while self._queue and rows + self._queue[0].rows <= max_rows:
+                batch.append(self._queue.popleft())
                 rows += batch[-1].rows
             self.waiting -= rows
             return batch
 
-    def _room(self) -> int:
-        """How many histories are searched together: so many that whoever comes meanwhile does not wait for long."""
-        if self._cost * self.most <= self.pressure.slow:
-            return self.most
-        return min(self.most, max(FEWEST, int(self.pressure.slow / self._cost)))
-
-    def _answer(self, batch: list[Ask]) -> None:
-        loaded = self._loaded
-        snapshot = loaded.source.snapshot  # all of one moment: a change that comes meanwhile is for the next batch
-        view = View(loaded, loaded.named(snapshot.version), snapshot.model, snapshot.catalogue, self._masks)
-        groups: dict[tuple[Beam, bool, Filter | None], list[Ask]] = {}
-        for ask in batch:
-            if ask.dropped or time.monotonic() > ask.deadline:
-                _tell(ask, LateError("the deadline passed before the search"))
-            elif ask.work is not None:
-                _tell(ask, _outcome(ask.work, view))
+    def _answer(self, batch: list[Job]) -> None:
+        """Answer a batch from one state of the model: with one search for all requests that can share it."""
+        run = self._loaded
+        searcher = run.searcher(self._masks)
+        groups: dict[tuple[Beam, bool, Filter | None], list[tuple[Job, RecommendRequest]]] = {}
+        for job in batch:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            if time.monotonic() > job.deadline:
+                job.future.set_exception(DeadlineError("the deadline passed before the search"))
+            elif job.request is None:
+                self._call(job, searcher)
             else:
+                request = job.request
                 try:
-                    groups.setdefault((self._beam_of(ask, loaded), ask.exclude_seen, ask.only), []).append(ask)
-                except ValueError as error:  # widths for another tree than the one that is served now
-                    _tell(ask, error)
-        for (beam, _, _), asks in groups.items():
-            self._search(view, beam, asks)
+                    beam = narrow_beam(
+                        self._requested_beam(request), self.load_control.step, request.m, run.fitting_tuned_beam
+                    )
+                except ValueError as error:  # widths for another tree than the one in use
+                    job.future.set_exception(error)
+                    continue
+                group = groups.setdefault((beam, request.exclude_seen, request.filter), [])
+                group.append((job, request._replace(beam_size=beam)))
+        for group in groups.values():
+            self._search(searcher, group)
 
-    def _beam_of(self, ask: Ask, loaded: Loaded) -> Beam:
-        asked = max(self.beam_size, ask.m) if ask.beam is None else ask.beam
-        return narrowed(asked, self.pressure.step, ask.m, loaded.narrow)
+    def _requested_beam(self, request: RecommendRequest) -> Beam:
+        if request.beam_size is None:
+            return max(self.beam_size, request.m)
+        return request.beam_size if isinstance(request.beam_size, int) else tuple(request.beam_size)
 
-    def _search(self, view: View, beam: Beam, asks: list[Ask]) -> None:
+    def _search(self, searcher: Searcher, group: list[tuple[Job, RecommendRequest]]) -> None:
         start = time.monotonic()
         try:
-            replies = search(view, beam, asks)
+            responses = searcher.recommend_batch([request for _, request in group])
         except Exception as error:
-            if len(asks) > 1:  # one that cannot be answered must not spoil the others
-                for ask in asks:
-                    self._search(view, beam, [ask])
+            if len(group) > 1:  # one bad request must not fail the others
+                for member in group:
+                    self._search(searcher, [member])
                 return
             if not isinstance(error, ValueError):
                 log.exception("a search failed")
-            _tell(asks[0], error)
+            group[0][0].future.set_exception(error)
             return
-        now, rows = time.monotonic(), sum(ask.rows for ask in asks)
-        self._cost += SMOOTH * ((now - start) / rows - self._cost)
+        seconds, rows = time.monotonic() - start, sum(job.rows for job, _ in group)
+        self._seconds_per_row += SMOOTHING * (seconds / rows - self._seconds_per_row)
         if self._on_batch is not None:
-            self._on_batch(rows, now - start)
-        for ask, reply in zip(asks, replies, strict=True):
-            asked = max(self.beam_size, ask.m) if ask.beam is None else ask.beam
-            wider, waited = asked if asked != beam else None, start - ask.asked
-            _tell(ask, reply._replace(narrowed_from=wider, waited=waited, searched=now - start, together=rows))
+            self._on_batch(rows, seconds)
+        for (job, _), response in zip(group, responses, strict=True):
+            assert job.request is not None
+            requested = self._requested_beam(job.request)
+            job.future.set_result(
+                response._replace(
+                    narrowed_from=None if requested == response.beam_size else requested,
+                    queue_seconds=start - job.submitted,
+                    search_seconds=seconds,
+                    batch_size=rows,
+                )
+            )
+
+    def _call(self, job: Job, searcher: Searcher) -> None:
+        assert job.read is not None
+        try:
+            job.future.set_result(job.read(searcher))
+        except Exception as error:
+            if not isinstance(error, ValueError):
+                log.exception("a request failed")
+            job.future.set_exception(error)
 
 
-def leave_alone() -> None:
-    """Have Python's collector pass over what is loaded: to look through millions of ids takes it half a second."""
+def freeze_garbage_collector() -> None:
+    """Exempt all loaded objects from garbage collection: scanning millions of ids takes half a second."""
     gc.unfreeze()
     gc.freeze()
-
-
-def _outcome(work: Callable[[View], Any], view: View) -> Any:
-    try:
-        return work(view)
-    except Exception as error:
-        if not isinstance(error, ValueError):
-            log.exception("a request failed")
-        return error
-
-
-def _tell(ask: Ask, outcome: Any) -> None:
-    try:
-        ask.done(outcome)
-    except Exception:  # whoever asked is gone
-        log.debug("nobody heard an answer", exc_info=True)

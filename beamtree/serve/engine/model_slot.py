@@ -1,4 +1,4 @@
-"""Changes, one at a time: of items, of events, and of the whole model, which is swapped for one that has answered."""
+"""The model slot: applies changes to the model in use, and replaces it by another run without downtime."""
 
 import logging
 import math
@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from beamtree.errors import short_message
+from beamtree.query import RecommendRequest
 from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.filters import Masks
-from beamtree.serve.engine.search import Ask, View, search
-from beamtree.serve.engine.source import Loaded, OpenRun, Source
+from beamtree.serve.engine.served_run import LoadedRun, ModelSource, OpenRun
 from beamtree.storage.settings import fingerprint
 
 log = logging.getLogger("beamtree")
@@ -21,110 +20,105 @@ T = TypeVar("T")
 
 
 class Reload(NamedTuple):
-    """What came of loading a run."""
+    """The outcome of loading a run."""
 
     run: str
-    error: str | None  # None where it is served
+    error: str | None  # None on success
     at: float  # seconds since 1970
 
 
-class Keeper:
-    """Applies changes in one thread, in the order in which they came.
+class ModelSlot:
+    """Applies changes in one thread, in order of arrival.
 
-    A new run is opened beside the old one and must answer before it takes its place between two batches. Changes wait
-    meanwhile, so none is lost between the two.
+    A new run is opened beside the old one and must pass a smoke test before it replaces it between two batches.
+    Changes wait meanwhile, so none is lost.
     """
 
     def __init__(self, engine: Engine, open_run: OpenRun, on_reload: Callable[[Reload], None] | None = None) -> None:
         self._engine, self._open, self._on_reload = engine, open_run, on_reload
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="beamtree-changes")
-        self.last: Reload | None = None
+        self.last_reload: Reload | None = None
 
-    def change(self, work: Callable[[Source], T]) -> "Future[T]":
-        """Apply a change to what is served."""
-        return self._pool.submit(lambda: work(self._engine.loaded.source))
+    def apply(self, change: Callable[[ModelSource], T]) -> "Future[T]":
+        """Apply a change to the run in use."""
+        return self._pool.submit(lambda: change(self._engine.loaded.source))
 
-    def load(self, run: Path) -> "Future[Loaded]":
-        """Serve another run, or go on with what is served, and a ValueError, where that one cannot be."""
+    def load(self, run: Path) -> "Future[LoadedRun]":
+        """Serve another run; on failure the old one stays, and the future raises a ValueError."""
         return self._pool.submit(self._load, run)
 
-    def _load(self, run: Path) -> Loaded:
+    def _load(self, run: Path) -> LoadedRun:
         try:
             loaded = self._open(run)
-            probe(loaded, self._engine.beam_size)
+            smoke_test(loaded, self._engine.beam_size)
         except Exception as error:  # whatever is wrong with it, the old one stays
-            self._note(Reload(run.name, short_message(error), time.time()))
-            raise ValueError(
-                f"{run.name} cannot be served, so the model stays as it was: {short_message(error)}"
-            ) from error
+            message = short_message(error)
+            self._report(Reload(run.name, message, time.time()))
+            raise ValueError(f"{run.name} cannot be served, the model stays as it was: {message}") from error
         self._engine.swap(loaded).source.close()
-        self._note(Reload(run.name, None, time.time()))
+        self._report(Reload(run.name, None, time.time()))
         return loaded
 
-    def _note(self, reload: Reload) -> None:
-        self.last = reload
-        log.info("run %s: %s", reload.run, reload.error or "is served now")
+    def _report(self, reload: Reload) -> None:
+        self.last_reload = reload
+        log.info("run %s: %s", reload.run, reload.error or "now served")
         if self._on_reload is not None:
             self._on_reload(reload)
 
     def close(self) -> None:
-        """Finish what was begun, and close what is served."""
+        """Finish pending changes, and close the run in use."""
         self._pool.shutdown(wait=True)
         self._engine.loaded.source.close()
 
 
-def probe(loaded: Loaded, beam_size: int) -> None:
-    """Raise a ValueError where a model does not answer a history and an empty one as it should."""
-    view = View(loaded, loaded.version, loaded.source.model, loaded.source.catalogue, Masks())
-    ids = view.catalogue.ids
-    if len(ids) == 0:
+def smoke_test(run: LoadedRun, beam_size: int) -> None:
+    """Raise a ValueError where a model does not answer a history of one item and an empty one."""
+    searcher = run.searcher()
+    if len(searcher.ids) == 0:
         raise ValueError("the model has no items")
-    ask = Ask(_ignore, math.inf, [[ids[0]], []], m=min(10, len(ids)))
-    (reply,) = search(view, max(beam_size, ask.m), [ask])
-    if reply.short or not all(math.isfinite(score) for each in reply.answers for score in each.scores):
-        raise ValueError("the model does not answer a first history")
+    m = min(10, len(searcher.ids))
+    request = RecommendRequest([[searcher.ids[0]], []], m=m, beam_size=max(beam_size, m))
+    response = searcher.recommend(request)
+    if response.short or not all(math.isfinite(score) for result in response.results for score in result.scores):
+        raise ValueError("the model gives no valid scores for a first history")
 
 
-def _ignore(outcome: Any) -> None:
-    pass
+class RunWatcher:
+    """Polls the folder of a run, and loads another run that takes its place."""
 
-
-class Watch:
-    """Looks every few seconds whether another run lies in the place of the one that is served, and has it loaded."""
-
-    def __init__(self, run: Path, engine: Engine, keeper: Keeper, every: float) -> None:
-        self._run, self._engine, self._keeper = run, engine, keeper
+    def __init__(self, run: Path, engine: Engine, slot: ModelSlot, interval: float) -> None:
+        self._run, self._engine, self._slot = run, engine, slot
         self._seen: object = None
-        self._tried = stamp(run)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(every,), name="beamtree-watch", daemon=True)
+        self._tried = folder_state(run)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, args=(interval,), name="beamtree-watch", daemon=True)
         self._thread.start()
 
-    def _look(self, every: float) -> None:
-        while not self._end.wait(every):
-            now, before = stamp(self._run), self._seen
-            self._seen = now
-            # Twice the same: a folder that is being written changes between two looks.
-            if now is None or now != before or now == self._tried:
+    def _poll(self, interval: float) -> None:
+        while not self._stop.wait(interval):
+            state, before = folder_state(self._run), self._seen
+            self._seen = state
+            # Twice the same: a folder that is being written changes between two polls.
+            if state is None or state != before or state == self._tried:
                 continue
-            self._tried = now
+            self._tried = state
             try:
                 if fingerprint(self._run) != self._engine.loaded.digest:
-                    self._keeper.load(self._run).result()
-                    self._keeper.change(lambda source: source.record_run(self._run.name)).result()
+                    self._slot.load(self._run).result()
+                    self._slot.apply(lambda source: source.record_run(self._run.name)).result()
             except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
                 log.warning("%s", short_message(error))
 
     def close(self) -> None:
-        """Look no more."""
-        self._end.set()
+        """Stop polling."""
+        self._stop.set()
         self._thread.join()
 
 
-def stamp(run: Path) -> object:
-    """What tells that a run's folder was changed or replaced; None where it is not there."""
+def folder_state(run: Path) -> object:
+    """A value that changes when a run's folder is changed or replaced; None where it is missing."""
     try:
         files = [(path.name, path.stat()) for path in sorted(run.iterdir()) if path.is_file()]
-        return run.resolve(), [(name, at.st_ino, at.st_mtime_ns, at.st_size) for name, at in files]
-    except (OSError, RuntimeError):  # it may go away while it is looked at
+        return run.resolve(), [(name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in files]
+    except (OSError, RuntimeError):  # it may vanish meanwhile
         return None

@@ -1,1 +1,1 @@
-"""The service over HTTP: routes, schemas, middleware."""
+"""The HTTP service: routes, schemas, middleware, and the server."""

@@ -1,4 +1,4 @@
-"""The service over HTTP: every route, its examples, and errors in one shape."""
+"""The FastAPI application: all routes of a service, among them health, metrics and the model in use."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,41 +12,41 @@ from starlette.responses import HTMLResponse, Response
 from beamtree import __version__
 from beamtree.diagnose.explore import catalogue_map, describe_model, inspect_for_page, losses_as_dict, page
 from beamtree.model import TreeModel
-from beamtree.serve.engine.metrics import KIND
-from beamtree.serve.engine.service import Service
-from beamtree.serve.http import inference
-from beamtree.serve.http import item_routes as things
-from beamtree.serve.http import recommend_routes as asking
-from beamtree.serve.http.errors import RefusedError, add_handlers, as_json
-from beamtree.serve.http.examples import with_examples
-from beamtree.serve.http.middleware import Guard
-from beamtree.serve.http.schemas import Losses, Map, Model, Problem, Swap
+from beamtree.serve.http.errors import ApiError, add_error_handlers, json_response
+from beamtree.serve.http.inference import inference_routes
+from beamtree.serve.http.item_routes import item_routes
+from beamtree.serve.http.metrics import CONTENT_TYPE
+from beamtree.serve.http.middleware import RequestGuard
+from beamtree.serve.http.openapi import add_examples
+from beamtree.serve.http.recommend_routes import recommend_routes
+from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model, Problem
+from beamtree.serve.http.service import Service
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
-        400: "No JSON.",
-        401: "A token is needed.",
-        403: "Changes are not allowed.",
-        404: "There is no such thing.",
-        405: "Not this way.",
-        408: "The body took too long.",
-        409: "This service cannot change.",
-        413: "Too much.",
-        415: "A change that is no JSON.",
-        422: "Not as it should be.",
-        429: "Too many wait; come back after Retry-After seconds.",
-        503: "Not now; come back after Retry-After seconds.",
-        504: "Not in time.",
+        400: "Invalid JSON",
+        401: "A token is required",
+        403: "Changes are not allowed",
+        404: "Not found",
+        405: "Method not allowed",
+        408: "The body arrived too slowly",
+        409: "This service is read-only",
+        413: "Payload too large",
+        415: "Unsupported media type",
+        422: "Invalid request",
+        429: "Too many requests; retry after Retry-After seconds",
+        503: "Service unavailable; retry after Retry-After seconds",
+        504: "Deadline exceeded",
     }.items()
 }
 
-LEAVES = 20_000_000  # that are scored to see what the beam loses, over as many users as that allows
-FEWEST_USERS, MOST_USERS = 20, 200
+MAX_SCORED_LEAVES = 20_000_000  # by /v1/losses, which inspects as many users as that allows
+MIN_USERS, MAX_USERS = 20, 200
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application of a service, which it closes at its end."""
+    """The application of a service, which is closed with it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -58,32 +58,29 @@ def make_app(service: Service) -> FastAPI:
         version=__version__,
         description="Recommendations from a learned tree.",
         lifespan=lifespan,
-        docs_url=None,  # that page would load its parts from elsewhere
+        docs_url=None,  # these pages would load scripts from other sites
         redoc_url=None,
-        responses=PROBLEMS,
+        responses=ERRORS,
     )
-    add_handlers(app)
-    app.add_middleware(Guard, service=service)
-    for room in (asking, things, inference):
-        app.include_router(room.routes(service))
-    app.include_router(things.changes(service))
-    app.include_router(health(service))
-    app.include_router(model_routes(service))
-    with_examples(app, service)
+    add_error_handlers(app)
+    app.add_middleware(RequestGuard, service=service)
+    for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes):
+        app.include_router(routes(service))
+    add_examples(app, service)
     return app
 
 
-def health(service: Service) -> APIRouter:
-    """Whether it lives and answers, how loaded it is, and the page."""
+def health_routes(service: Service) -> APIRouter:
+    """Probes, metrics, load, and the page."""
     router = APIRouter()
 
     async def live() -> Response:
-        """It lives."""
-        return as_json({"live": True})
+        """Liveness probe."""
+        return json_response({"live": True})
 
     async def ready() -> Response:
-        """It answers; not while it stops."""
-        return as_json({"ready": not service.stopping}, 503 if service.stopping else 200)
+        """Readiness probe; 503 while the service stops."""
+        return json_response({"ready": not service.stopping}, 503 if service.stopping else 200)
 
     for path in ("/healthz", "/livez", "/v2/health/live"):
         router.add_api_route(path, live, name=path)
@@ -92,16 +89,22 @@ def health(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     def metrics() -> Response:
-        """Numbers for Prometheus."""
-        return Response(service.metrics.text(service.engine), media_type=KIND)
+        """Prometheus metrics."""
+        return Response(service.metrics.text(service.engine), media_type=CONTENT_TYPE)
 
     @router.get("/load")
     async def load() -> Response:
-        """How loaded it is, for whoever shares out requests."""
+        """The current load, for a load balancer."""
         engine = service.engine
-        beam = list(engine.beam_now) if isinstance(engine.beam_now, tuple) else engine.beam_now
-        queue = {"waiting": engine.waiting, "queue": engine.queue}
-        return as_json({**queue, "beam_size": beam, "steps_narrowed": engine.step, "stopping": service.stopping})
+        return json_response(
+            {
+                "waiting": engine.waiting,
+                "queue": engine.max_queue,
+                "beam_size": engine.current_beam,
+                "steps_narrowed": engine.steps_narrowed,
+                "stopping": service.stopping,
+            }
+        )
 
     document = page(live=True)
 
@@ -114,81 +117,76 @@ def health(service: Service) -> APIRouter:
 
 
 def model_routes(service: Service) -> APIRouter:
-    """What is served, and how to serve another run."""
+    """The model in use, and how to replace it."""
     router = APIRouter()
 
     @router.get("/v1/model", responses={200: {"model": Model}})
-    async def show_model() -> Response:
-        """What is served, and what came of the last run that was to be loaded."""
-        return as_json(about(service))
+    async def get_model() -> Response:
+        """The model in use, and the outcome of the last reload."""
+        return json_response(model_json(service))
 
     @router.post("/v1/model", responses={200: {"model": Model}})
-    async def load_model(asked: Swap) -> Response:
-        """Serve another run, once it has loaded and answered; until then, and if it fails, the old one answers."""
-        await service.load(beside(service.run, asked.run))
-        return as_json(about(service))
+    async def load_model(body: LoadRun) -> Response:
+        """Serve another run once it has loaded and passed a smoke test; until then, and on failure, the old one."""
+        await service.load(sibling_folder(service.run, body.run))
+        return json_response(model_json(service))
 
-    drawn: list[tuple[TreeModel, bytes]] = []  # the map of the model that was asked for last
+    last_map: list[tuple[TreeModel, bytes]] = []
 
     @router.get("/v1/map", responses={200: {"model": Map}})
-    def show_map() -> Response:
+    def get_map() -> Response:
         """The map of the catalogue by subtree, for the page."""
         source = service.loaded.source
-        if not drawn or drawn[-1][0] is not source.model:
-            drawn[:] = [(source.model, bytes(as_json(catalogue_map(source.model, source.catalogue)).body))]
-        return Response(drawn[-1][1], media_type="application/json")
+        if not last_map or last_map[-1][0] is not source.model:
+            last_map[:] = [(source.model, bytes(json_response(catalogue_map(source.model, source.catalogue)).body))]
+        return Response(last_map[-1][1], media_type="application/json")
 
-    counted: list[tuple[str, bytes]] = []  # the losses of the model that was asked for last
-    counting = Lock()
+    last_losses: list[tuple[str, bytes]] = []
+    lock = Lock()
 
     @router.get("/v1/losses", responses={200: {"model": Losses}})
-    def show_losses() -> Response:
-        """Where relevant items of the log's test users are lost, as `beamtree inspect` counts; once for each run."""
+    def get_losses() -> Response:
+        """Where the beam loses relevant items of the test users, as in `beamtree inspect`; computed once per run."""
         loaded = service.loaded
-        people = (
-            None
-            if loaded.data is None
-            else next((each for each in (loaded.data.test, loaded.data.val) if len(each)), None)
-        )
-        if people is None:
-            raise RefusedError(404, "the log of this run is not here", "say where it is with --data")
-        with counting:
-            if not counted or counted[-1][0] != loaded.digest:
+        parts = () if loaded.data is None else (loaded.data.test, loaded.data.val)
+        users = next((part for part in parts if len(part)), None)
+        if users is None:
+            raise ApiError(404, "the log of this run is not available", "pass its folder with --data")
+        with lock:
+            if not last_losses or last_losses[-1][0] != loaded.digest:
                 model = loaded.source.model
-                users = min(MOST_USERS, max(FEWEST_USERS, LEAVES // model.tree.num_items))
-                counted[:] = [
-                    (loaded.digest, bytes(as_json(losses_as_dict(inspect_for_page(model, people, users))).body))
-                ]
-            return Response(counted[-1][1], media_type="application/json")
+                count = min(MAX_USERS, max(MIN_USERS, MAX_SCORED_LEAVES // model.tree.num_items))
+                content = losses_as_dict(inspect_for_page(model, users, count))
+                last_losses[:] = [(loaded.digest, bytes(json_response(content).body))]
+            return Response(last_losses[-1][1], media_type="application/json")
 
     return router
 
 
-def beside(run: Path, name: str) -> Path:
+def sibling_folder(run: Path, name: str) -> Path:
     """A folder beside the one that is served, by its name."""
-    asked = PurePosixPath(name)
-    if asked.is_absolute() or not asked.parts or ".." in asked.parts or "\0" in name or "\\" in name:
-        raise RefusedError(422, "run: this is no folder beside the one that is served", "give the name of a folder")
-    return Path(run.absolute().parent, *asked.parts)
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name or "\\" in name:
+        raise ApiError(422, "run: not a folder beside the one that is served", "give the name of a folder")
+    return Path(run.absolute().parent, *path.parts)
 
 
-def about(service: Service) -> dict[str, Any]:
-    """What is served, in words."""
-    loaded = service.loaded
-    last = service.keeper.last
+def model_json(service: Service) -> dict[str, Any]:
+    """The model in use as JSON."""
+    loaded, last_reload = service.loaded, service.slot.last_reload
     return {
         **describe_model(loaded.name, loaded.source.model),
         "version": loaded.version,
         "run": None if loaded.run is None else loaded.run.name,
         "start_run": service.run.name,
         "posted": loaded.run is not None and loaded.run.absolute() != service.run.absolute(),
-        "method": loaded.about.get("method"),
+        "method": loaded.settings.get("method"),
         "beam_size": service.engine.beam_size,
-        "tuned": list(loaded.tuned) if isinstance(loaded.tuned, tuple) else loaded.tuned,
+        "tuned": loaded.tuned_beam,
         "changes": loaded.source.version,
         "since": loaded.since,
         "titles": loaded.source.catalogue.has_titles,
         "users": 0 if loaded.data is None else len(loaded.data.users),
         "limits": service.limits._asdict(),
-        "last_reload": None if last is None else last._asdict(),
+        "last_reload": None if last_reload is None else last_reload._asdict(),
     }

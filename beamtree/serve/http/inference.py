@@ -1,7 +1,7 @@
 """Routes of the Open Inference Protocol, version 2: histories and items as tensors."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -9,71 +9,61 @@ from starlette.responses import Response
 from beamtree import __version__
 from beamtree.data import Ids
 from beamtree.data.ids import as_id
-from beamtree.serve.engine.search import Reply
-from beamtree.serve.engine.service import Service
-from beamtree.serve.http.answers import check_size
-from beamtree.serve.http.errors import RefusedError, as_json
-from beamtree.serve.http.schemas import LARGEST, Infer, Tensor
+from beamtree.query import RecommendRequest, RecommendResponse
+from beamtree.serve.http.errors import ApiError, check_limit, json_response
+from beamtree.serve.http.schemas import MAX_INT, Infer, Tensor
+from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
 BYTES, INT64 = "BYTES", "INT64"
 INPUTS = [{"name": "history", "datatype": BYTES, "shape": [-1, -1]}]
-OUTPUTS = [
+OUTPUTS: list[dict[str, Any]] = [
     {"name": "item", "datatype": BYTES, "shape": [-1, -1]},
     {"name": "score", "datatype": "FP32", "shape": [-1, -1]},
 ]
-OF_MODEL = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+PARAMETERS = ("m", "beam_size", "exclude_seen", "timeout_ms")
+MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 
 
-class Parameters(NamedTuple):
-    """What a request may set besides its tensors."""
-
-    m: int = 10
-    beam_size: int | None = None
-    exclude_seen: bool = False
-    timeout_ms: int | None = None
-
-
-def routes(service: Service) -> APIRouter:
+def inference_routes(service: Service) -> APIRouter:
     """The routes of one service."""
     router = APIRouter()
 
-    def check(name: str, version: str) -> None:
+    def check_model(name: str, version: str) -> None:
         loaded = service.loaded
         if name != loaded.name or version not in ("", loaded.digest, loaded.version):
-            there = f"there is {loaded.name}, version {loaded.version}"
-            raise RefusedError(404, "there is no such model or version", there)
+            hint = f"the model is {loaded.name}, version {loaded.version}"
+            raise ApiError(404, "there is no such model or version", hint)
 
     async def metadata(name: str, version: str = "") -> Response:
-        """What the model takes and gives."""
-        check(name, version)
+        """The inputs and outputs of the model."""
+        check_model(name, version)
         about = {"name": name, "versions": [service.loaded.version], "platform": "beamtree"}
-        return as_json({**about, "inputs": INPUTS, "outputs": OUTPUTS})
+        return json_response({**about, "inputs": INPUTS, "outputs": OUTPUTS})
 
     async def ready(name: str, version: str = "") -> Response:
-        """Whether the model answers."""
-        check(name, version)
-        return as_json({"name": name, "ready": not service.stopping}, 503 if service.stopping else 200)
+        """Whether the model is ready."""
+        check_model(name, version)
+        return json_response({"name": name, "ready": not service.stopping}, 503 if service.stopping else 200)
 
-    async def infer(asked: Infer, name: str, version: str = "") -> Response:
-        """The m best items of each history: ids, oldest first, `""` where a row is shorter; or numbers, and -1."""
-        check(name, version)
-        histories, found = histories_of(asked, service.loaded.ids), parameters_of(asked)
-        check_size("history", len(histories), service.limits.histories, "rows")
-        check_size("history", max(map(len, histories), default=0), service.limits.history, "ids in a row")
-        reply = await service.recommend(
-            histories, m=found.m, beam=found.beam_size, exclude_seen=found.exclude_seen, timeout_ms=found.timeout_ms
-        )
-        about = {"model_name": name, "model_version": reply.version, **({"id": asked.id} if asked.id else {})}
-        notes = {"degraded": reply.narrowed_from is not None, "beam_size": reply.beam}
-        return as_json({**about, "parameters": notes, "outputs": outputs_of(asked, reply, found.m)})
+    async def infer(body: Infer, name: str, version: str = "") -> Response:
+        """The m best items for each history: ids, oldest first, padded with `""`; or item numbers, padded with -1."""
+        check_model(name, version)
+        request = parse_inference(body, service.loaded.ids)
+        check_limit("history", request.rows, service.limits.histories, "rows")
+        check_limit("history", max(map(len, request.histories), default=0), service.limits.history, "ids in a row")
+        response = await service.recommend(request, body.parameters.get("timeout_ms"))
+        about = {"model_name": name, "model_version": response.version, **({"id": body.id} if body.id else {})}
+        parameters = {"degraded": response.narrowed_from is not None, "beam_size": response.beam_size}
+        outputs = output_tensors(body, response, request.m)
+        return json_response({**about, "parameters": parameters, "outputs": outputs})
 
     @router.get("/v2")
     async def server() -> Response:
-        """What this server is."""
-        return as_json({"name": "beamtree", "version": __version__, "extensions": []})
+        """The name and version of the server."""
+        return json_response({"name": "beamtree", "version": __version__, "extensions": []})
 
-    for path in OF_MODEL:
+    for path in MODEL_PATHS:
         suffix = "_version" if "version" in path else ""
         router.add_api_route(path, metadata, name=f"metadata{suffix}")
         router.add_api_route(f"{path}/ready", ready, name=f"ready{suffix}")
@@ -81,40 +71,36 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def parameters_of(asked: Infer) -> Parameters:
-    """The parameters of a request, checked."""
-    unknown = set(asked.parameters) - set(Parameters._fields)
-    if unknown:
-        listed = ", ".join(Parameters._fields)
-        raise RefusedError(422, f"parameters: {min(unknown)[:80]!r} is not known", f"there are {listed}")
-    found = Parameters(**asked.parameters)
-    for name, value in found._asdict().items():
-        if value is None or (name == "exclude_seen" and isinstance(value, bool)):
-            continue
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise RefusedError(422, f"parameters.{name} is not valid", "give a whole number from 1, or true or false")
-    return found
+def parse_inference(body: Infer, ids: Ids) -> RecommendRequest:
+    """The tensor `history` and the parameters of a body as a request."""
+    for name, value in body.parameters.items():
+        if name not in PARAMETERS:
+            raise ApiError(422, f"parameters: {name[:80]!r} is unknown", f"the parameters are {', '.join(PARAMETERS)}")
+        is_flag = name == "exclude_seen" and isinstance(value, bool)
+        if value is not None and not is_flag and (type(value) is not int or not 1 <= value <= MAX_INT):
+            raise ApiError(422, f"parameters.{name} is not valid", "use a whole number from 1, or true or false")
+    given = {name: value for name, value in body.parameters.items() if value is not None and name != "timeout_ms"}
+    return RecommendRequest(parse_histories(body, ids), **given)
 
 
-def histories_of(asked: Infer, ids: Ids) -> list[list[str]]:
+def parse_histories(body: Infer, ids: Ids) -> list[list[str]]:
     """The rows of the tensor `history` as ids."""
-    tensors = [each for each in asked.inputs if each.name == "history"]
-    if len(tensors) != 1 or len(asked.inputs) != 1:
-        raise RefusedError(422, "inputs: there is one input, history", "send one tensor of this name")
-    (tensor,) = tensors
+    if [tensor.name for tensor in body.inputs] != ["history"]:
+        raise ApiError(422, "inputs: the only input is history", "send one tensor of this name")
+    (tensor,) = body.inputs
     if len(tensor.shape) != 2 or tensor.datatype not in (BYTES, INT64):
-        raise RefusedError(422, "history: send BYTES or INT64 of shape [B, T]", "see /v2/models/{name}")
-    values = list(flat(tensor))
+        raise ApiError(422, "history: send BYTES or INT64 of shape [B, T]", "see /v2/models/{name}")
+    values = list(flatten(tensor))
     rows, width = tensor.shape
     if rows * width != len(values):
-        error = f"history: shape {tensor.shape} and {len(values)} values do not fit"
-        raise RefusedError(422, error, "send B times T values")
-    names = [_name(value, tensor.datatype, ids) for value in values]
+        error = f"history: shape {tensor.shape} does not match {len(values)} values"
+        raise ApiError(422, error, "send B times T values")
+    names = [_item_id(value, tensor.datatype, ids) for value in values]
     return [[name for name in names[row * width : (row + 1) * width] if name] for row in range(rows)]
 
 
-def flat(tensor: Tensor) -> Iterator[Any]:
-    """The values of a tensor that is nested by rows, or not at all."""
+def flatten(tensor: Tensor) -> Iterator[Any]:
+    """The values of a tensor that is nested by rows, or flat."""
     for value in tensor.data:
         if isinstance(value, list):
             yield from value
@@ -122,20 +108,20 @@ def flat(tensor: Tensor) -> Iterator[Any]:
             yield value
 
 
-def _name(value: Any, datatype: str, ids: Ids) -> str:
-    """An id; of a number that of the item; nothing where it fills up a row."""
+def _item_id(value: Any, datatype: str, ids: Ids) -> str:
+    """The id of a value, empty for padding."""
     if datatype == BYTES and isinstance(value, str):
         return as_id(value)
     if datatype == INT64 and type(value) is int:
-        return "" if value == PAD else ids[value] if 0 <= value < len(ids) else f"number {value % LARGEST}"
-    raise RefusedError(422, f"history: a value is no {datatype}", "send ids as BYTES, or numbers of items as INT64")
+        return "" if value == PAD else ids[value] if 0 <= value < len(ids) else f"number {value % MAX_INT}"
+    raise ApiError(422, f"history: a value is not {datatype}", "send ids as BYTES, or item numbers as INT64")
 
 
-def outputs_of(asked: Infer, reply: Reply, m: int) -> list[dict[str, Any]]:
-    """The answers as tensors; rows with fewer than m items are filled up with "" and 0."""
-    shape = [len(reply.answers), m]
-    items = [name for each in reply.answers for name in (*each.items, *[""] * (m - len(each.items)))]
-    scores = [score for each in reply.answers for score in (*each.scores, *[0.0] * (m - len(each.scores)))]
+def output_tensors(body: Infer, response: RecommendResponse, m: int) -> list[dict[str, Any]]:
+    """The results as tensors; rows with fewer than m items are padded with "" and 0."""
+    shape = [len(response.results), m]
+    items = [name for result in response.results for name in (*result.items, *[""] * (m - len(result.items)))]
+    scores = [score for result in response.results for score in (*result.scores, *[0.0] * (m - len(result.scores)))]
     data = {"item": items, "score": scores}
-    wanted = data if asked.outputs is None else [str(each.get("name")) for each in asked.outputs]
-    return [{**each, "shape": shape, "data": data[each["name"]]} for each in OUTPUTS if each["name"] in wanted]  # type: ignore[index]
+    names = data if body.outputs is None else [str(output.get("name")) for output in body.outputs]
+    return [{**output, "shape": shape, "data": data[output["name"]]} for output in OUTPUTS if output["name"] in names]

@@ -1,4 +1,4 @@
-"""Around every route: who may ask, how much may be sent, and what is counted."""
+"""Middleware around every route: metrics, access control, and limits on request bodies."""
 
 import asyncio
 import time
@@ -7,16 +7,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beamtree.serve.engine.limits import reads
-from beamtree.serve.engine.service import Service
-from beamtree.serve.http.errors import HINTS, refusal
+from beamtree.serve.http.access import is_read_only
+from beamtree.serve.http.errors import HINTS, error_response
+from beamtree.serve.http.service import Service
 
-READING = 30.0  # seconds in which a client must take what it is sent
-WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
+SEND_SECONDS = 30.0  # in which a client must accept a part of the response
+METHODS_WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
+CLOSE = {"Connection": "close"}
 
 
-class Guard:
-    """Counts requests, asks for tokens, and takes no body that is too large or too slow."""
+class RequestGuard:
+    """Counts requests, checks tokens, and rejects bodies that are too large or too slow."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -27,74 +28,74 @@ class Guard:
             return
         start, status = time.perf_counter(), 500
 
-        async def counted(message: Message) -> None:
+        async def counting_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self.service.stopping:  # so that the next request goes elsewhere
+                if self.service.stopping:  # so that the next request goes to another server
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
-            async with asyncio.timeout(READING):
+            async with asyncio.timeout(SEND_SECONDS):
                 await send(message)
 
         try:
-            await self._guarded(scope, receive, counted)
+            await self._handle(scope, receive, counting_send)
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
             self.service.metrics.requests.labels(route, str(status)).inc()
             self.service.metrics.duration.labels(route).observe(time.perf_counter() - start)
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, service = Headers(scope=scope), self.service
-        refused = service.access.refuses(scope["method"], scope["path"], headers.get("authorization", ""))
-        if refused is not None:
+        denied = service.access.check(scope["method"], scope["path"], headers.get("authorization", ""))
+        if denied is not None:
             service.metrics.rejected.labels("unauthorized").inc()
-            status, error, hint = refused
-            words = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-            await refusal(status, error, hint, words)(scope, receive, send)
+            status, error, hint = denied
+            challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+            await error_response(status, error, hint, challenge)(scope, receive, send)
             return
-        if scope["method"] not in WITH_BODY:
+        if scope["method"] not in METHODS_WITH_BODY:
             await self.app(scope, receive, send)
             return
         if not is_json(headers.get("content-type", "")):
-            # Other sites can have a browser post what is no JSON without asking: such a change is refused.
-            if scope["method"] == "POST" and not reads(scope["method"], scope["path"]):
+            # A browser posts other types to other sites without a preflight request: such a change is rejected.
+            if scope["method"] == "POST" and not is_read_only(scope["method"], scope["path"]):
                 error = "the header Content-Type: application/json is missing"
-                await refusal(415, error, HINTS[415], {"Connection": "close"})(scope, receive, send)
+                await error_response(415, error, HINTS[415], CLOSE)(scope, receive, send)
                 return
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > service.limits.body:
             service.metrics.rejected.labels("too_large").inc()
-            error = f"the body has {length[:20]} bytes, and {service.limits.body} are the limit"
-            await refusal(413, error, HINTS[413], {"Connection": "close"})(scope, receive, send)
+            error = f"the body has {length[:20]} bytes, over the limit of {service.limits.body}"
+            await error_response(413, error, HINTS[413], CLOSE)(scope, receive, send)
             return
-        await self.app(scope, self._bounded(receive), send)
+        await self.app(scope, self._limited(receive), send)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """The body, as far as it is not too large and comes in time."""
-        limits, taken, whole = self.service.limits, 0, False
-        end = asyncio.get_running_loop().time() + limits.seconds_of_body
+    def _limited(self, receive: Receive) -> Receive:
+        """Receive the body within the limits of size and time."""
+        limits, size, complete = self.service.limits, 0, False
+        deadline = asyncio.get_running_loop().time() + limits.seconds_of_body
 
-        async def bounded() -> Message:
-            nonlocal taken, whole
-            if whole:
+        async def limited_receive() -> Message:
+            nonlocal size, complete
+            if complete:
                 return await receive()
             try:
-                async with asyncio.timeout_at(end):
+                async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError as error:
-                raise HTTPException(408, "the body did not come in time", {"Connection": "close"}) from error
-            taken += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if taken > limits.body:
+                raise HTTPException(408, "the body did not arrive in time", CLOSE) from error
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > limits.body:
                 self.service.metrics.rejected.labels("too_large").inc()
-                raise HTTPException(413, f"the body has more than {limits.body} bytes", {"Connection": "close"})
+                raise HTTPException(413, f"the body has more than {limits.body} bytes", CLOSE)
             return message
 
-        return bounded
+        return limited_receive
 
 
-def is_json(kind: str) -> bool:
-    """Whether a Content-Type is one of JSON."""
-    name = kind.partition(";")[0].strip().lower()
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type is JSON."""
+    name = content_type.partition(";")[0].strip().lower()
     return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))

@@ -1,103 +1,175 @@
-"""Routes that ask the model: recommend, explain, similar."""
+"""Routes that search the model: recommend, similar, explain."""
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from beamtree.answers import as_users
+from beamtree.data.catalogue import Catalogue
+from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
-from beamtree.serve.engine.search import Ask, View
-from beamtree.serve.engine.service import Service
-from beamtree.serve.http.answers import NAMED, beam_of, filter_of, recommended, rows_of
-from beamtree.serve.http.errors import RefusedError, as_json
-from beamtree.serve.http.schemas import Explain, Explained, Recommend, Recommended
+from beamtree.query import Filter, Recommendation, RecommendRequest, RecommendResponse, Searcher, pad_histories
+from beamtree.serve.http.access import Limits
+from beamtree.serve.http.errors import ApiError, check_limit, json_response
+from beamtree.serve.http.schemas import Explain, Explanation, Recommend, Recommendations
+from beamtree.serve.http.service import Service
 
-MOST = 100  # items whose path is followed at a time
+MAX_EXPLAINED = 100  # items whose path one request may follow
+MAX_UNKNOWN = 100  # unknown ids that a result lists
 
 
-def routes(service: Service) -> APIRouter:
+def recommend_routes(service: Service) -> APIRouter:
     """The routes of one service."""
     router = APIRouter()
 
-    @router.post("/v1/recommend", responses={200: {"model": Recommended}})
-    async def recommend(asked: Recommend) -> Response:
-        """The items that come next, for one or many histories or users."""
+    @router.post("/v1/recommend", responses={200: {"model": Recommendations}})
+    async def recommend(body: Recommend) -> Response:
+        """The best next items for one or many histories or users."""
         start = time.perf_counter()
-        histories, users = rows_of(asked, service.limits)
-        reply = await service.recommend(
-            histories,
-            users,
-            m=asked.m,
-            beam=beam_of(asked),
-            exclude_seen=asked.exclude_seen,
-            only=filter_of(asked, service.limits),
-            timeout_ms=asked.timeout_ms,
-        )
-        return as_json(recommended(service.loaded, reply, users, time.perf_counter() - start))
+        request = parse_request(body, service.limits)
+        response = await service.recommend(request, body.timeout_ms)
+        return json_response(recommend_json(service.loaded.name, request, response, start))
 
-    @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommended}})
+    @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
     async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
-        """What the model recommends to someone who chose this one item."""
+        """The recommendations after a single event of this item."""
         start = time.perf_counter()
         if service.loaded.ids.find([item])[0] is None:
-            raise RefusedError(404, "there is no such item", "look for it with /v1/items?query=…")
-        reply = await service.recommend([[item]], m=m, exclude_seen=True)
-        return as_json(recommended(service.loaded, reply, None, time.perf_counter() - start))
+            raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
+        request = RecommendRequest([[item]], m=m, exclude_seen=True)
+        response = await service.recommend(request)
+        return json_response(recommend_json(service.loaded.name, request, response, start))
 
-    @router.post("/v1/explain", responses={200: {"model": Explained}})
-    async def explain_search(asked: Explain) -> Response:
-        """The beam level by level, and where items were lost, by how much, to whom and why."""
+    @router.post("/v1/explain", responses={200: {"model": Explanation}})
+    async def explain_search(body: Explain) -> Response:
+        """The beam level by level, and where items were lost, by how much, to which node and why."""
         start = time.perf_counter()
-        if len(asked.items) > MOST:
-            raise RefusedError(422, f"items has {len(asked.items)} ids, over the limit of {MOST}", "ask for fewer")
-        histories, users = rows_of(asked, service.limits)
-        beam, only = beam_of(asked), filter_of(asked, service.limits)
-        service.check_size(asked.m, beam)
-        ask = Ask(print, math.inf, histories, users, asked.m, beam, asked.exclude_seen, only)
-        ask.beam = ask.beam or max(service.engine.beam_size, asked.m)
-        found = await service.read(lambda view: explained(view, ask, asked.items, asked.without), asked.timeout_ms)
-        seconds = time.perf_counter() - start
-        about = {"model": service.loaded.name, "milliseconds": round(seconds * 1000, 3)}
-        return as_json({**about, **found})
+        check_limit("items", len(body.items), MAX_EXPLAINED, "ids")
+        request = parse_request(body, service.limits)
+        service.check_limits(request)
+        if request.beam_size is None:
+            request = request._replace(beam_size=max(service.engine.beam_size, request.m))
+        explanation = await service.read(
+            lambda searcher: explain_json(searcher, request, body.items, body.without), body.timeout_ms
+        )
+        return json_response({"model": service.loaded.name, "milliseconds": _milliseconds(start), **explanation})
 
     return router
 
 
-def explained(view: View, ask: Ask, items: list[Any], without: str | None) -> dict[str, Any]:
-    """One search as it goes, as JSON; ids that are not known are named."""
-    ((history,), nobody), ids = view.read(ask), view.catalogue.ids
-    model = view.model if without is None else without_part(view.model, without)
-    numbers = ids.find(items)
-    unknown = [str(name) for name, number in zip(items, numbers, strict=True) if number is None]
-    mask = None if ask.only is None else view.masks.of(ask.only, view.model, view.catalogue)[0]
-    device = model.tree.device
-    seen = torch.tensor([history.items], dtype=torch.int64, device=device) if ask.exclude_seen else None
-    found = explain(
-        model,
-        as_users([history.items]).to(device),
-        beam_size=ask.beam or ask.m,
-        m=ask.m,
-        items=[number for number in numbers if number is not None],
-        allowed=mask,
-        exclude=seen,
+def parse_request(body: Recommend | Explain, limits: Limits) -> RecommendRequest:
+    """The request of a body, with ids as text; a 422 where it does not have exactly one of its kinds of input."""
+    histories, users = getattr(body, "histories", None), getattr(body, "users", None)
+    given = sum(value is not None for value in (body.history, body.user, histories, users))
+    if given != 1:
+        names = "history or user" if isinstance(body, Explain) else "history, histories, user or users"
+        raise ApiError(422, f"give one of {names}, not {given}", "see /openapi.json for examples")
+    users = [body.user] if body.user is not None else users
+    histories = [body.history] if body.history is not None else histories or []
+    check_limit("users", len(users or ()), limits.histories, "users")
+    check_limit("histories", len(histories), limits.histories, "histories")
+    check_limit("history", max(map(len, histories), default=0), limits.history, "ids")
+    check_limit("allowed", len(body.allowed or ()), limits.listed, "ids")
+    check_limit("exclude", len(body.exclude), limits.listed, "ids")
+    filter = None
+    if body.allowed is not None or body.exclude or body.category is not None:
+        allowed = None if body.allowed is None else tuple(map(as_id, body.allowed))
+        filter = Filter(allowed, tuple(map(as_id, body.exclude)), body.category)
+    return RecommendRequest(
+        histories,
+        None if users is None else [as_id(user) for user in users],
+        m=body.m,
+        beam_size=tuple(body.beam_size) if isinstance(body.beam_size, list) else body.beam_size,
+        exclude_seen=body.exclude_seen,
+        filter=filter,
     )
 
-    def name(number: int) -> dict[str, Any]:
-        known = view.catalogue
-        return {"item": ids[number], "title": known.title(number), "category": known.category(number)}
 
-    named = [*nobody, *history.unknown, *unknown][:NAMED]
-    return {"version": view.version, "unknown": named, "explanation": finite(found.as_dict(name))}
+def recommend_json(
+    model_name: str, request: RecommendRequest, response: RecommendResponse, start: float
+) -> dict[str, Any]:
+    """A response as JSON; `start` is when its request arrived."""
+    users: Sequence[str | None] = request.users or [None] * len(response.results)
+    degraded = {"beam_size": response.beam_size, "reason": "load"}
+    return {
+        "model": model_name,
+        "version": response.version,
+        "degraded": None if response.narrowed_from is None else degraded,
+        "milliseconds": _milliseconds(start),
+        "results": [_result_json(response, *pair) for pair in zip(response.results, users, strict=True)],
+    }
 
 
-def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON cannot hold."""
+def _result_json(response: RecommendResponse, result: Recommendation, user: str | None) -> dict[str, Any]:
+    notes = []
+    if user is not None and user in response.unknown_users:
+        notes.append("this user is unknown")
+    if result.unknown:
+        notes.append(f"{len(result.unknown)} ids of the history are unknown and were ignored")
+    if result.is_popular:
+        notes.append("no item of the history is known: these are popular items")
+    if not result.items:
+        reason = "the filter leaves no known item" if response.num_allowed == 0 else "no item is left to recommend"
+        notes.append(f"{reason}, so the result is empty")
+    content: dict[str, Any] = {
+        "items": result.items,
+        "scores": result.scores,
+        "ranks": list(range(1, len(result.items) + 1)),
+        "unknown": list(result.unknown[:MAX_UNKNOWN]),
+        "popular": result.is_popular,
+        "notes": notes,
+    }
+    if response.catalogue is not None and response.catalogue.has_titles:
+        content["titles"] = _titles(response.catalogue, result.items)
+    if user is not None:
+        content["user"] = user
+    return content
+
+
+def _titles(catalogue: Catalogue, items: Sequence[str]) -> list[str | None]:
+    return [None if number is None else catalogue.title(number) for number in catalogue.ids.find(items)]
+
+
+def explain_json(
+    searcher: Searcher, request: RecommendRequest, items: list[Any], without: str | None
+) -> dict[str, Any]:
+    """The explanation of the search for one history, as JSON; unknown ids are listed."""
+    (history,), unknown_users = searcher.encode(request)
+    model = searcher.model if without is None else without_part(searcher.model, without)
+    numbers, catalogue = searcher.ids.find(items), searcher.catalogue
+    assert catalogue is not None
+    device = model.tree.device
+    explanation = explain(
+        model,
+        pad_histories([history.items]).to(device),
+        beam_size=request.beam_size or request.m,
+        m=request.m,
+        items=[number for number in numbers if number is not None],
+        allowed=searcher.mask_of(request.filter)[0],
+        exclude=torch.tensor([history.items], dtype=torch.int64, device=device) if request.exclude_seen else None,
+    )
+
+    def describe(item: int) -> dict[str, Any]:
+        return {"item": searcher.ids[item], "title": catalogue.title(item), "category": catalogue.category(item)}
+
+    unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
+    unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]
+    content = _finite(explanation.as_dict(describe))
+    return {"version": searcher.version, "unknown": unknown, "explanation": content}
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _milliseconds(start: float) -> float:
+    return round((time.perf_counter() - start) * 1000, 3)

@@ -1,63 +1,67 @@
-"""What is sent and what comes back, as JSON."""
+"""Schemas of the JSON bodies of requests and responses."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
 
-LONGEST = 500  # characters of an id
-LARGEST = 2**63 - 1
-Text = Annotated[str, StringConstraints(strict=True, max_length=LONGEST)]
-Whole = Annotated[StrictInt, Field(ge=-LARGEST, le=LARGEST)]
-Id = Text | Whole  # 17 and "17" are the same id
+MAX_ID_LENGTH = 500  # characters
+MAX_INT = 2**63 - 1
+Text = Annotated[str, StringConstraints(strict=True, max_length=MAX_ID_LENGTH)]
+Int64 = Annotated[StrictInt, Field(ge=-MAX_INT, le=MAX_INT)]
+Id = Text | Int64  # 17 and "17" are the same id
 Size = Annotated[StrictInt, Field(ge=1)]
 
 
-class Sent(BaseModel):
-    """A body: words that nobody knows are refused, so that a typing error is seen."""
+class RequestBody(BaseModel):
+    """Unknown fields are rejected, so that typing errors are noticed."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Who(Sent):
-    """Whose next items are asked for, and which may be found."""
+class SearchBody(RequestBody):
+    """Options of a search."""
 
-    m: Size = Field(default=10, description="How many items; m come back wherever m may be found.")
+    m: Size = Field(default=10, description="Number of items; fewer are returned only where fewer are available.")
     beam_size: Size | list[Size] | None = Field(
-        default=None, description="k, or one width for each level; the service's own unless given. Not below m."
+        default=None, description="k, or one width per level; the service's default unless given. At least m."
     )
-    exclude_seen: StrictBool = Field(default=False, description="Whether items of the history are left out.")
-    allowed: list[Id] | None = Field(default=None, description="Ids that may be found; all unless given.")
-    exclude: list[Id] = Field(default=[], description="Ids that may not.")
-    category: Text | None = Field(default=None, description="Only items of this category, and of what lies below it.")
-    timeout_ms: Size | None = Field(default=None, description="The answer is of no use after that; 504 then.")
+    exclude_seen: StrictBool = Field(default=False, description="Whether to leave out the items of the history.")
+    allowed: list[Id] | None = Field(default=None, description="Ids that may be recommended; all unless given.")
+    exclude: list[Id] = Field(default=[], description="Ids that may not be recommended.")
+    category: Text | None = Field(default=None, description="Only items of this category and its subcategories.")
+    timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
 
 
-class Recommend(Who):
-    """One of history, histories, user and users."""
-
-    history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
-    histories: list[list[Id]] | None = Field(default=None, description="Several of them.")
-    user: Id | None = Field(default=None, description="A user of the log.")
-    users: list[Id] | None = Field(default=None, description="Several of them.")
-
-
-class Explain(Who):
-    """One of history and user; `items` are those whose path is followed besides what is found."""
+class Recommend(SearchBody):
+    """Exactly one of history, histories, user and users."""
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
+    histories: list[list[Id]] | None = Field(default=None, description="Several histories.")
     user: Id | None = Field(default=None, description="A user of the log.")
-    items: list[Id] = Field(default=[], description="Where were these lost, and by how much?")
-    without: Text | None = Field(default=None, description="A part of the score to leave out, of /v1/model's parts.")
+    users: list[Id] | None = Field(default=None, description="Several users of the log.")
 
 
-class Item(Sent):
-    """What is known of an item: a field that is left out stays as it is, and null clears it."""
+class Explain(SearchBody):
+    """Exactly one of history and user; the paths of `items` are followed besides those of the results."""
+
+    history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
+    user: Id | None = Field(default=None, description="A user of the log.")
+    items: list[Id] = Field(default=[], description="Items to explain: where were they lost, and by how much?")
+    without: Text | None = Field(default=None, description="A part of the score to leave out; see parts in /v1/model.")
+
+
+class Item(RequestBody):
+    """The fields of an item: a missing field stays as it is, and null clears it."""
 
     title: Text | None = None
     category: Text | None = None
-    like: list[Id] | None = Field(default=None, description="Items that it resembles; all must be known.")
-    histories: list[list[Id]] | None = Field(default=None, description="Of users who chose it next, oldest first.")
-    vector: list[StrictFloat | StrictInt] | None = Field(default=None, description="As long as those of the run.")
+    like: list[Id] | None = Field(default=None, description="Similar items; all must be known.")
+    histories: list[list[Id]] | None = Field(
+        default=None, description="Histories of users before they chose this item, oldest first."
+    )
+    vector: list[StrictFloat | StrictInt] | None = Field(
+        default=None, description="Of the same length as the item vectors of the run."
+    )
 
 
 class NamedItem(Item):
@@ -66,36 +70,36 @@ class NamedItem(Item):
     item: Id
 
 
-class ItemsRequest(Sent):
-    """Items that are added or changed, all or none of them."""
+class ItemsRequest(RequestBody):
+    """Items to add or update, all or none."""
 
     items: list[NamedItem] = Field(min_length=1)
 
 
-WHEN = "When, as in the log: a number, or a date such as 2026-12-31T23:59:59Z."
-Moment = StrictInt | StrictFloat | Text
+EventTime = StrictInt | StrictFloat | Text
+TIME = "As in the log: a number, or a date such as 2026-12-31T23:59:59Z. The same user, item and time count once."
 
 
-class UserEvents(Sent):
-    """What a user chose, newest last."""
+class UserEvents(RequestBody):
+    """Items that a user chose, newest last."""
 
     user: Id
     items: list[Id] = Field(min_length=1)
-    time: Moment | None = Field(default=None, description=f"{WHEN} The same user, item and time count once.")
+    time: EventTime | None = Field(default=None, description=TIME)
 
 
-class EventsRequest(Sent):
-    """What a user chose just now, newest last; or what several users chose, in `events`."""
+class EventsRequest(RequestBody):
+    """Items that a user chose, newest last; or those of several users, in `events`."""
 
     user: Id | None = None
     items: list[Id] | None = Field(default=None, min_length=1)
-    time: Moment | None = Field(default=None, description=f"{WHEN} The same user, item and time count once.")
+    time: EventTime | None = Field(default=None, description=TIME)
     events: list[UserEvents] | None = Field(default=None, min_length=1, description="Instead of user and items.")
-    id: Text | None = Field(default=None, description="Of this request: the same id counts once.")
+    id: Text | None = Field(default=None, description="Idempotency key: a request with the same id counts once.")
 
 
-class Swap(Sent):
-    """Which run to serve."""
+class LoadRun(RequestBody):
+    """The run to serve."""
 
     run: Text = Field(description="A folder beside the one that is served.")
 
@@ -104,7 +108,7 @@ class Tensor(BaseModel):
     """A tensor of the Open Inference Protocol; `data` may be nested or flat."""
 
     name: Text
-    shape: list[Annotated[StrictInt, Field(ge=0, le=LARGEST)]] = Field(max_length=8)
+    shape: list[Annotated[StrictInt, Field(ge=0, le=MAX_INT)]] = Field(max_length=8)
     datatype: Text
     parameters: dict[str, Any] = {}
     data: list[Any]
@@ -120,7 +124,7 @@ class Infer(BaseModel):
 
 
 class Degraded(BaseModel):
-    """What load did to an answer."""
+    """How a response was degraded under load."""
 
     beam_size: int | list[int]
     reason: str
@@ -139,7 +143,7 @@ class Result(BaseModel):
     notes: list[str]
 
 
-class Recommended(BaseModel):
+class Recommendations(BaseModel):
     """One result for each history or user, in their order."""
 
     model: str
@@ -149,8 +153,8 @@ class Recommended(BaseModel):
     results: list[Result]
 
 
-class Known(BaseModel):
-    """What is known of an item."""
+class CatalogueItem(BaseModel):
+    """An item of the catalogue."""
 
     item: str
     title: str | None = None
@@ -160,26 +164,26 @@ class Known(BaseModel):
 
 
 class Items(BaseModel):
-    """Items that a search found."""
+    """Items that match a query."""
 
-    items: list[Known]
+    items: list[CatalogueItem]
 
 
 class Users(BaseModel):
-    """Users of the log that a search found."""
+    """Users of the log that match a query."""
 
     users: list[str]
 
 
 class User(BaseModel):
-    """What a user did, oldest first."""
+    """The history of a user, oldest first."""
 
     user: str
-    history: list[Known]
+    history: list[CatalogueItem]
 
 
 class Map(BaseModel):
-    """The upper levels of the tree: how many items lie below each node, and what it is called."""
+    """The upper levels of the tree: the number of items below each node, and its name."""
 
     levels: int
     items: list[int]
@@ -188,7 +192,7 @@ class Map(BaseModel):
 
 
 class Losses(BaseModel):
-    """Where relevant items are lost: by level, and by how many items are asked for."""
+    """Where relevant items are lost: by level, and by m."""
 
     users: int
     beam_size: int
@@ -197,7 +201,7 @@ class Losses(BaseModel):
     advice: str
 
 
-class Explained(BaseModel):
+class Explanation(BaseModel):
     """The search for one history, level by level."""
 
     model: str
@@ -207,17 +211,17 @@ class Explained(BaseModel):
     explanation: dict[str, Any]
 
 
-class Changed(BaseModel):
-    """What a change did, and the version from which on it is seen."""
+class ChangeResult(BaseModel):
+    """The effect of a change, and the first version that includes it."""
 
     changed: bool
     version: str
-    count: int | None = None  # items or events that changed, of a request for several
+    count: int | None = None  # changed items or events, for requests with several
     known: int | None = None  # events of known items
 
 
 class Model(BaseModel):
-    """What is served."""
+    """The model in use."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -225,7 +229,7 @@ class Model(BaseModel):
 
 
 class Problem(BaseModel):
-    """What is wrong, and what to do."""
+    """An error, and what to do about it."""
 
     error: str
     hint: str

@@ -1,4 +1,4 @@
-"""The service in a process: it listens, is patient with no one for long, and stops when it is told to."""
+"""The server process: Uvicorn with header timeouts and graceful shutdown."""
 
 import asyncio
 import logging
@@ -10,68 +10,68 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from beamtree.serve.engine.service import Service
 from beamtree.serve.http.app import make_app
+from beamtree.serve.http.service import Service
 
-HEAD_SECONDS, HEAD_BYTES = 10.0, 1 << 16  # in which the head of a request must have come
-IDLE_SECONDS = 75  # that a connection is kept without a request: longer than most load balancers do
-CONNECTIONS = 4096
-FINISH_SECONDS = 30  # for what is in flight at the end
+HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the headers of a request
+KEEP_ALIVE_SECONDS = 75  # longer than most load balancers keep idle connections
+MAX_CONNECTIONS = 4096
+SHUTDOWN_SECONDS = 30  # for requests in flight
 
 
-class Patient(HttpToolsProtocol):
-    """HTTP for clients who may be slow, though not forever: heads of requests are bounded in time and size."""
+class HeaderTimeoutProtocol(HttpToolsProtocol):
+    """HTTP that closes connections whose headers are too slow or too large."""
 
     _timer: asyncio.TimerHandle | None = None
-    _head = 0  # bytes of a head that has not ended
-    _in_head = False
+    _header_bytes = 0
+    _in_headers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._head += len(data)
-        if self._in_head and self._head > HEAD_BYTES:
-            self._drop()
+        self._header_bytes += len(data)
+        if self._in_headers and self._header_bytes > HEADER_BYTES:
+            self._close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._begin()
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
-        self._end()
+        self._stop_timer()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        body = b'{"error":"this is no HTTP request","hint":"send HTTP/1.1"}'
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        body = b'{"error":"not a valid HTTP request","hint":"send HTTP/1.1"}'
+        headers = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(headers + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
         self.transport.close()
 
-    def _begin(self) -> None:
-        self._end()
-        self._head, self._in_head = 0, True
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._drop)
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._header_bytes, self._in_headers = 0, True
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._close)
 
-    def _end(self) -> None:
-        self._in_head = False
+    def _stop_timer(self) -> None:
+        self._in_headers = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _drop(self) -> None:
+    def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
 
 
 class Server(uvicorn.Server):
-    """Ends with code 0 when told to stop: not ready first, then nothing new, then what is in flight is finished."""
+    """Stops on a signal with exit code 0: reports not ready for `drain` seconds, then finishes requests in flight."""
 
     def __init__(self, config: uvicorn.Config, service: Service, drain: float) -> None:
         super().__init__(config)
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
-        elif self._service.stopping or self._drain <= 0:  # told again, or no time to wait
+        elif self._service.stopping or self._drain <= 0:  # a second signal skips the drain
             self.should_exit = True
         else:
             timer = threading.Timer(self._drain, setattr, (self, "should_exit", True))
@@ -90,26 +90,26 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; a ValueError in one line where that cannot be."""
+    """A listening socket; a ValueError in one line on failure."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        raise ValueError(f"{host}:{port} cannot be listened to, {error}: choose another `host` or `port`") from error
+        raise ValueError(f"cannot listen at {host}:{port}, {error}: choose another `host` or `port`") from error
 
 
 def make_server(service: Service, drain: float = 1.0) -> Server:
-    """What serves until a signal says to stop, and for `drain` seconds more, in which it says that it is not ready."""
+    """A server for a service; `drain` as in `Server`."""
     config = uvicorn.Config(
         make_app(service),
-        http=Patient,
-        access_log=False,  # a line per request costs more than some answers, and would name what people look for
-        log_level=logging.ERROR,  # whoever sends nonsense must not fill the log
+        http=HeaderTimeoutProtocol,
+        access_log=False,  # a line per request costs more than some responses, and would contain ids
+        log_level=logging.ERROR,  # invalid requests must not fill the log
         ws="none",
         server_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=FINISH_SECONDS,
-        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        limit_concurrency=MAX_CONNECTIONS,
         lifespan="on",
     )
     return Server(config, service, drain)

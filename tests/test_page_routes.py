@@ -1,4 +1,4 @@
-"""The routes of the page: what it asks a service beside recommendations."""
+"""The routes that the page needs besides recommendations."""
 
 import json
 from types import SimpleNamespace
@@ -7,35 +7,37 @@ import pytest
 from serving import serving
 from watched import a_catalogue, a_model, some_people
 
-from beamtree.answers import History
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import parts_of, without_part
 from beamtree.diagnose.explore import catalogue_map, losses_as_dict, page
 from beamtree.diagnose.inspect import inspect
-from beamtree.serve.engine.service import Service
-from beamtree.serve.engine.source import Fixed, Loaded
+from beamtree.query import History
+from beamtree.serve.engine.served_run import LoadedRun, StaticSource
+from beamtree.serve.http.service import Service
 
 MODEL = a_model()
 KNOWN = a_catalogue(MODEL)
 CATALOGUE = Catalogue(MODEL.ids, [f"<b>{n}" for n in range(180)], KNOWN.categories)
 
 
-class Shop(Fixed):
+class Shop(StaticSource):
     def history(self, user):
         return History([5, 8]) if user == "ann / 1" else None
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    shop = Service(tmp_path_factory.mktemp("run"), lambda _: Loaded(Shop(MODEL, CATALOGUE), "shop", "abc"), timeout=20)
+    shop = Service(
+        tmp_path_factory.mktemp("run"), lambda _: LoadedRun(Shop(MODEL, CATALOGUE), "shop", "abc"), timeout=20
+    )
     with serving(shop) as client:
         yield client
 
 
 def test_the_page_is_at_the_root(client):
-    told = client.get("/")
-    assert told.headers["content-type"].startswith("text/html")
-    assert told.text == page(live=True)
+    response = client.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    assert response.text == page(live=True)
 
 
 def test_the_map_is_that_of_the_model(client):
@@ -45,24 +47,24 @@ def test_the_map_is_that_of_the_model(client):
 
 def test_losses_are_those_of_inspect_over_test_users_and_need_a_log(client, tmp_path):
     refused = client.get("/v1/losses")
-    assert (refused.status_code, refused.json()["hint"]) == (404, "say where it is with --data")
+    assert (refused.status_code, refused.json()["hint"]) == (404, "pass its folder with --data")
     log = SimpleNamespace(test=some_people(), val=[], users=[])
-    shop = Service(tmp_path, lambda _: Loaded(Shop(MODEL, CATALOGUE), "shop", "abc", data=log), timeout=20)
+    shop = Service(tmp_path, lambda _: LoadedRun(Shop(MODEL, CATALOGUE), "shop", "abc", data=log), timeout=20)
     with serving(shop) as with_log:
-        told = with_log.get("/v1/losses").json()
-        assert told == with_log.get("/v1/losses").json()
+        response = with_log.get("/v1/losses").json()
+        assert response == with_log.get("/v1/losses").json()
     found = inspect(MODEL, some_people(), beam_size=100, m=(5, 10, 20, 50))
-    assert told == json.loads(json.dumps(losses_as_dict(found)))
-    assert told["users"] == len(some_people())
+    assert response == json.loads(json.dumps(losses_as_dict(found)))
+    assert response["users"] == len(some_people())
 
 
-def test_a_users_events_are_told_oldest_first(client):
-    told = client.get("/v1/users/ann%20%2F%201").json()
-    assert told["user"] == "ann / 1"
-    assert [(each["item"], each["title"]) for each in told["history"]] == [("i5", "<b>5"), ("i8", "<b>8")]
+def test_a_users_events_are_listed_oldest_first(client):
+    response = client.get("/v1/users/ann%20%2F%201").json()
+    assert response["user"] == "ann / 1"
+    assert [(each["item"], each["title"]) for each in response["history"]] == [("i5", "<b>5"), ("i8", "<b>8")]
     answer = client.get("/v1/users/nobody")
     assert answer.status_code == 404
-    assert answer.json() == {"error": "there is no such user", "hint": "look for one with /v1/users?query=…"}
+    assert answer.json() == {"error": "there is no such user", "hint": "search with /v1/users?query=…"}
 
 
 def test_a_part_of_the_score_can_be_left_out_of_an_explanation(client):

@@ -1,65 +1,59 @@
-"""What /openapi.json says besides the schemas: the limits of this service, and examples with ids that it knows."""
+"""Additions to /openapi.json: the limits of this service, and examples with ids that it knows."""
 
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from beamtree.serve.engine.service import Service
+from beamtree.serve.http.access import Limits
+from beamtree.serve.http.service import Service
 
 
-def with_examples(app: FastAPI, service: Service) -> None:
-    """Have the description of an application filled in with the limits and the ids of its service."""
+def add_examples(app: FastAPI, service: Service) -> None:
+    """Add the limits and the ids of a service to the OpenAPI schema of its application."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            words = app.description
-            found = get_openapi(title=app.title, version=app.version, description=words, routes=app.routes)
-            _limit(found["components"]["schemas"], service)
-            for path, method, examples in bodies(service):
-                content = found["paths"][path][method]["requestBody"]["content"]["application/json"]
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _add_limits(schema["components"]["schemas"], service.limits)
+            for path, method, examples in body_examples(service):
+                content = schema["paths"][path][method]["requestBody"]["content"]["application/json"]
                 content["examples"] = {name: {"value": value} for name, value in examples.items()}
             data = service.loaded.data
-            known = {
+            parameter_examples = {
                 "item": service.loaded.ids[0],
                 "name": service.loaded.name,
                 "version": service.loaded.version,
                 "user": "someone" if data is None or not len(data.users) else data.users[0],
                 "before": "1990-01-01",
             }
-            for methods in found["paths"].values():
+            for methods in schema["paths"].values():
                 for operation in methods.values():
-                    _name_parameters(operation, known)
-            app.openapi_schema = found
+                    for parameter in operation.get("parameters", []):
+                        if parameter["in"] == "path" or parameter.get("required"):
+                            parameter["example"] = parameter_examples[parameter["name"]]
+            app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _limit(schemas: dict[str, Any], service: Service) -> None:
-    limits = service.limits
+def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
     for name in ("Recommend", "Explain"):
         fields = schemas[name]["properties"]
         fields["m"]["maximum"] = limits.m
-        for field, most in (("allowed", limits.listed), ("exclude", limits.listed), ("history", limits.history)):
+        for field, limit in (("allowed", limits.listed), ("exclude", limits.listed), ("history", limits.history)):
             for kind in fields[field].get("anyOf", [fields[field]]):
                 if kind.get("type") == "array":
-                    kind["maxItems"] = most
+                    kind["maxItems"] = limit
     for field in ("histories", "users"):
         schemas["Recommend"]["properties"][field]["anyOf"][0]["maxItems"] = limits.histories
     schemas["ItemsRequest"]["properties"]["items"]["maxItems"] = limits.changes
     schemas["EventsRequest"]["properties"]["events"]["anyOf"][0]["maxItems"] = limits.changes
 
 
-def _name_parameters(operation: dict[str, Any], known: dict[str, str]) -> None:
-    """Examples of what stands in a path, and of what a query needs."""
-    for parameter in operation.get("parameters", []):
-        if parameter["in"] == "path" or parameter.get("required"):
-            parameter["example"] = known[parameter["name"]]
-
-
-def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
-    """Examples of what may be sent, each of which is answered."""
+def body_examples(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
+    """Valid bodies for every path and method that takes one."""
     names = service.loaded.ids.names[:3]
     tensor = {"name": "history", "datatype": "BYTES", "shape": [1, len(names)], "data": names}
     numbers = {"name": "history", "datatype": "INT64", "shape": [2, 1], "data": [[0], [-1]]}
@@ -70,12 +64,18 @@ def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
     recommend = {
         "a history": {"history": names, "m": 5},
         "several histories": {"histories": [names[:1], names[1:]], "m": 3, "exclude_seen": True},
-        "some items alone": {"history": names[:1], "m": 2, "allowed": names, "beam_size": 100},
-        "nothing known": {"history": ["an id that nobody knows"], "exclude": names[:1]},
+        "allowed items only": {"history": names[:1], "m": 2, "allowed": names, "beam_size": 100},
+        "unknown items": {"history": ["an unknown id"], "exclude": names[:1]},
     }
     items = [{"item": "a new item", "like": names[:2]}, {"item": names[0]}]
-    chosen = [{"user": "someone", "items": names[:1], "time": "2026-12-31T23:59:59Z"}, {"user": 17, "items": names[1:]}]
-    events = {"events": chosen, "id": "a request"}
+    events = [
+        {"user": "someone", "items": names[:1], "time": "2026-12-31T23:59:59Z"},
+        {"user": 17, "items": names[1:]},
+    ]
+    post_events = {
+        "a click": {"user": "someone", "items": names[:1]},
+        "several users": {"events": events, "id": "a request"},
+    }
     explain = {"where an item was lost": {"history": names[:1], "items": names[-1:], "m": 5}}
     return [
         ("/v1/recommend", "post", recommend),
@@ -84,6 +84,6 @@ def bodies(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
         ("/v2/models/{name}/versions/{version}/infer", "post", infer),
         ("/v1/items/{item}", "put", {"like others": {"title": "A new item", "like": names[:2]}}),
         ("/v1/items", "post", {"two items": {"items": items}}),
-        ("/v1/events", "post", {"a click": {"user": "someone", "items": names[:1]}, "several users": {**events}}),
+        ("/v1/events", "post", post_events),
         ("/v1/model", "post", {"the same run": {"run": service.run.name}}),
     ]

@@ -1,0 +1,39 @@
+"""Queries: a request for recommendations in, recommended items out, both with the ids that users write."""
+
+from beamtree.query.history import (
+    History,
+    encode_history,
+    history_of_user,
+    id_list,
+    pad_histories,
+    parse_histories,
+    parse_ids,
+)
+from beamtree.query.searcher import (
+    Filter,
+    MaskCache,
+    Recommendation,
+    RecommendRequest,
+    RecommendResponse,
+    Searcher,
+    allowed_items,
+    make_filter,
+)
+
+__all__ = [
+    "Filter",
+    "History",
+    "MaskCache",
+    "RecommendRequest",
+    "RecommendResponse",
+    "Recommendation",
+    "Searcher",
+    "allowed_items",
+    "encode_history",
+    "history_of_user",
+    "id_list",
+    "make_filter",
+    "pad_histories",
+    "parse_histories",
+    "parse_ids",
+]

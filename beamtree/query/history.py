@@ -1,0 +1,137 @@
+"""Histories: parsed from what users pass, looked up in a log, and encoded as item numbers for a model."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beamtree.data import HISTORY, Ids, Prepared
+from beamtree.data.ids import as_id
+from beamtree.errors import requires
+from beamtree.mask import NodeMask
+from beamtree.tree import PAD
+
+
+class History(NamedTuple):
+    """The items of a user's events, oldest first."""
+
+    items: list[int]  # numbers of the items that the model knows
+    unknown: Sequence[str] = ()  # ids that it does not know
+
+
+# Parsing
+
+
+def parse_ids(text: str, ids: Ids | None = None) -> list[str]:
+    """The ids in a text: one of `ids`, a JSON list, or words separated by white space, commas or |."""
+    if ids is not None and text.strip() and ids.find([text])[0] is not None:
+        return [as_id(text)]
+    values = _parse_json_list(text)
+    if values is not None:
+        return [as_id(value) for value in values if value is not None and as_id(value)]
+    return [word for word in re.split(r"[\s,|]+", text) if word]
+
+
+def _parse_json_list(text: str) -> list[object] | None:
+    """The values of a JSON list, or a single JSON string; None for anything else."""
+    if not text.lstrip().startswith(("[", '"')):
+        return None
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):  # an id such as [a]
+        return None
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else None
+
+
+def parse_histories(histories: Any) -> tuple[str, list[Any], list[list[Any]]]:
+    """The histories that a caller passed: the name of the column that tells them apart, its values, and the ids.
+
+    Accepts one list of ids (no column), a list of lists (`history`: 0, 1, 2, …), a dict from user to list, or a frame
+    of events with the columns user, item and, unless its rows are in order, time (`user`).
+    """
+    if _is_id(histories) and not hasattr(histories, "batch"):
+        name = repr(as_id(histories)[:80])
+        usage = f"recommend([{name}]) for a history of one item, recommend(users={name}) for a user of the log"
+        raise ValueError(f"{name} is not a list of ids: use {usage}")
+    if _is_frame(histories):
+        histories = _group_by_user(histories)
+    if isinstance(histories, Mapping):
+        return "user", [as_id(user) for user in histories], [id_list(row) for row in histories.values()]
+    histories = id_list(histories)
+    if all(_is_id(value) for value in histories):
+        return "", [0], [histories]
+    return "history", list(range(len(histories))), [id_list(row) for row in histories]
+
+
+def id_list(value: Any) -> list[Any]:
+    """One id, or any iterable of ids, as a list; a ValueError for containers of something else."""
+    if isinstance(value, Tensor | NodeMask | Mapping) or _is_frame(value) or hasattr(value, "batch"):
+        kind = type(value).__name__
+        raise ValueError(f"a {kind} is not a list of ids: pass a list of ids, or a dict from user to list")
+    return [value] if _is_id(value) else list(value)
+
+
+def _is_id(value: object) -> bool:
+    """Whether this is a single id: a string, a number, or an array without dimensions."""
+    return isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "ndim", None) == 0
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(type(value), "columns")
+
+
+def _group_by_user(frame: Any) -> dict[str, list[str]]:
+    with requires("", "reading a frame"):
+        from beamtree.ingest.recent import read_events
+    try:
+        events = read_events(frame, None, None, None)
+    except ValueError as error:
+        raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
+    return {user: [item for item, _ in row] for user, row in events.items()}
+
+
+# Item numbers
+
+
+def encode_history(ids: Ids, history: Iterable[object]) -> History:
+    """A list of ids as item numbers; unknown ids are left out and listed."""
+    names = list(history)
+    numbers = ids.find(names)
+    if None not in numbers:  # nearly always
+        return History(cast(list[int], numbers))
+    items = [number for number in numbers if number is not None]
+    return History(items, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
+
+
+def history_of_user(data: Prepared, user: object) -> History:
+    """All events of a user of the log; a ValueError for an unknown user."""
+    (row,) = data.users.find([user])
+    if row is None:
+        dropped = data.description.get("report", {}).get("users_with_few_events", 0)
+        min_events = data.description.get("settings", {}).get("min_events")
+        reason = f": {dropped:,} users with fewer than {min_events} events were dropped from it" if dropped else ""
+        raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}{reason}")
+    for part in (data.train, data.val, data.test):
+        if row < len(part):
+            start, stop = part.events.offsets[row : row + 2].tolist()
+            return History(part.events.items[start:stop].tolist())
+        row -= len(part)
+    raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
+
+
+def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Histories as a model reads them: the newest 69 items, newest first, then PAD [B, 69]."""
+    return pad_rows([row[: -HISTORY - 1 : -1] for row in rows], HISTORY)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Rows of different lengths as one tensor, PAD at the end [B, width]."""
+    padded = np.full((len(rows), width), PAD, np.int64)
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    padded[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
+    return torch.from_numpy(padded)

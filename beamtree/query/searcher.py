@@ -1,0 +1,261 @@
+"""The search behind every recommendation: `RecommendRequest` in, `RecommendResponse` out.
+
+The HTTP service, `Recommender` and the batch command all build a `RecommendRequest` and hand it to a `Searcher`, which
+encodes the histories, calls `beamtree.beam.retrieve` and translates the items back to ids.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from beamtree.beam import BeamSize, retrieve
+from beamtree.data import Ids
+from beamtree.data.catalogue import Catalogue
+from beamtree.data.ids import as_id
+from beamtree.mask import NodeMask
+from beamtree.model import TreeModel
+from beamtree.query.history import History, encode_history, id_list, pad_histories, pad_rows
+from beamtree.tree import PAD
+
+DEFAULT_BEAM_SIZE = 400
+CACHED_MASKS = 32
+
+
+class Filter(NamedTuple):
+    """Which items may be recommended: the allowed ids (all if None), without the excluded, in one category if given."""
+
+    allowed: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    category: str | None = None
+
+
+class RecommendRequest(NamedTuple):
+    """A request for the m best items for each history, or for each user."""
+
+    histories: Sequence[Sequence[object]] = ()  # ids, oldest first
+    users: Sequence[str] | None = None  # instead of histories
+    m: int = 10
+    beam_size: BeamSize | None = None  # k, or one width per level; 400 (or m) if None
+    exclude_seen: bool = False  # whether to leave out the items of the history
+    filter: Filter | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of histories or users."""
+        return len(self.histories if self.users is None else self.users)
+
+
+class Recommendation(NamedTuple):
+    """The items for one history, best first."""
+
+    items: list[str]  # ids; fewer than m where fewer are available
+    scores: list[float]  # p_g(z_n = 1 | x); for popular items, their share of all events
+    num_known: int  # items of the history that the model knows
+    unknown: Sequence[str]  # ids of the history that it does not know
+    is_popular: bool = False  # whether these are the most popular items, because no item of the history is known
+
+
+class RecommendResponse(NamedTuple):
+    """One result per history or user of a request, in order."""
+
+    results: list[Recommendation]
+    beam_size: BeamSize  # that was searched with
+    version: str = ""  # of the model
+    catalogue: Catalogue | None = None  # titles and categories
+    num_allowed: int | None = None  # items that pass the filter; None without a filter
+    short: int = 0  # results with fewer than m items although more were available
+    unknown_users: Sequence[str] = ()
+    narrowed_from: BeamSize | None = None  # the requested beam size, where the service narrowed it under load
+    queue_seconds: float = 0.0
+    search_seconds: float = 0.0
+    batch_size: int = 1  # histories that were searched together
+
+
+def make_filter(allowed: Iterable[object] | None = None, exclude: Iterable[object] | None = None) -> Filter | None:
+    """The filter for ids of any type; None where it would allow all items."""
+    if allowed is None and exclude is None:
+        return None
+
+    def names(values: Iterable[object]) -> tuple[str, ...]:
+        return tuple(value if type(value) is str else as_id(value) for value in id_list(values))
+
+    return Filter(None if allowed is None else names(allowed), () if exclude is None else names(exclude))
+
+
+def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:
+    """The numbers of the items that pass a filter; unknown ids are ignored."""
+    passes = torch.full((len(ids),), filter.allowed is None)
+    if filter.allowed is not None:
+        passes[ids.known(filter.allowed)] = True
+    if filter.category is not None:
+        in_category = torch.zeros_like(passes)
+        in_category[[] if catalogue is None else catalogue.of_category(filter.category)] = True
+        passes &= in_category
+    passes[ids.known(filter.exclude)] = False
+    return passes.nonzero().squeeze(1)
+
+
+class MaskCache:
+    """The masks of the most recently used filters, for one model at a time."""
+
+    def __init__(self) -> None:
+        self._model: TreeModel | None = None
+        self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
+
+    def get(
+        self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
+    ) -> tuple[NodeMask, int]:
+        """The mask of a filter, and how many items it allows."""
+        if model is not self._model:
+            self._model = model
+            self._masks.clear()
+        entry = self._masks.get(filter)
+        if entry is None:
+            mask = model.tree.allow(allowed_items(filter, ids, catalogue))
+            entry = self._masks[filter] = mask, int((mask.slots & (model.tree.items() != PAD)).sum())
+            if len(self._masks) > CACHED_MASKS:
+                self._masks.popitem(last=False)
+        self._masks.move_to_end(filter)
+        return entry
+
+
+class Searcher:
+    """Answers requests from one state of a model.
+
+    Args:
+        model: a tree and a scorer.
+        ids: of its items.
+        catalogue: titles and categories, for filters by category.
+        user_history: the history of a user, None for an unknown one.
+        version: of the model.
+        masks: a cache that outlives this object.
+        round_shapes: whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape
+            that it has seen before.
+    """
+
+    def __init__(
+        self,
+        model: TreeModel,
+        ids: Ids,
+        *,
+        catalogue: Catalogue | None = None,
+        user_history: Callable[[str], History | None] = lambda user: None,
+        version: str = "",
+        masks: MaskCache | None = None,
+        round_shapes: bool = False,
+    ) -> None:
+        if len(ids) != model.tree.num_items:
+            counts = f"{len(ids):,} ids for a tree of {model.tree.num_items:,} items"
+            raise ValueError(f"{counts}: they do not belong to the same run")
+        self.model, self.ids, self.catalogue, self.version = model, ids, catalogue, version
+        self.user_history, self._masks, self._round_shapes = user_history, masks or MaskCache(), round_shapes
+
+    def recommend(self, request: RecommendRequest) -> RecommendResponse:
+        """Answer one request."""
+        return self.recommend_batch([request])[0]
+
+    def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse]:
+        """Answer requests that have the same beam_size, exclude_seen and filter, with one search."""
+        first, m = requests[0], max(request.m for request in requests)
+        beam_size = max(DEFAULT_BEAM_SIZE, m) if first.beam_size is None else first.beam_size
+        mask, num_allowed = self.mask_of(first.filter)
+        encoded = [self.encode(request) for request in requests]
+        histories = [history for rows, _ in encoded for history in rows]
+        results = iter(self._search(histories, beam_size, m, first.exclude_seen, mask) if histories else ())
+        responses = []
+        for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
+            own = [_truncate(next(results), request.m) for _ in rows]
+            short = self._count_short(request, own, rows, mask, num_allowed)
+            responses.append(
+                RecommendResponse(
+                    own, beam_size, self.version, self.catalogue, num_allowed, short, unknown_users=unknown_users
+                )
+            )
+        return responses
+
+    def encode(self, request: RecommendRequest) -> tuple[list[History], list[str]]:
+        """The histories of a request as item numbers, and its unknown users, whose histories are empty."""
+        if request.users is None:
+            return [encode_history(self.ids, history) for history in request.histories], []
+        rows = [(user, self.user_history(user)) for user in request.users]
+        return [history or History([]) for _, history in rows], [user for user, history in rows if history is None]
+
+    def mask_of(self, filter: Filter | None) -> tuple[NodeMask | None, int | None]:
+        """The mask of a filter, and how many items it allows."""
+        return (None, None) if filter is None else self._masks.get(filter, self.model, self.ids, self.catalogue)
+
+    def _search(
+        self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None
+    ) -> list[Recommendation]:
+        """The m best items for each history; popular items where no item of a history is known."""
+        rows, search_m = [history.items for history in histories], m
+        if self._round_shapes:
+            rows = rows + rows[-1:] * (_next_power_of_two(len(rows)) - len(rows))
+            last_width = beam_size if isinstance(beam_size, int) else list(beam_size)[-1]
+            search_m = max(m, min(_next_power_of_two(m), last_width))
+        device = self.model.tree.device
+        x = pad_histories(rows).to(device)
+        exclude = pad_rows(rows, max(map(len, rows))).to(device) if exclude_seen else None
+        items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
+        scores = log_p.exp()
+        use_popular = [not row and self.model.popularity is not None for row in rows]
+        if any(use_popular):
+            items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
+        counts, names = (items != PAD).sum(1).tolist(), self.ids.names
+        columns = zip(histories, items[:, :m].tolist(), scores[:, :m].tolist(), counts, use_popular, strict=False)
+        return [
+            Recommendation(  # PAD comes last
+                [names[item] for item in row[:count]], row_scores[:count], len(history.items), history.unknown, popular
+            )
+            for history, row, row_scores, count, popular in columns  # without the rows that fill up the batch
+        ]
+
+    def _count_short(
+        self,
+        request: RecommendRequest,
+        results: list[Recommendation],
+        histories: list[History],
+        mask: NodeMask | None,
+        num_allowed: int | None,
+    ) -> int:
+        """How many results have fewer than m items although more were available."""
+        if all(len(result.items) >= request.m for result in results):
+            return 0
+        tree, short = self.model.tree, 0
+        total = tree.num_visible if num_allowed is None else num_allowed
+        for result, history in zip(results, histories, strict=True):
+            if len(result.items) < request.m:
+                seen = sorted(set(history.items)) if request.exclude_seen else []
+                leaves = tree.leaf_of_item(torch.tensor(seen, dtype=torch.int64, device=tree.device))
+                available = total - int((mask or tree.mask).allows(leaves).sum())
+                short += len(result.items) < min(request.m, available)
+        return short
+
+
+def popular_items(model: TreeModel, m: int, allowed: NodeMask | None = None) -> tuple[Tensor, Tensor]:
+    """The m allowed items with the most events in training, and their shares of all events [m] each."""
+    if model.popularity is None:
+        raise ValueError("the popularity of this model's items is unknown: it was not trained on a log")
+    counts = model.popularity.to(model.tree.device)
+    items = torch.arange(len(counts), device=counts.device)
+    mask = allowed or model.tree.mask
+    lowest = torch.iinfo(torch.int64).min
+    order = counts * len(items) - items  # the lower number first where counts are equal
+    best = order.masked_fill(~mask.allows(model.tree.leaf_of_item(items)), lowest).topk(min(m, len(items)))
+    top = best.indices.where(best.values != lowest, PAD)
+    shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
+    missing = (0, m - len(top))
+    return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _truncate(result: Recommendation, m: int) -> Recommendation:
+    """The first m items: requests in one search get as many as the largest m among them."""
+    return result if len(result.items) <= m else result._replace(items=result.items[:m], scores=result.scores[:m])

@@ -1,0 +1,233 @@
+"""Files of histories in, files of results out: any number of users, a few of them in memory.
+
+A file of histories has one of two layouts.
+
+- One row per user: the columns user and history. A history is a list of ids, or text with the ids separated by
+  spaces, commas or |, or a JSON list; oldest first. Every row gets a result, in the order of the file.
+- One row per event, a log as `beamtree prepare` reads it: user, item and, unless the rows are in order, timestamp.
+  The rows of a user may be anywhere. A log of more than MAX_EVENTS rows is read several times, each time for the users
+  of one bucket of a hash of their ids; results come bucket by bucket, and within one in order of first appearance.
+
+Ids are text from end to end, without white space around them. Results collect in a folder beside the output, become
+one file at the end, and get their name in one move. Parquet and CSV have the columns user, rank, item and score, JSON
+lines one object per user with lists of items and scores.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import polars as pl
+
+from beamtree.errors import explain_full_disk, short_message
+from beamtree.files.atomic import check_writable
+from beamtree.files.staging import move_into_place, staging_folder
+from beamtree.ingest.columns import find_columns
+from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
+from beamtree.ingest.urls import Place
+from beamtree.query import RecommendRequest, Searcher, parse_ids
+from beamtree.serve.batch.job import BatchSummary
+
+MAX_USERS = 1 << 16  # histories in memory
+MAX_EVENTS = 1 << 22  # events in memory, where the file is a log
+BATCH = 256  # users that are searched together
+MAX_RESULT_ITEMS = 1 << 18  # in memory before they are written
+RESULTS: dict[str, pl.DataType] = {"user": pl.String(), "items": pl.List(pl.String), "scores": pl.List(pl.Float32)}
+
+OnRows = Callable[[int], None]  # rows of the input done since the last call
+Sink = Callable[[pl.LazyFrame, Path], object]
+
+
+# Input
+
+
+@dataclass(frozen=True)
+class HistoryFile:
+    """The histories of a file, not read yet."""
+
+    rows: int
+    unit: str  # of a row: users or events
+    chunks: Callable[[], Iterator[pl.DataFrame]]  # user, history (a list or text), rows (of the file)
+
+
+def open_histories(
+    path: str | Path,
+    *,
+    names: Sequence[str] | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+) -> HistoryFile:
+    """Detect the layout and length of a file, or of a folder of files; the columns are as in `prepare`."""
+    files = find_files([path])
+    given = [name for name in (user, item, time) if name is not None]
+    with _polars_errors(f"{path} cannot be read"):
+        columns = scan(files[0], names, ["user", "history", *given]).collect_schema().names()
+        by_name = {name.strip(): name for name in columns}
+        history = by_name.get("history") if item is None and time is None else None
+        try:
+            matched = find_columns(columns, user, history or item, time)
+        except ValueError as error:
+            if given:
+                raise
+            raise ValueError(
+                f"{path} has the columns {', '.join(columns)}: give user and history, or user, item and timestamp"
+            ) from error
+        if history is not None:
+            return _one_row_per_user(path, files, matched.user, history)
+        return _one_row_per_event(path, files, names, user, item, time)
+
+
+def _one_row_per_user(path: str | Path, files: Sequence[Place], user: str, history: str) -> HistoryFile:
+    def select(file: Place) -> pl.LazyFrame:
+        frame = scan(file, None, [user, history])
+        types = frame.collect_schema()
+        kind = types[history]
+        return frame.select(
+            user=text_id(user, types[user]).str.strip_chars(WHITE),
+            history=text_ids(history, kind) if isinstance(kind, pl.List | pl.Array) else text_id(history, kind),
+            rows=1,
+        )
+
+    frame = pl.concat([select(file) for file in files])
+    rows = _length(frame)
+
+    def chunks() -> Iterator[pl.DataFrame]:
+        for start in range(0, rows, MAX_USERS):
+            with _polars_errors(f"{path} cannot be read"):
+                chunk = frame.slice(start, MAX_USERS).collect(engine="streaming")
+            yield chunk.filter(pl.col("user") != "")
+
+    return HistoryFile(rows, "users", chunks)
+
+
+def _one_row_per_event(
+    path: str | Path,
+    files: Sequence[Place],
+    names: Sequence[str] | None,
+    user: str | None,
+    item: str | None,
+    time: str | None,
+) -> HistoryFile:
+    events, columns, _ = open_events(files, names, user, item, time)
+    rows = _length(events)
+    trimmed = [pl.col(name).str.strip_chars(WHITE) for name in ("user", "item")]
+    is_valid = (pl.col("user") != "") & (pl.col("item") != "")
+    history = pl.col("item")
+    if columns.time is not None:
+        is_valid &= pl.col("time").is_not_null()
+        history = history.sort_by("time", maintain_order=True)
+    valid = events.with_columns(trimmed).filter(is_valid)
+    buckets = math.ceil(rows / MAX_EVENTS)
+
+    def chunks() -> Iterator[pl.DataFrame]:
+        for bucket in range(buckets):
+            with _polars_errors(f"{path} cannot be read"):
+                chunk = valid.filter(pl.col("user").hash(0) % buckets == bucket).collect(engine="streaming")
+            yield chunk.group_by("user", maintain_order=True).agg(history=history, rows=pl.len())
+
+    return HistoryFile(rows, "events", chunks)
+
+
+def _length(frame: pl.LazyFrame) -> int:
+    return int(frame.select(pl.len()).collect(engine="streaming").item())
+
+
+# Output
+
+
+def write_results(
+    searcher: Searcher,
+    request: RecommendRequest,
+    histories: HistoryFile,
+    output: Path,
+    *,
+    on_rows: OnRows | None = None,
+    allow_empty: bool = False,
+) -> BatchSummary:
+    """Write the recommendations for every history of a file; on failure a previous output stays.
+
+    Args:
+        searcher: of a model.
+        request: without histories.
+        histories: from `open_histories`.
+        output: a file; its suffix decides the format.
+        on_rows: called with the number of rows of the input done since its last call.
+        allow_empty: whether an input without users gives an empty output; else it is an error.
+    """
+    check_output(output)
+    summary = BatchSummary()
+
+    def frames() -> Iterator[pl.DataFrame]:
+        for chunk in histories.chunks():
+            for batch in chunk.iter_slices(BATCH):
+                rows = [_ids_of(history) for history in batch["history"].to_list()]
+                results = searcher.recommend(request._replace(histories=rows)).results
+                summary.add(results)
+                count = int(batch["rows"].sum())
+                summary.rows += count
+                items, scores = [result.items for result in results], [result.scores for result in results]
+                yield pl.DataFrame({"user": batch["user"].to_list(), "items": items, "scores": scores}, schema=RESULTS)
+                if on_rows is not None:
+                    on_rows(count)
+
+    with (
+        explain_full_disk(output.parent),
+        staging_folder(output) as folder,
+        _polars_errors(f"{output} cannot be written"),
+    ):
+        _write_parts(frames(), folder, batches=max(1, MAX_RESULT_ITEMS // (BATCH * request.m)))
+        if not summary.users and not allow_empty:
+            raise ValueError("there is no user in the input: nothing to recommend")
+        complete = folder / f"complete{output.suffix.lower()}"
+        SINKS[complete.suffix](pl.scan_parquet(sorted(folder.glob("*.part")), glob=False), complete)
+        move_into_place(complete, output)
+    summary.skipped_rows = histories.rows - summary.rows
+    return summary
+
+
+def check_output(output: Path) -> None:
+    """Raise a ValueError in one line where results cannot be written to this file."""
+    if output.suffix.lower() not in SINKS:
+        raise ValueError(f"{output}: the formats of results are {', '.join(SINKS)}; end the name in one of these")
+    check_writable(output)
+
+
+def _ids_of(history: Sequence[str | None] | str | None) -> list[str]:
+    if isinstance(history, str):
+        return parse_ids(history)
+    return [name.strip() for name in history or () if name is not None and name.strip()]
+
+
+def _write_parts(frames: Iterator[pl.DataFrame], folder: Path, batches: int) -> None:
+    """Write files of so many batches each, whose names sort in order; at least one file."""
+    part = 0
+    while (group := list(islice(frames, batches))) or not part:
+        pl.concat([pl.DataFrame(schema=RESULTS), *group]).write_parquet(folder / f"{part:08}.part", compression="lz4")
+        part += 1
+
+
+def _one_row_per_item(results: pl.LazyFrame) -> pl.LazyFrame:
+    results = results.filter(pl.col("items").list.len() > 0)
+    results = results.with_columns(rank=pl.int_ranges(1, pl.col("items").list.len() + 1))
+    return results.explode("rank", "items", "scores").select("user", "rank", item="items", score="scores")
+
+
+SINKS: dict[str, Sink] = {
+    ".parquet": lambda results, path: _one_row_per_item(results).sink_parquet(path),
+    ".csv": lambda results, path: _one_row_per_item(results).sink_csv(path),
+    ".jsonl": lambda results, path: results.sink_ndjson(path),
+    ".ndjson": lambda results, path: results.sink_ndjson(path),
+}
+
+
+@contextmanager
+def _polars_errors(prefix: str) -> Iterator[None]:
+    """Raise errors of Polars as a ValueError in one line."""
+    try:
+        yield
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{prefix}: {short_message(error)}") from error

@@ -1,0 +1,101 @@
+"""A batch job: one request for every user of a file, and a summary of the results."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from beamtree.model import TreeModel
+from beamtree.query import Recommendation, RecommendRequest, Searcher
+from beamtree.train.runs import ids_of, open_model
+
+MAX_EXAMPLES = 5  # unknown ids that a note shows
+
+
+class BatchJob(NamedTuple):
+    """What to compute, and with which run; it can be sent to another process."""
+
+    run: Path
+    request: RecommendRequest = RecommendRequest()  # without histories
+    names: Sequence[str] | None = None  # these four as in `files.open_histories`
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The arguments of `files.open_histories`."""
+        return {"names": self.names, "user": self.user, "item": self.item, "time": self.time}
+
+    def settings(self) -> dict[str, Any]:
+        """All but the run, as short JSON, to compare with another job."""
+        request = self.request
+        beam_size, filter = request.beam_size, request.filter
+        return {
+            "m": request.m,
+            "beam_size": beam_size if beam_size is None or isinstance(beam_size, int) else list(beam_size),
+            "exclude_seen": request.exclude_seen,
+            "allowed": _digest(None if filter is None else filter.allowed),
+            "exclude": _digest(None if filter is None else filter.exclude or None),
+            **self.columns,
+            "names": None if self.names is None else list(self.names),
+        }
+
+    def open_searcher(self, device: str) -> Searcher:
+        """Load the model of the run."""
+        return make_searcher(self.run, open_model(self.run, device))
+
+
+def make_searcher(run: Path, model: TreeModel) -> Searcher:
+    """A searcher of the model of a run."""
+    return Searcher(model, ids_of(run, model))
+
+
+def _digest(ids: Sequence[str] | None) -> str | None:
+    return None if ids is None else hashlib.sha256("\n".join(sorted(set(ids))).encode()).hexdigest()[:16]
+
+
+@dataclass
+class BatchSummary:
+    """Counts over many results, and notes about them."""
+
+    users: int = 0
+    unknown_events: int = 0  # of items that the model does not know
+    unknown_items: list[str] = field(default_factory=list)  # the first few of these items
+    popular: int = 0  # users without a known item, who got popular items
+    empty: int = 0  # users without a result
+    rows: int = 0  # of the input that were used
+    skipped_rows: int = 0
+
+    def add(self, results: Iterable[Recommendation]) -> None:
+        """Count results."""
+        for result in results:
+            self.users += 1
+            self.unknown_events += len(result.unknown)
+            self.popular += result.is_popular
+            self.empty += not result.items
+            if len(self.unknown_items) < MAX_EXAMPLES:
+                self.unknown_items = list(dict.fromkeys([*self.unknown_items, *result.unknown]))[:MAX_EXAMPLES]
+
+    def merge(self, other: "BatchSummary") -> None:
+        """Add the counts of another summary."""
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
+        self.unknown_items = list(dict.fromkeys(self.unknown_items))[:MAX_EXAMPLES]
+
+    def notes(self) -> Iterator[str]:
+        """One line for each unexpected thing."""
+        if self.skipped_rows:
+            yield f"{_count(self.skipped_rows, 'row')} skipped: without a user, an item or a readable time"
+        if self.unknown_events:
+            examples = ", ".join(self.unknown_items) + (", …" if len(self.unknown_items) == MAX_EXAMPLES else "")
+            yield f"{_count(self.unknown_events, 'event')} ignored: of items that the model does not know ({examples})"
+        if self.popular:
+            yield f"{_count(self.popular, 'user')} without a known item: popular items are recommended"
+        if self.empty:
+            yield f"{_count(self.empty, 'user')} without a result: no item is left to recommend"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,166 @@
+"""The service behind the routes: submits requests to the engine, enforces limits and deadlines, applies changes."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from beamtree.query import RecommendRequest, RecommendResponse, Searcher
+from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, StoppedError
+from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
+from beamtree.serve.engine.served_run import LoadedRun, ModelSource, OpenRun, ReadOnlyError
+from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError
+from beamtree.serve.http.metrics import Metrics
+
+T = TypeVar("T")
+ROWS_PER_TIMEOUT = 10  # histories or changes that the timeout is meant for; more get proportionally longer
+RETRY_HINT = "try again later, or with a larger timeout_ms"
+
+
+class Service:
+    """A run that is served over HTTP.
+
+    Args:
+        run: its folder; other runs beside it may take its place.
+        open_run: opens a run.
+        first: the run to start with, if not `run`.
+        beam_size: k of requests that do not set it.
+        window: seconds to wait for more requests of a batch.
+        max_batch: histories that are searched together.
+        max_queue: histories that may wait.
+        slow: seconds in the queue after which the beam is narrowed.
+        timeout: seconds for a request of up to 10 histories; one of 20 gets twice as long.
+        limits: the maximum size of a request.
+        access: tokens.
+        watch: seconds between two checks for another run in the folder; no checks unless given.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        open_run: OpenRun,
+        *,
+        first: Path | None = None,
+        beam_size: int = 400,
+        window: float = 0.002,
+        max_batch: int = 64,
+        max_queue: int = 512,
+        slow: float = 0.04,
+        timeout: float = 1.0,
+        limits: Limits | None = None,
+        access: Access | None = None,
+        watch: float | None = None,
+    ) -> None:
+        self.run, self.timeout = run, timeout
+        self.limits, self.access, self.metrics = limits or Limits(), access or Access(), Metrics()
+        self.stopping = False
+        loaded = open_run(first or run)
+        smoke_test(loaded, beam_size)
+        self.engine = Engine(
+            loaded,
+            beam_size=beam_size,
+            window=window,
+            max_batch=max_batch,
+            max_queue=max_queue,
+            slow=slow,
+            on_batch=self.metrics.count_batch,
+        )
+        self.slot = ModelSlot(self.engine, open_run, self.metrics.count_reload)
+        self.metrics.loaded.set(loaded.since)
+        self._watcher = RunWatcher(run, self.engine, self.slot, watch) if watch else None
+
+    @property
+    def loaded(self) -> LoadedRun:
+        """The run in use."""
+        return self.engine.loaded
+
+    def close(self) -> None:
+        """Finish requests in flight, and release everything."""
+        self.stopping = True
+        if self._watcher is not None:
+            self._watcher.close()
+        self.engine.stop()
+        self.slot.close()
+
+    # Requests
+
+    async def recommend(self, request: RecommendRequest, timeout_ms: int | None = None) -> RecommendResponse:
+        """Answer a request, with others in one batch."""
+        self.check_limits(request)
+        response = await self._in_engine(
+            lambda deadline: self.engine.submit(request, deadline), request.rows, timeout_ms
+        )
+        self.metrics.count_response(response)
+        return response
+
+    async def read(self, function: Callable[[Searcher], T], timeout_ms: int | None = None) -> T:
+        """Call a function that reads the model, in the search thread."""
+        return await self._in_engine(lambda deadline: self.engine.read(function, deadline), 1, timeout_ms)
+
+    def check_limits(self, request: RecommendRequest) -> None:
+        """Raise a 422 where m or the beam is too large, or the beam too narrow for m."""
+        m, beam, limits = request.m, request.beam_size, self.limits
+        widths = () if beam is None else (beam,) if isinstance(beam, int) else tuple(beam)
+        if m > limits.m:
+            raise ApiError(422, f"m={m} is over the limit of {limits.m}", f"use at most {limits.m}")
+        if widths and max(widths) > limits.beam_size:
+            raise ApiError(422, f"beam_size is over the limit of {limits.beam_size}", f"use at most {limits.beam_size}")
+        if widths and widths[-1] < m:
+            raise ApiError(422, f"m={m} is over beam_size={widths[-1]}", "use a beam_size of at least m")
+
+    async def _in_engine(self, submit: Callable[[float], "Future[T]"], rows: int, timeout_ms: int | None) -> T:
+        """Submit to the engine with a deadline, and wait."""
+        seconds = self.seconds_for(rows)
+        if timeout_ms is not None:
+            seconds = min(seconds, timeout_ms / 1000)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(submit(time.monotonic() + seconds))
+        except BusyError as error:
+            raise self._rejection("queue_full", 429, str(error)) from error
+        except StoppedError as error:
+            raise self._rejection("stopping", 503, str(error)) from error
+        except (TimeoutError, DeadlineError) as error:
+            raise self._rejection("deadline", 504, f"no answer within {seconds * 1000:.0f} ms") from error
+        except ValueError as error:
+            raise ApiError(422, str(error), SCHEMA_HINT) from error
+
+    def seconds_for(self, rows: int) -> float:
+        """The timeout for a number of histories or changes."""
+        return self.timeout * max(1.0, rows / ROWS_PER_TIMEOUT)
+
+    def _rejection(self, reason: str, status: int, error: str) -> ApiError:
+        """Count a rejected request; the client may retry."""
+        self.metrics.rejected.labels(reason).inc()
+        return ApiError(status, error, RETRY_HINT, {} if status == 504 else {"Retry-After": "1"})
+
+    # Changes
+
+    async def change(self, kind: str, change: Callable[[ModelSource], T], count: int = 1) -> tuple[T, str]:
+        """Apply a change, or several together; returns its result, and the version that includes it."""
+        future = self.slot.apply(lambda source: (change(source), self.loaded.version))
+        result = await self._in_slot(future, self.seconds_for(count))
+        self.metrics.changes.labels(kind).inc(count)
+        return result
+
+    async def load(self, run: Path) -> LoadedRun:
+        """Serve another run, also after a restart."""
+        loaded = await self._in_slot(self.slot.load(run), None)
+        name = os.path.relpath(run.absolute(), self.run.absolute().parent)
+        await self._in_slot(self.slot.apply(lambda source: source.record_run(name)), None)
+        return loaded
+
+    async def _in_slot(self, future: "Future[T]", seconds: float | None) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:  # behind a run that loads; a change that has not begun is not made
+            raise self._rejection("deadline", 503, "other changes are in progress") from error
+        except ReadOnlyError as error:
+            raise ApiError(409, str(error), "start it with --changes FOLDER to store changes") from error
+        except ValueError as error:
+            raise ApiError(422, str(error), SCHEMA_HINT) from error
