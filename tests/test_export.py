@@ -1,4 +1,4 @@
-"""An artefact finds what the library finds, and torch alone opens it."""
+"""An artifact finds what the library finds, and torch alone opens it."""
 
 import json
 import subprocess
@@ -18,9 +18,9 @@ from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
 from beamtree.scorers import SCORERS, FixedScorer, SumScorer
-from beamtree.serve.export import program_of, write_artifact
-from beamtree.serve.export.plain import MADE
-from beamtree.serve.export.search import Search
+from beamtree.serve.export import export_program, write_artifact
+from beamtree.serve.export.scorers import EXPORTED
+from beamtree.serve.export.search_module import SearchModule
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 
@@ -75,7 +75,7 @@ def check_same(search, model, x, beam_size, m):
 
 
 def test_every_scorer_of_the_package_can_be_exported():
-    assert set(MADE) == set(SCORERS)
+    assert set(EXPORTED) == set(SCORERS)
 
 
 @whole
@@ -93,7 +93,7 @@ def test_every_scorer_of_the_package_can_be_exported():
 def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, arity, how, beam_size, m):
     model, x = a_model(make, items, arity, **how)
     with torch.no_grad():
-        search = Search(model, beam_size, m)
+        search = SearchModule(model, beam_size, m)
         check_same(search, model, x, beam_size, m)
         if not x.is_floating_point():
             x[0] = PAD  # of whom nothing is known
@@ -104,16 +104,18 @@ def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, a
 @whole
 def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_users(make):
     model, x = a_model(make, first_level=3)
-    program = program_of(model, beam_size=10, m=6).module()
+    program = export_program(model, beam_size=10, m=6).module()
     for users in (len(x), 1, 2):
         check_same(program, model, x[:users], 10, 6)
 
 
-def test_an_artefact_is_opened_and_asked_without_the_package(tmp_path):
+def test_an_artifact_is_opened_and_queried_without_the_package(tmp_path):
     model, _ = a_model(test_scorers.a_sum, first_level=2)
     model.ids = Ids([f"item {number}" for number in range(50)])
-    told = write_artifact(model, tmp_path / "model.pt2", beam_size=[10, 10, 20, 20, 20], m=7, about={"run": "mine"})
-    assert told["beam_size"] == [10, 10, 20, 20, 20]
+    description = write_artifact(
+        model, tmp_path / "model.pt2", beam_size=[10, 10, 20, 20, 20], m=7, about={"run": "mine"}
+    )
+    assert description["beam_size"] == [10, 10, 20, 20, 20]
     words = ["load_artifact.py", str(tmp_path / "model.pt2"), "item 3", "of another shop", "item 41", "item 3"]
     code = WITHOUT.format(names=["beamtree", "polars"]) + (
         f"import runpy; sys.argv = {words!r}; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
@@ -138,7 +140,7 @@ def test_the_loader_has_twenty_lines_and_needs_torch_alone():
 def test_a_scorer_from_outside_is_refused():
     model = TreeModel(bt.Tree(range(4)), FixedScorer(torch.zeros(1, 7)))
     with pytest.raises(ValueError, match="FixedScorer cannot be exported: only DeepScorer, LinearScorer"):
-        program_of(model, beam_size=2, m=1)
+        export_program(model, beam_size=2, m=1)
 
 
 def test_the_command_writes_what_retrieve_answers(tmp_path):
@@ -161,7 +163,7 @@ def test_the_command_writes_what_retrieve_answers(tmp_path):
     assert [f"item {item}" for item in items[0].tolist()] == [row["item"] for row in found]
     assert scores[0].tolist() == pytest.approx([row["score"] for row in found], rel=1e-4)
     for words, message in (
-        (["--out", "model.pt"], "model.pt: end the name of an artefact in .pt2"),
+        (["--out", "model.pt"], "model.pt: end the name of an artifact in .pt2"),
         (["--out", "m.pt2", "--m", "30", "--beam-size", "20"], "--m 30 with --beam-size 20: the beam holds fewer"),
         (["--out", "m.pt2", "--beam-size", "tuned"], "run has no tuned beam"),
         (["--out", "/proc/no/m.pt2"], "/proc/no"),

@@ -38,6 +38,6 @@ def export_run(
     ids_of(run, model)
     err.print("writing the search down: this takes a moment", highlight=False)
     about = {"run": run.resolve().name, "model": fingerprint(run), "beamtree": __version__}
-    told = write_artifact(model, output, beam_size=beam, m=m, about=about)
+    description = write_artifact(model, output, beam_size=beam, m=m, about=about)
     out.print(f"Saved {output} ({output.stat().st_size / 2**20:,.1f} MiB)", highlight=False, soft_wrap=True)
-    out.print(text.dumps(told), highlight=False, soft_wrap=True, markup=False)
+    out.print(text.dumps(description), highlight=False, soft_wrap=True, markup=False)

@@ -1,5 +1,5 @@
-"""An artefact with the search inside, for where this package is not."""
+"""Export of a search as one file that torch opens without this package."""
 
-from beamtree.serve.export.archive import check_name, program_of, write_artifact
+from beamtree.serve.export.artifact import check_name, export_program, write_artifact
 
-__all__ = ["check_name", "program_of", "write_artifact"]
+__all__ = ["check_name", "export_program", "write_artifact"]

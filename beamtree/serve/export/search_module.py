@@ -1,4 +1,4 @@
-"""A search as one module: users in, the best items out."""
+"""The beam search as one module that `torch.export` can trace: users in, the best items out."""
 
 import torch
 from torch import Tensor, nn
@@ -7,17 +7,17 @@ from torch.nn.functional import logsigmoid
 from beamtree.beam import BeamSize, widths
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
-from beamtree.serve.export.plain import keep, plain
+from beamtree.serve.export.scorers import add_buffer, export_scorer
 from beamtree.tree import PAD
 
 
-class Search(nn.Module):
+class SearchModule(nn.Module):
     """Eq. 4 for a fixed beam and m: `beam.retrieve` in plain tensors.
 
     Args:
         model: a tree and a scorer.
-        beam_size: k, or one width for each searched level.
-        m: how many items.
+        beam_size: k, or one width per searched level.
+        m: number of items.
     """
 
     start: Tensor
@@ -35,12 +35,12 @@ class Search(nn.Module):
         self.scale, self.bias = 1.0, 0.0
         if isinstance(model.scorer, SumScorer):
             self.scale, self.bias = model.scorer.calibration.tolist()
-        self.scorer = plain(model.scorer, tree)
+        self.scorer = export_scorer(model.scorer, tree)
         items = torch.arange(-1, tree.num_items, device=tree.device)  # PAD first
-        keep(self, "start", tree.mask.nodes(model.first_level - 1))
-        keep(self, "leaf_of_item", tree.leaf_of_item(items))
-        keep(self, "item_of_slot", tree.items())
-        keep(self, "entered", tree.mask.entered)
+        add_buffer(self, "start", tree.mask.nodes(model.first_level - 1))
+        add_buffer(self, "leaf_of_item", tree.leaf_of_item(items))
+        add_buffer(self, "item_of_slot", tree.items())
+        add_buffer(self, "entered", tree.mask.entered)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer."""
@@ -50,24 +50,24 @@ class Search(nn.Module):
         for level, width in enumerate(self.widths, self.first_level):
             nodes = self._children(nodes, level)
             if not self.chained and level < self.height and nodes.shape[1] <= width:
-                continue  # kept whole, and its ranks are nobody's
+                continue  # all nodes are kept, and their ranks are not needed
             logits = self.scorer.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
-            rank = self._ranked(logits, rank)
+            rank = self._rank(logits, rank)
             if nodes.shape[1] > width:
                 best = rank.topk(width, sorted=False).indices
                 nodes, rank = nodes.gather(1, best), rank.gather(1, best)
         return self._best(nodes, rank)
 
     def _children(self, nodes: Tensor, level: int) -> Tensor:
-        """The children, which lie on `level`, with PAD for those that may not be entered [B, W b]."""
+        """The children of nodes, on `level`, with PAD for those that may not be entered [B, W b]."""
         offsets = torch.arange(1, self.arity + 1, device=nodes.device)
         children = (nodes.unsqueeze(-1) * self.arity + offsets).flatten(1)
         if level <= self.full_to:
             return children
-        children = children.clamp(min=0)  # those of PAD end at the root, which is never entered
+        children = children.clamp(min=0)  # the children of PAD become the root, which is never entered
         return torch.where(self.entered[children], children, PAD)
 
-    def _ranked(self, logits: Tensor, parents: Tensor) -> Tensor:
+    def _rank(self, logits: Tensor, parents: Tensor) -> Tensor:
         if not self.chained:
             return logits
         below = logsigmoid(logits).unflatten(1, (parents.shape[1], self.arity))
@@ -76,8 +76,8 @@ class Search(nn.Module):
     def _best(self, leaves: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
         items = torch.where(leaves == PAD, PAD, self.item_of_slot[(leaves - self.first_leaf).clamp(min=0)])
         best = rank.masked_fill(items == PAD, -torch.inf).topk(min(self.m, rank.shape[1]))
-        found = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+        top = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
         log_p = best.values if self.chained else logsigmoid(best.values * self.scale + self.bias)
-        missing = self.m - found.shape[1]
+        missing = self.m - top.shape[1]
         pad = nn.functional.pad
-        return pad(found, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))
+        return pad(top, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))

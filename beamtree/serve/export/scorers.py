@@ -1,0 +1,288 @@
+"""The scorers in operations that `torch.export` can trace, with the same scores.
+
+The scorers of the package cache tensors and use numpy on a CPU and Triton on a GPU. Here shapes depend on the number of
+users only, and every table is a buffer. Nodes are [B, W]; scores at PAD are arbitrary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from beamtree.closed_form.als import Factors, fold_in
+from beamtree.closed_form.cooccurrence import newest_of_each
+from beamtree.scorers import (
+    DeepScorer,
+    FactorScorer,
+    LinearScorer,
+    MemoryScorer,
+    RepeatScorer,
+    Scorer,
+    SumScorer,
+)
+from beamtree.scorers.deep import HIDDEN
+from beamtree.scorers.memory import LiftedScorer
+from beamtree.tree import PAD, Tree
+
+Context = list[Any]  # private to the scorer that made it
+
+
+class ExportedScorer(nn.Module, ABC):
+    """A scorer that can be exported."""
+
+    @abstractmethod
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        """What depends on the users only: on histories x [B, T] and the leaves of their items."""
+
+    @abstractmethod
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        """g(x, n) [B, W] of nodes [B, W] of one level."""
+
+
+def export_scorer(scorer: Scorer, tree: Tree) -> ExportedScorer:
+    """The exportable version of a scorer; a ValueError for one from outside the package."""
+    make = EXPORTED.get(type(scorer))
+    if make is None:
+        known = ", ".join(kind.__name__ for kind in EXPORTED)
+        raise ValueError(f"{type(scorer).__name__} cannot be exported: only {known} can")
+    return make(scorer, tree)
+
+
+class ExportedLinear(ExportedScorer):
+    """`LinearScorer`: x are vectors instead of histories."""
+
+    weight: Tensor
+
+    def __init__(self, scorer: LinearScorer, tree: Tree) -> None:
+        super().__init__()
+        add_buffer(self, "weight", scorer.table.weight.detach())
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        return [pad(x, (0, 1), value=1.0)]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        return torch.bmm(_rows(self.weight, nodes), context[0].unsqueeze(-1)).squeeze(-1)
+
+
+class ExportedDeep(ExportedScorer):
+    """`DeepScorer`."""
+
+    vectors: Tensor
+    windows: Tensor
+    of_user_weight: Tensor
+    of_user_bias: Tensor
+    of_node_weight: Tensor
+
+    def __init__(self, scorer: DeepScorer, tree: Tree) -> None:
+        super().__init__()
+        self.arity, self.height, self.lift = tree.arity, tree.height, scorer.lift
+        with torch.no_grad():
+            add_buffer(self, "vectors", scorer.table.read(tree, share=scorer.share).values)
+        add_buffer(self, "windows", scorer.windows)
+        for name, weight in scorer.named_parameters():
+            if not name.startswith("table."):
+                add_buffer(self, name.replace(".", "_"), weight.detach())
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
+        return [self._user(shares, self._ancestors(leaves, level)) for level in range(self.height + 1)]
+
+    def _user(self, shares: Tensor, nodes: Tensor) -> Tensor:
+        pooled = torch.bmm(shares, _rows(self.vectors, nodes)).flatten(1)
+        return linear(pooled, self.of_user_weight, self.of_user_bias)  # [B, 128]
+
+    def _ancestors(self, leaves: Tensor, level: int) -> Tensor:
+        """The ancestors of leaves on a level, PAD for PAD; the leaves themselves where histories are not lifted."""
+        width = self.arity ** (self.height - level) if self.lift else 1
+        return torch.div(leaves - (width - 1) // (self.arity - 1), width, rounding_mode="floor")
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        hidden = linear(_rows(self.vectors, nodes), self.of_node_weight)
+        hidden = hidden + context[level].unsqueeze(1)  # [B, W, 128]
+        for slope, weight, bias in self._layers():
+            hidden = linear(torch.where(hidden > 0, hidden, hidden * slope), weight, bias)
+        return hidden.squeeze(-1)
+
+    def _layers(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The slopes, weights and biases of the layers after the first."""
+        for layer in range(len(HIDDEN)):
+            names = f"slopes_{layer}", f"layers_{layer}_weight", f"layers_{layer}_bias"
+            slope, weight, bias = (self.get_buffer(name) for name in names)
+            yield slope, weight, bias
+
+
+class ExportedFactors(ExportedScorer):
+    """`FactorScorer`."""
+
+    weight: Tensor
+    spread: Tensor
+    recency: Tensor
+
+    def __init__(self, scorer: FactorScorer, tree: Tree) -> None:
+        super().__init__()
+        self.penalty, self.everywhere = scorer.penalty, scorer.everywhere
+        add_buffer(self, "weight", scorer.table.weight.detach())
+        add_buffer(self, "spread", scorer.spread)
+        add_buffer(self, "recency", scorer.recency)
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        rows = _rows(self.weight, leaves).float()
+        weights = newest_of_each(x) * self.recency[: x.shape[1]]
+        return [fold_in(Factors(rows, self.spread, self.penalty, self.everywhere), rows, weights)]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
+
+
+class SparseScores(nn.Module, ABC):
+    """The items to which a `LiftedScorer` gives a score: their leaves [B, E], and the scores [B, E]."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class RepeatScores(SparseScores):
+    """`RepeatScorer`: every event scores its own item."""
+
+    recency: Tensor
+
+    def __init__(self, scorer: RepeatScorer, tree: Tree) -> None:
+        super().__init__()
+        add_buffer(self, "recency", scorer.recency)
+
+    def forward(self, x: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]:
+        return leaves, self.recency[: x.shape[1]].expand(x.shape[0], -1)
+
+
+class MemoryScores(SparseScores):
+    """`MemoryScorer`: every event scores the partners of its item."""
+
+    offsets: Tensor
+    leaves: Tensor
+    weights: Tensor
+    columns: Tensor
+    shift: Tensor
+    discounts: Tensor
+    positions: Tensor
+
+    def __init__(self, scorer: MemoryScorer, tree: Tree) -> None:
+        super().__init__()
+        table, columns = (scorer.recency != 0).nonzero(as_tuple=True)
+        longest = int(scorer.offsets.diff().max()) if len(scorer.partners) else 0
+        add_buffer(self, "offsets", scorer.offsets)
+        add_buffer(self, "leaves", pad(tree.leaf_of_item(scorer.partners.long()), (0, 1), value=PAD))
+        add_buffer(self, "weights", pad(scorer.weights, (0, 1)))
+        add_buffer(self, "columns", columns)
+        add_buffer(self, "shift", table * scorer.num_items)
+        add_buffer(self, "discounts", scorer.recency[table, columns].unsqueeze(-1))
+        add_buffer(self, "positions", torch.arange(longest, device=columns.device))
+
+    def forward(self, x: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]:
+        past = x.index_select(1, self.columns)  # [B, C]
+        row = (past + self.shift).clamp(min=0)
+        start = self.offsets[row]
+        counts = (self.offsets[row + 1] - start).masked_fill(past == PAD, 0)
+        index = start.unsqueeze(-1) + self.positions  # [B, C, longest]
+        index = torch.where(self.positions < counts.unsqueeze(-1), index, len(self.leaves) - 1)  # the last one is PAD
+        return self.leaves[index].flatten(1), (self.weights[index] * self.discounts).flatten(1)
+
+
+class ExportedLifted(ExportedScorer):
+    """Sparse scores of items, where a node has the maximum of its subtree, and at least 0.
+
+    The leaves of each user are sorted once, and the scores of equal leaves are added. On a level the leaves below one
+    node are adjacent, so that the maximum of a node is that of a run.
+    """
+
+    def __init__(self, parts: list[tuple[float, LiftedScorer]], tree: Tree) -> None:
+        super().__init__()
+        kinds = {MemoryScorer: MemoryScores, RepeatScorer: RepeatScores}
+        for _, part in parts:
+            if type(part) not in kinds:
+                raise ValueError(f"{type(part).__name__} cannot be exported")
+        self.part_weights = [weight for weight, _ in parts]
+        self.entries = nn.ModuleList(kinds[type(part)](part, tree) for _, part in parts)
+        self.arity, self.height, self.no_leaf = tree.arity, tree.height, tree.num_nodes  # sorts last
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        entries = [part(x, leaves) for part in self.entries]
+        keys = torch.cat([part_leaves for part_leaves, _ in entries], dim=1)
+        weighted = zip(entries, self.part_weights, strict=True)
+        scores = torch.cat([part_scores * weight for (_, part_scores), weight in weighted], dim=1)
+        keys, order = torch.where(keys == PAD, self.no_leaf, keys).sort(dim=1)
+        scores = scores.gather(1, order).masked_fill(keys == self.no_leaf, 0.0)
+        runs = _run_numbers(keys)
+        sums = torch.zeros_like(scores).scatter_add(1, runs, scores)
+        return [torch.full_like(keys, self.no_leaf).scatter(1, runs, keys), sums]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        keys, maxima = context
+        if level < self.height:
+            width = self.arity ** (self.height - level)
+            above = torch.div(keys - (width - 1) // (self.arity - 1), width, rounding_mode="floor")
+            above = torch.where(keys == self.no_leaf, self.no_leaf, above)
+            runs = _run_numbers(above)
+            maxima = torch.zeros_like(maxima).scatter_reduce(1, runs, maxima, "amax")
+            keys = torch.full_like(keys, self.no_leaf).scatter(1, runs, above)
+        index = torch.searchsorted(keys, nodes).clamp(max=keys.shape[1] - 1)
+        return torch.where(keys.gather(1, index) == nodes, maxima.gather(1, index), 0.0)
+
+
+class ExportedSum(ExportedScorer):
+    """`SumScorer`: sparse parts with the same weight on every level are added before the maximum is taken."""
+
+    def __init__(self, scorer: SumScorer, tree: Tree) -> None:
+        super().__init__()
+        single, lifted = scorer.counting()
+        parts = [(weights, export_scorer(part, tree)) for weights, part in single]
+        if lifted:
+            parts.append(([1.0] * (tree.height + 1), ExportedLifted(lifted, tree)))
+        self.level_weights = [weights for weights, _ in parts]
+        self.parts = nn.ModuleList(part for _, part in parts)
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        return [part.context(x, leaves) for part in self._parts()]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        terms = [
+            weights[level] * part.scores(part_context, level, nodes)
+            for part, part_context, weights in zip(self._parts(), context, self.level_weights, strict=True)
+        ]
+        return torch.stack(terms).sum(0)
+
+    def _parts(self) -> list[ExportedScorer]:
+        return [part for part in self.parts if isinstance(part, ExportedScorer)]
+
+
+def add_buffer(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Register a tensor as a buffer; a view is copied, because an archive would store all of its storage."""
+    owns_storage = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    module.register_buffer(name, tensor if owns_storage else tensor.clone())
+
+
+def _run_numbers(keys: Tensor) -> Tensor:
+    """Numbers runs of equal values in sorted rows, from 0 [B, E]."""
+    return pad((keys[:, 1:] != keys[:, :-1]).long(), (1, 0)).cumsum(1)
+
+
+def _rows(table: Tensor, nodes: Tensor) -> Tensor:
+    """The rows of nodes [..., dim]; any row at PAD."""
+    return nn.functional.embedding(nodes.clamp(min=0), table)
+
+
+def _export_lifted(scorer: LiftedScorer, tree: Tree) -> ExportedScorer:
+    return ExportedLifted([(1.0, scorer)], tree)
+
+
+EXPORTED: dict[type[Scorer], Callable[..., ExportedScorer]] = {
+    DeepScorer: ExportedDeep,
+    LinearScorer: ExportedLinear,
+    FactorScorer: ExportedFactors,
+    MemoryScorer: _export_lifted,
+    RepeatScorer: _export_lifted,
+    SumScorer: ExportedSum,
+}
