@@ -22,8 +22,7 @@ from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
 from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
-from beamtree.ingest.logs import open_log, pack, unpack
-from beamtree.ingest.trees import any_builder, known_table
+from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.live.catalogue_updates import CatalogueUpdates
 from beamtree.methods import Method
 from beamtree.metrics import Metric
@@ -124,7 +123,7 @@ class Recommender(CatalogueUpdates):
             "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
             "patience": patience, "device": device, "seed": seed, "refit": refit,
         }  # fmt: skip
-        known = {"items": known_table("items", items), "vectors": known_table("vectors", vectors)}
+        known = {"items": table_argument("items", items), "vectors": table_argument("vectors", vectors)}
         self._built: dict[str, Any] = {"arity": arity, **known}
         self._tree_name, self._build = any_builder(tree, **known)
         self._frame = frame
@@ -357,7 +356,7 @@ class Recommender(CatalogueUpdates):
                 return self.data.test
             return open_data(Path("this recommender"), self.model, Path(folder)).test if is_folder else data
         with requires("", "reading a log"):
-            from beamtree.ingest.recent import read_users
+            from beamtree.ingest.user_events import read_users
 
         return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
 
@@ -403,14 +402,14 @@ class Recommender(CatalogueUpdates):
             state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
         if self._data is not None and self._where is None:
             place = self._data.folder
-            state |= {"_files": pack(self._data)} if self._owns_data else {"_where": (place, place)}
+            state |= {"_files": pack_data(self._data)} if self._owns_data else {"_where": (place, place)}
         return state | {"_data": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         files, saved = state.pop("_files", None), state.pop("_saved")
         self.__dict__.update(state)
         if files is not None:
-            self._data = unpack(files)
+            self._data = unpack_data(files)
         self._live = None if saved is None else self._open_live(saved)
 
     @classmethod

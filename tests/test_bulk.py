@@ -15,10 +15,9 @@ import pytest
 from command import beamtree
 from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
 
-from beamtree.ingest import arrays, shares
+from beamtree.ingest import arrays, numbering
 from beamtree.ingest import prepare as module
-from beamtree.ingest.engine import Engine
-from beamtree.ingest.prepare import prepare
+from beamtree.ingest.prepare import Executor, prepare
 from beamtree.ingest.readers import open_logs
 from beamtree.query import RecommendRequest
 from beamtree.serve.batch import files, ray_cluster, ray_workers
@@ -84,9 +83,9 @@ def test_shares_and_ranges_do_not_change_a_byte(tmp_path, monkeypatch, options, 
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names, **options)
     for at_once, rows in ((1 << 24, 100), (50, 70), (60, None)):
-        monkeypatch.setattr(module, "AT_ONCE", at_once)
-        monkeypatch.setattr(arrays, "AT_ONCE", at_once)
-        prepare(log, tmp_path / "many", engine=Engine(backwards, rows), **names, **options)
+        monkeypatch.setattr(module, "EVENTS_AT_ONCE", at_once)
+        monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
+        prepare(log, tmp_path / "many", engine=Executor(backwards, rows), **names, **options)
         assert content(tmp_path / "many") == content(tmp_path / "one")
 
 
@@ -100,8 +99,8 @@ def backwards(work, arguments):
 def test_shares_are_the_log_in_its_order(tmp_path, rows):
     log = write_parts(tmp_path / "log")
     opened = open_logs(sorted(log.iterdir()), None, "who", "what", None)
-    found = shares.in_shares(opened, rows)
-    frames = [shares.events_of(share).collect() for share in found]
+    found = numbering.split_log(opened, rows)
+    frames = [numbering.events_of(share).collect() for share in found]
     assert pl.concat(frames).equals(opened.events.collect())
     assert all(len(frame) <= 2 * rows for frame in frames)
 
@@ -111,7 +110,7 @@ def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     log = write_parts(tmp_path / "log")
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names, **options)
-    monkeypatch.setattr(module, "AT_ONCE", 200)
+    monkeypatch.setattr(module, "EVENTS_AT_ONCE", 200)
     monkeypatch.setattr(ray_cluster, "ROWS", 150)
     prepare(f"{log}/*.parquet", tmp_path / "pattern", engine=ray.engine, **names, **options)
     prepare(log.as_uri(), tmp_path / "address", engine=ray.engine, **names, **options)
@@ -149,8 +148,8 @@ def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monke
 
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names)
-    monkeypatch.setattr(module, "AT_ONCE", 200)
-    prepare(log, tmp_path / "ray", engine=Engine(run, 150), **names)
+    monkeypatch.setattr(module, "EVENTS_AT_ONCE", 200)
+    prepare(log, tmp_path / "ray", engine=Executor(run, 150), **names)
     assert content(tmp_path / "ray") == content(tmp_path / "one")
     assert {path.name for path in marks.iterdir()} == {"write_distinct", "write_numbered", "sort_range"}
 
@@ -467,7 +466,7 @@ def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
     assert "would both be part-1.parquet" in refused(tmp_path, *words)
     (tmp_path / "empty").mkdir()
     assert refused(tmp_path, *words[:3], "empty", *words[4:]).startswith("empty: a log is .csv")
-    assert refused(tmp_path, *words[:3], "empty/*.parquet", *words[4:]) == "empty/*.parquet is not there"
+    assert refused(tmp_path, *words[:3], "empty/*.parquet", *words[4:]) == "empty/*.parquet does not exist"
     assert sorted(os.listdir(tmp_path)) == ["empty", "users"]
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
-from beamtree.ingest.catalogue import read_catalogue
+from beamtree.ingest.item_tables import read_catalogue
 
 NAMES = ["b2", "a1", "c3", "ab4"]
 

@@ -286,7 +286,7 @@ def test_prepare_takes_dates_in_the_form_that_is_named(tmp_path):
         csv.writer(file).writerows(rows)
     done = beamtree("prepare", "log.csv", "--out", "p", folder=tmp_path, check=False)
     assert done.returncode == 2
-    assert "nothing tells the day from the month" in done.stderr
+    assert "day and month cannot be told apart" in done.stderr
     assert "--time-format" in done.stderr
     beamtree("prepare", "log.csv", "--out", "p", "--time-format", "%d/%m/%Y", folder=tmp_path)
     times = np.load(tmp_path / "p" / "times.npy")
@@ -535,9 +535,9 @@ def test_messages_of_the_library_name_flags_in_the_command():
         ("m=5 with beam_size=4: too many", "--m 5 with --beam-size 4: too many"),
         ("lr=0.0: give a number above 0", "--lr 0.0: give a number above 0"),
         ("run was begun with seed=0, not 1", "run was begun with --seed 0, not 1"),
-        ("x_y.csv is not there", "x_y.csv is not there"),
-        ("hive/seed=1/part.parquet is not there", "hive/seed=1/part.parquet is not there"),
-        ("event_date=2020 is not there", "event_date=2020 is not there"),
+        ("x_y.csv does not exist", "x_y.csv does not exist"),
+        ("hive/seed=1/part.parquet does not exist", "hive/seed=1/part.parquet does not exist"),
+        ("event_date=2020 does not exist", "event_date=2020 does not exist"),
         ("`names` is for text files", "--format is for text files"),
         ("candidates=beam(beam_size=3), not x", "candidates=beam(beam_size=3), not x"),
         ("begun with method=otm, not tdm", "begun with --method otm, not tdm"),

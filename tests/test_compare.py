@@ -156,7 +156,7 @@ def test_wrong_words_end_in_one_line_before_any_work(market, tmp_path):
         (["--recipe", "soup"], "recipe 'soup' is unknown"),
         (["--rows", ","], "no row to compare"),
         (["--m", "30", "--test-beam", "20"], "--m 30 with --test-beam 20"),
-        (["--tree", "none.parquet"], "none.parquet is not there"),
+        (["--tree", "none.parquet"], "none.parquet does not exist"),
     ):
         failed = beamtree("compare", str(market / "data"), *words, folder=tmp_path, check=False)
         assert failed.returncode == 2

@@ -115,13 +115,17 @@ def test_columns_that_are_not_used_may_hold_anything(tmp_path):
 def test_a_frame_that_is_no_log_is_refused_in_one_line(tmp_path, kind):
     frame = log()
     for change, options, message in (
-        (frame.drop("user"), {}, r"which column is the user\? Say so with `user`: the columns are item, time, rating"),
+        (
+            frame.drop("user"),
+            {},
+            r"no column for the user was found: name it with `user`; the columns are item, time, rating",
+        ),
         (frame, {"item": "what"}, "there is no column 'what' for `item`"),
         (frame, {"names": ("user", "item")}, "a frame names its own columns: `names` is for text files"),
         (frame.with_columns(user=pl.concat_list("user")), {}, r"column 'user' holds List\(Int64\)"),
         (frame.with_columns(time=pl.lit("soon")), {}, "no time in column 'time' can be read"),
         (frame.head(0), {}, "0 and 0 are left of a log without rows"),
-        (pl.DataFrame(), {}, "which column is the user"),
+        (pl.DataFrame(), {}, "no column for the user"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             prepare(made(kind, change), tmp_path / "out", min_events=2, **options)

@@ -8,7 +8,7 @@ import torch
 import beamtree as bt
 from beamtree.builders import category_tree
 from beamtree.data import Events, Ids
-from beamtree.ingest.items import read_categories, read_tree, read_vectors, write_tree
+from beamtree.ingest.item_tables import read_categories, read_tree, read_vectors, write_tree
 from beamtree.tree import PAD
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -78,12 +78,12 @@ def test_fewer_categories_than_items_are_told():
 
 def test_a_table_without_the_column_says_what_it_has(tmp_path, ids):
     refused(lambda: read_categories(table(tmp_path, item=NAMES, colour=NAMES), ids), "no column 'category'", "colour")
-    refused(lambda: read_categories(tmp_path / "none.parquet", ids), "is not there")
+    refused(lambda: read_categories(tmp_path / "none.parquet", ids), "does not exist")
 
 
 def test_an_item_that_is_named_twice_is_told(tmp_path, ids):
     path = table(tmp_path, item=[*NAMES, "c"], category=["x"] * 6)
-    refused(lambda: read_categories(path, ids), "names item 'c' more than once")
+    refused(lambda: read_categories(path, ids), "has item 'c' more than once")
 
 
 def test_vectors_come_from_an_array_or_a_table_in_any_order(tmp_path, ids):
@@ -119,7 +119,7 @@ def test_vectors_of_the_wrong_shape_or_with_nan_are_refused(tmp_path, ids):
     (tmp_path / "several.npz").rename(path)
     refused(lambda: read_vectors(path, ids), "several arrays")
     words = table(tmp_path, item=NAMES, vector=[["x"], ["1"], ["2"], ["3"], ["4"]])
-    refused(lambda: read_vectors(words, ids), "'a' holds something that is no number")
+    refused(lambda: read_vectors(words, ids), "'a' has a value that is no number")
     unequal = [[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]]
     refused(lambda: read_vectors(table(tmp_path, item=NAMES, vector=unequal), ids), "'b' has 2 numbers, others 1")
 
@@ -155,16 +155,17 @@ def test_trees_that_cannot_be_planted_name_the_first_offender(tmp_path, ids):
 
     assert tree()().num_items == 5
     refused(tree(NAMES[:4], good[:4]), "1 items have no path", "'e'")
-    refused(tree([*NAMES, "a"], [*good, [1, 0, 1]]), "names item 'a' more than once")
+    refused(tree([*NAMES, "a"], [*good, [1, 0, 1]]), "has item 'a' more than once")
     refused(tree([*NAMES, "stranger"], [*good, [1, 0, 1]]), "'stranger' is not among the items")
-    refused(tree(paths=[*good[:4], [1, 1]]), "'e' lies 2 levels down, 'a' 3", "same depth")
-    refused(tree(paths=[*good[:4], [0, 1, 0]]), "'e' lies on the leaf of item 'c'")
+    refused(tree(paths=[*good[:4], [1, 1]]), "'e' is 2 levels deep, 'a' 3", "same depth")
+    refused(tree(paths=[*good[:4], [0, 1, 0]]), "'e' is on the leaf of item 'c'")
     refused(tree(paths=[*good[:4], [0, -1, 0]]), "'e' holds -1")
     refused(tree(paths=[*good[:4], [0, 2, 0]], arity=2), "'e' names child 2, and there are 2")
     refused(tree(paths=[*good[:4], []]), "'e'")
-    refused(tree(paths=[*good[:4], [0, None, 0]]), "'e' holds something that is no whole number")
+    refused(tree(paths=[*good[:4], [0, None, 0]]), "'e' has a value that is no integer")
     refused(
-        tree(paths=[*[[float(step) for step in path] for path in good[:4]], [0.0, 0.5, 0.0]]), "'e' holds something"
+        tree(paths=[*[[float(step) for step in path] for path in good[:4]], [0.0, 0.5, 0.0]]),
+        "'e' has a value that is no",
     )
     refused(tree(paths=[[*path, *[0] * 30] for path in good]), "too many")
     refused(lambda: read_tree(table(tmp_path, item=NAMES, path=["0.1"] * 5), ids), "a path is a list")

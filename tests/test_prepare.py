@@ -112,8 +112,8 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
     expected, report = oracle(rows, min_events)
     items = Counter(item for events in expected.values() for item, _ in events)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "AT_ONCE", at_once)
-        patch.setattr(arrays, "AT_ONCE", at_once)
+        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
+        patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len(expected) < 2 or len(items) < 2:
             with pytest.raises(ValueError, match="two items are needed"):
                 prepare(log, folder / "out", min_events=min_events)
@@ -134,7 +134,7 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
 
 def test_a_repeat_is_found_among_events_at_the_same_time():
     user, item, time = (np.array(column) for column in ([1, 1, 0, 1, 1], [7, 5, 7, 7, 7], [2, 2, 2, 2, 3]))
-    found = arrays.in_order(user, item, time)
+    found = arrays.sort_events(user, item, time)
     assert [column.tolist() for column in found] == [[0, 1, 1, 1], [7, 7, 5, 7], [2, 2, 2, 3]]
 
 
@@ -325,7 +325,7 @@ def test_a_log_without_times_is_in_order(tmp_path):
 )
 def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, column, first, then):
     """A number and its digits are one id and one time, and every row is kept or counted."""
-    monkeypatch.setattr(readers, "LOOK", 30)
+    monkeypatch.setattr(readers, "SCHEMA_LINES", 30)
     rows = [{"user": row % 8, "item": row * 7 % 20, "timestamp": row} for row in range(100)]
     lines = [{**row, column: (then if place >= 50 else first)(row[column])} for place, row in enumerate(rows)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -339,7 +339,7 @@ def test_json_lines_may_change_their_types_at_any_line(tmp_path, monkeypatch, co
 
 
 def test_json_lines_may_change_after_more_lines_than_are_looked_at(tmp_path):
-    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(readers.LOOK + 2_000)]
+    lines = [{"user": row % 40, "item": row % 60, "time": row} for row in range(readers.SCHEMA_LINES + 2_000)]
     lines += [{"user": str(row % 40), "item": str(row % 60), "time": str(row)} for row in range(20_000, 21_000)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     beamtree("prepare", "log.jsonl", "--out", "out", folder=tmp_path)
@@ -359,7 +359,7 @@ def test_json_lines_keep_the_text_of_text(tmp_path):
 
 @pytest.mark.parametrize("late", [1600000000.5, "1600000000.5", "soon"])
 def test_a_time_in_another_way_at_the_end_is_read_or_counted(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(readers, "LOOK", 30)
+    monkeypatch.setattr(readers, "SCHEMA_LINES", 30)
     lines = [{"user": row % 4, "item": row % 5, "time": row} for row in range(100)] + [
         {"user": 9, "item": item, "time": late} for item in (1, 2)
     ]
@@ -452,7 +452,7 @@ def test_the_order_of_rows_survives_reading_in_pieces(tmp_path):
 
 
 def test_the_summary_can_be_done_in_the_head():
-    found = arrays.summary(np.array([0, 2, 2, 3, 13]), np.array([10, 0, *[1] * 9, 1]))
+    found = arrays.summarize(np.array([0, 2, 2, 3, 13]), np.array([10, 0, *[1] * 9, 1]))
     events = found["events_per_user"]
     assert (events["min"], events["median"], events["mean"], events["max"]) == (2, 2.5, 5, 13)
     assert events["histogram"] == [{"from": 2, "to": 4, "users": 3}, {"from": 10, "to": 19, "users": 1}]
@@ -474,18 +474,18 @@ def test_the_summary_can_be_done_in_the_head():
         ("user,item,time\n,i,1\nu,,2\n", {}, "0 and 0 are left of 2 rows, 1 missing user, 1 missing item"),
         ("user,item,time\nu,i,1\nu,j,2\n", {}, "two users with at least 2 events"),
         ("user,item,time\nu,i,1\nu,i,2\nv,i,1\nv,i,2\n", {}, "but 2 and 1 are left of 4 rows"),
-        ("user,item,time\nu,i,soon\n", {}, r"no time in column 'time' can be read \(it begins with 'soon'\)"),
-        ("item,time\ni,1\n", {}, r"which column is the user\? Say so with `user`: the columns are item, time"),
-        ("alice,bread\nbob,milk\n", {}, r"the columns are alice, bread \(or 1, 2, … if that is no header\)"),
+        ("user,item,time\nu,i,soon\n", {}, r"no time in column 'time' can be read \(the first is 'soon'\)"),
+        ("item,time\ni,1\n", {}, r"no column for the user was found: name it with `user`; the columns are item, time"),
+        ("alice,bread\nbob,milk\n", {}, r"the columns are alice, bread \(or 1, 2, … if that is not a header\)"),
         ("a,1\n", {"user": "3"}, "no column '3' for `user`: the log has no header; its columns are 1 … 2"),
         ("user,item\nu,i\n", {"time": "when"}, "no column 'when' for `time`: the columns are user, item"),
         ("user,item\nu,i\n", {"user": "item", "item": "item"}, "must be different columns"),
-        ('user,item\n"a\nb",i\na,i\n', {}, r"the id 'a\\nb' of a user has a line break inside"),
-        ('user,item\na,"i\nj"\na,i\n', {}, r"the id 'i\\nj' of an item has a line break inside"),
+        ('user,item\n"a\nb",i\na,i\n', {}, r"the id 'a\\nb' of a user contains a line break"),
+        ('user,item\na,"i\nj"\na,i\n', {}, r"the id 'i\\nj' of an item contains a line break"),
         ("user,item\nu,i\nu,i,9\n", {}, "cannot be read: found more fields"),
         ("user,item\nu,\xff\n", {}, "cannot be read: invalid utf-8"),
-        ("user,item\nu,i\n", {"min_events": 0}, "min_events=0: a user has 1 event at least"),
-        ("user,item\nu,i\n", {"min_eval_events": 1}, "min_eval_events=1: a validation or test user needs 2"),
+        ("user,item\nu,i\n", {"min_events": 0}, "min_events=0 must be at least 1"),
+        ("user,item\nu,i\n", {"min_eval_events": 1}, "min_eval_events=1: a validation or test user needs at least 2"),
         ("user,item\nu,i\n", {"test_users": -1}, "test_users=-1 is negative"),
         (text_of(rows_of()), {"test_users": 4}, "1 validation and 4 test users leave none of 5 users for training"),
     ],
@@ -509,7 +509,7 @@ def test_files_must_be_there_be_logs_and_agree(tmp_path):
         (["c.parquet"], "c.parquet cannot be read"),
         (["empty"], "a log is .csv"),
         (["notes.md"], "a log is .csv"),
-        (["gone.csv"], "gone.csv is not there"),
+        (["gone.csv"], "gone.csv does not exist"),
         ([], "no log was given"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -569,7 +569,7 @@ def prepared_before(tmp_path):
     load_data(tmp_path / "out")
 
 
-@pytest.mark.parametrize("step", ["gather", "write_arrays", "write_ids", "summary"])
+@pytest.mark.parametrize("step", ["join_blocks", "write_arrays", "write_ids", "summarize"])
 def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path, monkeypatch, prepared_before, step):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -744,7 +744,7 @@ def test_the_command_tells_saves_and_draws(tmp_path):
         (["log.csv", "--out", "x", "--format", "movielens"], "choose from amazon-ratings, user-behavior"),
         (["log.csv", "--out", "x", "--min-events", "0"], "--min-events"),
         (["log.csv", "--out", "x", "--json", "."], "cannot be written"),
-        (["gone.csv", "--out", "x"], "gone.csv is not there"),
+        (["gone.csv", "--out", "x"], "gone.csv does not exist"),
         (["log.csv", "--out", "x", "--min-events", "2"], "--min-events"),
     ],
 )

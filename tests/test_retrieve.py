@@ -194,7 +194,7 @@ def numbered(tmp_path_factory):
 
 
 def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered):
-    monkeypatch.setattr(readers, "LOOK", 30)
+    monkeypatch.setattr(readers, "SCHEMA_LINES", 30)
     lines = [{"user": user, "history": [user % 60]} for user in range(100)]
     late = [{"user": "a", "history": ["7", 12.0, 13]}, {"user": 5.0, "history": []}, {"user": 1, "history": None}]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *late]))
@@ -414,7 +414,7 @@ def fails(done, message):
         (["--input", "in.csv", "--output", "in.csv/out.csv"], "in.csv is not a folder"),
         (["--input", "in.csv", "--output", "/proc/no/out.csv"], "/proc/no"),
         (["--input", "in.csv", "--output", "out.csv", "--json", "a.json"], "--json goes with --history"),
-        (["--input", "none.csv", "--output", "out.csv"], "none.csv is not there"),
+        (["--input", "none.csv", "--output", "out.csv"], "none.csv does not exist"),
         (["--input", "in.xlsx", "--output", "out.csv"], "in.xlsx"),
         (["--input", "items.csv", "--output", "out.csv"], "items.csv has the columns item, price: give user and"),
         (["--input", "users.csv", "--output", "out.csv"], "users.csv has the columns user, price: give user and"),

@@ -36,8 +36,8 @@ def make_log():
 )
 def test_halves_are_the_files_of_earlier_versions(tmp_path, monkeypatch, at_once, options, digest):
     """The digests are of what version 0.1 wrote."""
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
-    monkeypatch.setattr(arrays, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "EVENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
     (tmp_path / "log.csv").write_text(make_log())
     prepare(tmp_path / "log.csv", tmp_path / "out", **options)
     found = hashlib.sha256()

@@ -9,8 +9,7 @@ from command import beamtree
 from beamtree.data import BeforeAfter, Events
 from beamtree.files.staging import NEW, OLD
 from beamtree.ingest import simulate as module
-from beamtree.ingest.simulate import items_file, simulate
-from beamtree.ingest.words import item_names
+from beamtree.ingest.simulate import item_names, items_file, simulate
 from beamtree.metrics import precision_recall_f
 from beamtree.research.baselines import build
 
@@ -171,7 +170,7 @@ def test_small_markets_are_markets(tmp_path, numbers):
         ({"users": 0}, "users=0: a market needs at least one"),
         ({"items": 0}, "items=0: a market needs at least one"),
         ({"events": 9}, "events=9 with users=10: every user has at least one event"),
-        ({"seed": -1}, "seed=-1: give 0 or more"),
+        ({"seed": -1}, "seed=-1 is negative"),
     ],
 )
 def test_a_bad_number_is_one_line(tmp_path, change, message):

@@ -106,8 +106,8 @@ def test_leave_one_out_and_few_events_are_as_defined(tmp_path_factory, rows, few
     events, report = clean(rows, max(3, min_events), few)
     options = {"min_events": min_events, "min_item_events": few, "split": "leave-one-out"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "AT_ONCE", at_once)
-        patch.setattr(arrays, "AT_ONCE", at_once)
+        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
+        patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len({user for user, _, _ in events}) < 2 or len({item for _, item, _ in events}) < 2:
             with pytest.raises(ValueError, match="two items are needed"):
                 prepare(path, folder / "out", **options)
@@ -136,10 +136,10 @@ def test_the_split_by_time_is_as_defined(tmp_path_factory, rows, date, few, at_o
     sold = Counter(item for events in kept.values() for item, _ in events)
     options = {"min_events": 2, "min_item_events": few, "split": f"time:{date}"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "AT_ONCE", at_once)
-        patch.setattr(arrays, "AT_ONCE", at_once)
+        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
+        patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len(train) < 2 or len(sold) < 2 or not expected["test"]:
-            with pytest.raises(ValueError, match=r"two items are needed|divides nothing|no user has events both"):
+            with pytest.raises(ValueError, match=r"two items are needed|all events, which are|no user has events both"):
                 prepare(path, folder / "out", **options)
             return
         description = prepare(path, folder / "out", **options)
@@ -224,8 +224,8 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
         ({"split": "time:"}, "split=time:: choose halves"),
         ({"split": "time:soon"}, "'soon' cannot be read; the times of the log are numbers"),
         ({"split": "time:2020-12-31"}, "'2020-12-31' cannot be read; the times of the log are numbers"),
-        ({"split": "time:0"}, "split=time:0 divides nothing: it is before all events, which are from 0 to 5"),
-        ({"split": "time:6"}, "split=time:6 divides nothing: it is after all events, which are from 0 to 5"),
+        ({"split": "time:0"}, "split=time:0 is before all events, which are from 0 to 5"),
+        ({"split": "time:6"}, "split=time:6 is after all events, which are from 0 to 5"),
         (
             {"split": "time:3", "test_users": 5},
             "0 validation and 5 test users are more than the 4 who have events both",
@@ -238,7 +238,7 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
             {"split": "leave-one-out", "val_users": 9},
             "9 validation users are more than the 4 of the log: lower `val_users`",
         ),
-        ({"min_item_events": 0}, "min_item_events=0: an item has 1 event at least"),
+        ({"min_item_events": 0}, "min_item_events=0 must be at least 1"),
         ({"min_item_events": 5}, "but 0 and 0 are left of 24 rows, 4 users with few events, 6 items with few events"),
         ({"split": "leave-one-out", "min_events": 7}, "two users with at least 7 events"),
     ],

@@ -10,7 +10,7 @@ from command import beamtree
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
-from beamtree.ingest.times import EPOCH, TimeScale, whole_times
+from beamtree.ingest.times import EPOCH, TimeScale, parse_times
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
 
@@ -87,20 +87,20 @@ def test_a_made_up_market_is_split_at_a_date(tmp_path):
         "prepare", "market.parquet", "--out", "out", "--split", "time:2034-06-01", folder=tmp_path, check=False
     )
     assert late.returncode == 2
-    assert "it is after all events, which are from 2023-11-1" in " ".join(late.stderr.split())
+    assert "is after all events, which are from 2023-11-1" in " ".join(late.stderr.split())
 
 
 def test_times_are_shown_as_they_were_written():
-    assert TimeScale(dates=False).show(1_600_000_000) == "1600000000"
-    assert TimeScale(dates=False, factor=1_000_000).show(2_500_000) == "2.5"
-    assert TimeScale(dates=True).show(86_400_000_000) == "1970-01-02 00:00:00"
-    assert TimeScale(dates=True).show(2**62).endswith("microseconds since 1970")
-    assert TimeScale(dates=False, unit=1).show(1_600_000_000) == "2020-09-13 12:26:40"
-    assert TimeScale(dates=False, unit=1).read("9999-12-31") == 253_402_214_400
-    assert TimeScale(dates=False, unit=10**9).read("9999-12-31") == 2**63 - 1
-    assert TimeScale(dates=False, unit=1).read("2020-09-13 12:26:39.5") == 1_600_000_000
-    assert TimeScale(dates=False).read("1e30") == 2**63 - 1
-    assert TimeScale(dates=False).read("nan") is TimeScale(dates=False).read("1e9999999999") is None
+    assert TimeScale(dates=False).format(1_600_000_000) == "1600000000"
+    assert TimeScale(dates=False, factor=1_000_000).format(2_500_000) == "2.5"
+    assert TimeScale(dates=True).format(86_400_000_000) == "1970-01-02 00:00:00"
+    assert TimeScale(dates=True).format(2**62).endswith("microseconds since 1970")
+    assert TimeScale(dates=False, unit=1).format(1_600_000_000) == "2020-09-13 12:26:40"
+    assert TimeScale(dates=False, unit=1).parse("9999-12-31") == 253_402_214_400
+    assert TimeScale(dates=False, unit=10**9).parse("9999-12-31") == 2**63 - 1
+    assert TimeScale(dates=False, unit=1).parse("2020-09-13 12:26:39.5") == 1_600_000_000
+    assert TimeScale(dates=False).parse("1e30") == 2**63 - 1
+    assert TimeScale(dates=False).parse("nan") is TimeScale(dates=False).parse("1e9999999999") is None
 
 
 FORMS = [
@@ -125,7 +125,7 @@ def test_dates_in_all_forms_are_those_of_datetime(form):
     events = pl.LazyFrame({"time": texts})
     expected = [round((datetime.datetime.strptime(each, form) - EPOCH).total_seconds() * 1e6) for each in texts]
     for time_format in (None, form):
-        times, scale = whole_times(events, "time", time_format)
+        times, scale = parse_times(events, "time", time_format)
         assert events.select(times).collect().to_series().to_list() == expected
         assert scale.dates
 
@@ -133,16 +133,16 @@ def test_dates_in_all_forms_are_those_of_datetime(form):
 def test_days_that_could_be_months_are_told_with_the_way_out():
     events = pl.LazyFrame({"time": ["05/06/2020 10:00 PM", "07/08/2020 09:00 AM"]})
     with pytest.raises(
-        ValueError, match=r"nothing tells the day .* `time_format`, \"%d/%m/%Y %I:%M %p\" or \"%m/%d"
+        ValueError, match=r"day and month cannot be told apart: .* `time_format`, \"%d/%m/%Y %I:%M %p\" or \"%m/%d"
     ) as one:
-        whole_times(events, "time")
+        parse_times(events, "time")
     assert "\n" not in str(one.value)
-    times, _ = whole_times(events, "time", "%m/%d/%Y %I:%M %p")
+    times, _ = parse_times(events, "time", "%m/%d/%Y %I:%M %p")
     assert events.select(times).collect().to_series()[0] == 1_588_802_400_000_000  # May 6
     same = pl.LazyFrame({"time": ["05/05/2020"]})
-    assert same.select(whole_times(same, "time")[0]).collect().item() == 1_588_636_800_000_000
+    assert same.select(parse_times(same, "time")[0]).collect().item() == 1_588_636_800_000_000
     with pytest.raises(ValueError, match="time_format=%Y reads no time"):
-        whole_times(events, "time", "%Y")
+        parse_times(events, "time", "%Y")
 
 
 def test_times_of_frames_with_a_zone_are_universal(tmp_path):

@@ -10,7 +10,7 @@ from beamtree.tree import PAD, Tree, height_for
 def category_tree(categories: Tensor, events: Events, *, arity: int = 2) -> Tree:
     """Items by the rank of their category's path, then by their events in a log, spread over all leaves.
 
-    `categories` are [M], or [M, depth] as `beamtree.ingest.items.read_categories` reads them from a file.
+    `categories` are [M], or [M, depth] as `beamtree.ingest.item_tables.read_categories` reads them from a file.
     """
     return in_order(category_order(categories, events), arity)
 

@@ -33,7 +33,7 @@ def cluster_tree(
     Args:
         data: a prepared log.
         vectors: any vectors of the items [M, dim], such as those of a model, `model.item_vectors()`.
-        categories: ranks of the items' categories, as `beamtree.ingest.items.read_categories` gives them.
+        categories: ranks of the items' categories, as `beamtree.ingest.item_tables.read_categories` gives them.
         arity: children per node.
         seed: same seed, same tree.
     """

@@ -15,7 +15,7 @@ from beamtree.data import load_data
 from beamtree.evaluate import named_metrics
 from beamtree.files.atomic import check_writable, write_atomically, write_json
 from beamtree.files.staging import folder_lock
-from beamtree.ingest.trees import tree_builder
+from beamtree.ingest.inputs import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import ROWS, Plan, Result, compare
 from beamtree.research.compare.results import (

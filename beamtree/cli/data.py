@@ -13,7 +13,6 @@ from beamtree.cli.screen import draw, err, out
 from beamtree.data.report import columns_in_words, dropped
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.ingest.columns import FORMATS
-from beamtree.ingest.engine import HERE, Engine
 from beamtree.train.recipes import chosen
 
 BAR = 40  # characters of the longest bar of the histogram
@@ -129,10 +128,12 @@ def prepare(
 
 
 @contextmanager
-def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator[Engine]:
-    """Who prepares: this process, or a cluster for as long as it takes."""
+def _engine(cluster: bool, address: str | None, workers: int | None) -> Iterator[Any]:
+    """The executor: this process, or a cluster that is used for as long as it takes."""
+    from beamtree.ingest.prepare import LOCAL  # Polars is slow to import
+
     if not cluster:
-        yield HERE
+        yield LOCAL
         return
     from beamtree.serve.batch.ray_cluster import connect  # Ray may not be there
 

@@ -89,7 +89,7 @@ def evaluate_run(
 
 
 def _users_of(log: str, ids: Any, columns: dict[str, str | None], exclude_seen: bool) -> BeforeAfter:
-    from beamtree.ingest.recent import read_users  # polars takes a moment
+    from beamtree.ingest.user_events import read_users  # polars takes a moment
 
     return read_users(log, ids, **columns, exclude_seen=exclude_seen)
 

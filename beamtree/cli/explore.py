@@ -12,7 +12,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explore import BEAM_SIZES, inspect_for_page, page, record, variants
 from beamtree.diagnose.inspect import num_users
 from beamtree.files.atomic import check_writable, write_atomically
-from beamtree.ingest.catalogue import read_catalogue
+from beamtree.ingest.item_tables import read_catalogue
 from beamtree.model import TreeModel
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 

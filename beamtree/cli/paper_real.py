@@ -13,7 +13,7 @@ from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.cli.trees import ItemsFile, TreeName, VectorsFile
 from beamtree.data import load_data
 from beamtree.files.atomic import check_writable, write_json
-from beamtree.ingest.trees import tree_builder
+from beamtree.ingest.inputs import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import table as compare_table
 from beamtree.research.compare.plan import METRICS

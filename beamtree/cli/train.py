@@ -17,7 +17,7 @@ from beamtree.data import Prepared, load_data
 from beamtree.distributed.consistency import check_alike
 from beamtree.distributed.group import Ranks, is_restarted, join, ranks
 from beamtree.files.atomic import check_writable
-from beamtree.ingest.trees import Build, tree_builder
+from beamtree.ingest.inputs import TreeBuilder, tree_builder
 from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
 from beamtree.storage.models import load_model, save_model
@@ -93,7 +93,9 @@ def joined(device: str) -> Ranks:
     return now
 
 
-def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool) -> None:
+def _run(
+    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, resume: bool
+) -> None:
     """Train, save, and say what it brought."""
     check_alike(ranks(), **{**run, "data": data.train.fingerprint()})
     with holding(folder):
@@ -101,7 +103,7 @@ def _run(folder: Path, run: dict[str, Any], data: Prepared, build: Build, settin
 
 
 def _run_held(
-    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, resume: bool
+    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, resume: bool
 ) -> None:
     steps, where = settings.num_steps(data), Where.START
     with ranks().agreed() as first:
@@ -225,7 +227,7 @@ def _look(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> Where:
 
 
 def _start(
-    folder: Path, run: dict[str, Any], data: Prepared, build: Build, settings: Settings, where: Where
+    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, where: Where
 ) -> tuple[TreeModel, int]:
     """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
     if where is Where.CHECKPOINT:

@@ -9,7 +9,7 @@ from beamtree.builders.cluster import vector_tree
 from beamtree.cli.screen import out
 from beamtree.data import load_data
 from beamtree.files.atomic import check_writable
-from beamtree.ingest.trees import tree_builder
+from beamtree.ingest.inputs import tree_builder
 from beamtree.train.runs import RUN, ids_of, open_model
 
 TreeName = Annotated[
@@ -43,7 +43,7 @@ def tree(
 
     `beamtree train --tree FILE` and `beamtree compare --tree FILE` read it, and so does anything that reads Parquet.
     """
-    from beamtree.ingest.items import write_tree  # polars takes a moment to import
+    from beamtree.ingest.item_tables import write_tree  # polars takes a moment to import
 
     if out_file.suffix != ".parquet":
         raise ValueError(f"--out {out_file}: give a file that ends in .parquet")

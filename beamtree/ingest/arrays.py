@@ -1,4 +1,8 @@
-"""Numbered events into the arrays of a prepared folder: sorted, those of few events dropped, and a summary."""
+"""Numbered events in files, from sorted blocks of users to the arrays of a prepared folder.
+
+The working folder has the files `item` (uint32) and, if the log has times, `time` (int64): the events of all users, one
+user after the other, each user's in order. All functions read and write about EVENTS_AT_ONCE events at a time.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,26 +17,16 @@ import numpy.typing as npt
 
 from beamtree.files.atomic import write_concurrently
 
-AT_ONCE = 1 << 24  # events in memory at once
-TYPES = {"item": np.uint32, "time": np.int64}  # of the two files of events, which lie in the order of users and times
+EVENTS_AT_ONCE = 1 << 24  # events in memory at once
+TYPES = {"item": np.uint32, "time": np.int64}  # of the files of events
 
 Array = npt.NDArray[Any]
 
 
-class Part(NamedTuple):
-    """All events of the users start … stop - 1, in the order of the log."""
+class CleanedLog(NamedTuple):
+    """Counts of the events in the files `item` and `time`, and a report of what was dropped."""
 
-    start: int
-    stop: int
-    user: Array  # uint32 [E]
-    item: Array  # uint32 [E]
-    time: Array | None  # int64 [E]
-
-
-class Kept(NamedTuple):
-    """What was kept of a log, and the report of what was not. The events are in the files `item` and `time`."""
-
-    lengths: Array  # events of each user, 0 for one that was dropped [U]
+    lengths: Array  # events of each user, 0 for a dropped one [U]
     popularity: Array  # events of each item [M]
     report: dict[str, int]
 
@@ -40,144 +34,191 @@ class Kept(NamedTuple):
 class Sections(NamedTuple):
     """Which events go into the sections of a prepared folder (SPLITS); they may overlap."""
 
-    take: Array  # how many of each user's first events; 0 where the user is not in a section [3, U]
-    cuts: Array | None  # and how many of these are history [3, U]; None: half of them
-    min_eval_events: int | None = None  # events of a validation or test user, where that decided who can be drawn
+    take: Array  # how many of each user's first events; 0 if the user is not in a section [3, U]
+    cuts: Array | None  # how many of these are history [3, U]; None: half of them
+    min_eval_events: int | None = None  # of a validation or test user, if users were selected by it
 
 
-class Sorted(NamedTuple):
-    """A part in order, in files whose names begin with `path`; and counts of what was dropped."""
+# Sorting
+
+
+class SortedBlock(NamedTuple):
+    """The sorted events of users start … stop - 1, in files whose names begin with `path`; and what was dropped."""
 
     start: int
     stop: int
     path: Path
-    repeated: int
+    duplicates: int
     few_users: int
     few_events: int
 
 
-def sort_part(part: Part, min_events: int, path: Path) -> Sorted:
-    """Write the events of a part, each user's in order, without users of few events, and how many each user has."""
-    user, item, time = in_order(part.user, part.item, part.time)
-    count = np.bincount(user - part.start, minlength=part.stop - part.start)
+def sort_block(
+    start: int, stop: int, user: Array, item: Array, time: Array | None, min_events: int, path: Path
+) -> SortedBlock:
+    """Write all events of the users start … stop - 1 in order, without users who have fewer than `min_events`.
+
+    Args:
+        start: the first user.
+        stop: the user after the last.
+        user: of each event, in the order of the log, uint32 [E].
+        item: likewise, uint32 [E].
+        time: likewise, int64 [E], if the log has times.
+        min_events: users with fewer are dropped.
+        path: the beginning of the names of the files.
+    """
+    rows = len(user)
+    user, item, time = sort_events(user, item, time)
+    count = np.bincount(user - start, minlength=stop - start)
     enough = count >= min_events
-    kept = enough[user - part.start]
-    found = {"item": item[kept], "time": None if time is None else time[kept], "length": np.where(enough, count, 0)}
-    for name, column in found.items():
+    kept = enough[user - start]
+    columns = {"item": item[kept], "time": None if time is None else time[kept], "length": np.where(enough, count, 0)}
+    for name, column in columns.items():
         if column is not None:
-            write_concurrently(path.with_name(f"{path.name}.{name}"), partial(_put, column))
+            write_concurrently(path.with_name(f"{path.name}.{name}"), partial(_write_bytes, column))
     few_users, few_events = int(((count > 0) & ~enough).sum()), int(count[~enough].sum())
-    return Sorted(part.start, part.stop, path, len(part.user) - len(user), few_users, few_events)
+    return SortedBlock(start, stop, path, rows - len(user), few_users, few_events)
 
 
-def _put(column: Array, path: Path) -> None:
+def _write_bytes(column: Array, path: Path) -> None:
     with path.open("wb") as file:
         file.write(column.data)
 
 
-def gather(parts: Iterable[Sorted], num_users: int, num_items: int, work: Path) -> Kept:
-    """Append the events of all parts to the files `item` and `time` in `work`; the files of the parts are removed."""
-    lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
-    repeated = few_users = few_events = 0
-    with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
-        for part in parts:
-            repeated, few_users = repeated + part.repeated, few_users + part.few_users
-            few_events += part.few_events
-            lengths[part.start : part.stop] = _take(part.path, "length")
-            item = _take(part.path, "item")
-            popularity += np.bincount(item, minlength=num_items)
-            item_file.write(item.data)
-            if part.path.with_name(f"{part.path.name}.time").exists():
-                time_file.write(_take(part.path, "time").data)
-    report = {"duplicates": repeated, "users_with_few_events": few_users, "events_of_users_with_few_events": few_events}
-    return Kept(lengths, popularity, report)
-
-
-def _take(path: Path, name: str) -> Array:
-    """Read a file of a sorted part, and remove it."""
-    file = path.with_name(f"{path.name}.{name}")
-    found = np.fromfile(file, TYPES.get(name, np.int64))
-    file.unlink()
-    return found
-
-
-def in_order(user: Array, item: Array, time: Array | None) -> tuple[Array, Array, Array | None]:
-    """Events by user, then time, then as they came; repeats dropped."""
+def sort_events(user: Array, item: Array, time: Array | None) -> tuple[Array, Array, Array | None]:
+    """Events by user, then time, then log order; duplicates are dropped."""
     if time is None:
         order = np.argsort(user, kind="stable")
         return user[order], item[order], None
     order = np.lexsort((time, user))
     user, item, time = user[order], item[order], time[order]
-    first = ~_repeats(user, item, time)
+    first = ~_duplicates(user, item, time)
     return user[first], item[first], time[first]
 
 
-def _repeats(user: Array, item: Array, time: Array) -> Array:
-    """Which events repeat the item of an earlier one at the same user and time; users and times are in order."""
+def _duplicates(user: Array, item: Array, time: Array) -> Array:
+    """Which sorted events repeat the item of an earlier one of the same user and time."""
     tied = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
     group = np.concatenate([[0], np.cumsum(~tied)])
-    rows = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))  # few: only a tie can be a repeat
+    rows = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))  # only ties can be duplicates
     rows = rows[np.lexsort((item[rows], group[rows]))]
     same = (group[rows[1:]] == group[rows[:-1]]) & (item[rows[1:]] == item[rows[:-1]])
-    repeats = np.zeros(len(user), bool)
-    repeats[rows[1:][same]] = True
-    return repeats
+    duplicates = np.zeros(len(user), bool)
+    duplicates[rows[1:][same]] = True
+    return duplicates
 
 
-def pieces(lengths: Array) -> Iterator[tuple[slice, slice]]:
-    """Ranges of users who have about AT_ONCE events together, and where these events are in the files."""
+def join_blocks(blocks: Iterable[SortedBlock], num_users: int, num_items: int, work: Path) -> CleanedLog:
+    """Append the events of all blocks to the files `item` and `time` in `work`; the files of the blocks are removed."""
+    lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
+    duplicates = few_users = few_events = 0
+    with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
+        for block in blocks:
+            duplicates, few_users = duplicates + block.duplicates, few_users + block.few_users
+            few_events += block.few_events
+            lengths[block.start : block.stop] = _pop_file(block.path, "length")
+            item = _pop_file(block.path, "item")
+            popularity += np.bincount(item, minlength=num_items)
+            item_file.write(item.data)
+            if block.path.with_name(f"{block.path.name}.time").exists():
+                time_file.write(_pop_file(block.path, "time").data)
+    report = {
+        "duplicates": duplicates,
+        "users_with_few_events": few_users,
+        "events_of_users_with_few_events": few_events,
+    }
+    return CleanedLog(lengths, popularity, report)
+
+
+def _pop_file(path: Path, name: str) -> Array:
+    """Read a file of a sorted block, and remove it."""
+    file = path.with_name(f"{path.name}.{name}")
+    content = np.fromfile(file, TYPES.get(name, np.int64))
+    file.unlink()
+    return content
+
+
+# Filtering
+
+
+def user_ranges(lengths: Array) -> Iterator[tuple[slice, slice]]:
+    """Ranges of users with about EVENTS_AT_ONCE events together, and the range of these events in the files."""
     ends = np.cumsum(lengths)
-    bounds = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1], AT_ONCE), side="right")
+    bounds = np.searchsorted(ends, np.arange(EVENTS_AT_ONCE, ends[-1], EVENTS_AT_ONCE), side="right")
     for start, stop in pairwise(np.unique([0, *bounds, len(lengths)]).tolist()):
         yield slice(start, stop), slice(int(ends[start] - lengths[start]), int(ends[stop - 1]))
 
 
-def read_piece(path: Path, events: slice) -> Array:
-    """Some entries of the file `item` or `time`."""
+def read_range(path: Path, events: slice) -> Array:
+    """A range of the file `item` or `time`."""
     dtype = np.dtype(TYPES[path.name])
     return np.fromfile(path, dtype, events.stop - events.start, offset=events.start * dtype.itemsize)
 
 
-def keep_events(work: Path, lengths: Array, users: Array, items: Array, min_events: int) -> tuple[Array, Array]:
-    """Drop all events but those of some users [U] and items [M], then users who have fewer than `min_events` left.
+def filter_events(work: Path, lengths: Array, users: Array, items: Array, min_events: int) -> tuple[Array, Array]:
+    """Keep the events of some users [U] and items [M], then drop users with fewer than `min_events` left.
 
-    What is kept moves to the front of the files, in place. Gives the lengths and the popularity that are left.
+    The files are rewritten in place. Returns the new lengths and popularity.
     """
-    left, popularity = np.zeros_like(lengths), np.zeros(len(items), np.int64)
+    new_lengths, popularity = np.zeros_like(lengths), np.zeros(len(items), np.int64)
     paths = [work / name for name in TYPES if (work / name).stat().st_size]
     with ExitStack() as stack:
         files = {path: stack.enter_context(path.open("r+b")) for path in paths}
-        for some, span in pieces(lengths):
-            item, count = read_piece(work / "item", span), lengths[some]
-            kept = items[item] & np.repeat(users[some], count)
+        for rows, events in user_ranges(lengths):
+            item, count = read_range(work / "item", events), lengths[rows]
+            kept = items[item] & np.repeat(users[rows], count)
             owner = np.repeat(np.arange(len(count)), count)
-            found = np.bincount(owner[kept], minlength=len(count))
-            enough = found >= min_events
+            left = np.bincount(owner[kept], minlength=len(count))
+            enough = left >= min_events
             kept &= enough[owner]
-            left[some] = np.where(enough, found, 0)
+            new_lengths[rows] = np.where(enough, left, 0)
             popularity += np.bincount(item[kept], minlength=len(items))
             for path, file in files.items():
-                file.write(read_piece(path, span)[kept].data)  # which ends no later in the file than what was read
-    return left, popularity
+                file.write(read_range(path, events)[kept].data)  # never past what was read
+    return new_lengths, popularity
 
 
-def write_arrays(folder: Path, work: Path, kept: Kept, sections: Sections) -> tuple[Array, Array]:
-    """The arrays of a prepared folder from the files of what was kept.
+def k_core(log: CleanedLog, min_events: int, min_item_events: int, work: Path) -> CleanedLog:
+    """Drop items with fewer than `min_item_events` events, then users with fewer than `min_events`, until none is left.
 
-    Gives the users of its rows, section by section, and the items in their new order, the most popular first.
+    Every round reads the remaining events once.
     """
-    users = np.flatnonzero(kept.lengths)
-    lengths = kept.lengths[users]
+    lengths, popularity, report = log
+    report = {**report, "items_with_few_events": 0, "events_of_items_with_few_events": 0}
+    everyone = np.ones(len(lengths), bool)
+    while True:
+        few_items = (popularity > 0) & (popularity < min_item_events)
+        few_users = (lengths > 0) & (lengths < min_events)
+        if not few_items.any() and not few_users.any():
+            return CleanedLog(lengths, popularity, report)
+        before, events_of_items = lengths, int(popularity[few_items].sum())
+        lengths, popularity = filter_events(work, lengths, everyone, ~few_items, min_events)
+        report["items_with_few_events"] += int(few_items.sum())
+        report["events_of_items_with_few_events"] += events_of_items
+        report["users_with_few_events"] += int(((before > 0) & (lengths == 0)).sum())
+        report["events_of_users_with_few_events"] += int(before.sum() - lengths.sum()) - events_of_items
+
+
+# The arrays of a prepared folder
+
+
+def write_arrays(folder: Path, work: Path, log: CleanedLog, sections: Sections) -> tuple[Array, Array]:
+    """Write the arrays of a prepared folder.
+
+    Returns the users of its rows, section by section, and the items in their new order, the most popular first.
+    """
+    users = np.flatnonzero(log.lengths)
+    lengths = log.lengths[users]
     rows = [np.flatnonzero(take) for take in sections.take]
     counts = np.concatenate([take[row] for take, row in zip(sections.take, rows, strict=True)])
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
     if sections.cuts is not None:
         cuts = [cut[row] for cut, row in zip(sections.cuts, rows, strict=True)]
         np.save(folder / "cuts.npy", np.concatenate(cuts).astype(np.int64))
-    items = np.argsort(-kept.popularity, kind="stable")[: np.count_nonzero(kept.popularity)]
-    number = np.zeros(len(kept.popularity), np.int32)
+    items = np.argsort(-log.popularity, kind="stable")[: np.count_nonzero(log.popularity)]
+    number = np.zeros(len(log.popularity), np.int32)
     number[items] = np.arange(len(items))
-    events = (number[piece] for piece in _by_section(work / "item", lengths, sections.take))
+    events = (number[item] for item in _by_section(work / "item", lengths, sections.take))
     _save(folder / "events.npy", np.dtype(np.int32), int(counts.sum()), events)
     if (work / "time").stat().st_size:
         times = _by_section(work / "time", lengths, sections.take)
@@ -186,32 +227,33 @@ def write_arrays(folder: Path, work: Path, kept: Kept, sections: Sections) -> tu
 
 
 def _by_section(path: Path, lengths: Array, takes: Array) -> Iterator[Array]:
-    """The entries of a file, piece by piece: those that the first section takes of each user, then the next."""
+    """The entries of a file, in ranges: those that the first section takes of each user, then the next."""
     for take in takes:
-        for some, span in pieces(lengths):
-            taken, count = take[some], lengths[some]
+        for rows, events in user_ranges(lengths):
+            taken, count = take[rows], lengths[rows]
             if taken.any():
-                ways = np.stack([taken, count - taken], axis=1).ravel()  # of each user: events taken, then those not
-                yield read_piece(path, span)[np.repeat(np.arange(len(ways)) % 2 == 0, ways)]
+                runs = np.stack([taken, count - taken], axis=1).ravel()  # for each user: events taken, then the rest
+                yield read_range(path, events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)]
 
 
-def _save(path: Path, dtype: np.dtype[Any], count: int, pieces: Iterator[Array]) -> None:
-    """An .npy file, by plain writes: on a full disk they fail with an error, where a mapped file ends the process."""
+def _save(path: Path, dtype: np.dtype[Any], count: int, parts: Iterator[Array]) -> None:
+    """An .npy file by plain writes: on a full disk they raise an error, where a mapped file crashes the process."""
     with path.open("wb") as file:
         header = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
         np.lib.format.write_array_header_1_0(file, header)
-        for piece in pieces:
-            file.write(piece.data)
+        for part in parts:
+            file.write(part.data)
 
 
-def summary(lengths: Array, popularity: Array) -> dict[str, Any]:
-    """How many events users have, and how few items hold how many of them."""
+def summarize(lengths: Array, popularity: Array) -> dict[str, Any]:
+    """The distribution of events per user, and the share of events of the most popular items."""
     lengths = lengths[lengths > 0]
     bounds = _round_numbers(int(lengths.max()) + 1)
     users, _ = np.histogram(lengths, bounds)
     bars = zip(bounds[:-1], bounds[1:], users.tolist(), strict=True)
-    held = np.cumsum(np.sort(popularity[popularity > 0])[::-1])
+    cumulative = np.cumsum(np.sort(popularity[popularity > 0])[::-1])
     tops = [number / 10_000 for number in _round_numbers(10_000)]
+    shares = [float(cumulative[math.ceil(top * len(cumulative)) - 1] / cumulative[-1]) for top in tops]
     return {
         "events_per_user": {
             "min": int(lengths.min()),
@@ -222,7 +264,7 @@ def summary(lengths: Array, popularity: Array) -> dict[str, Any]:
             "max": int(lengths.max()),
             "histogram": [{"from": low, "to": high - 1, "users": count} for low, high, count in bars if count],
         },
-        "popularity": [{"top": top, "share": float(held[math.ceil(top * len(held)) - 1] / held[-1])} for top in tops],
+        "popularity": [{"top": top, "share": share} for top, share in zip(tops, shares, strict=True)],
     }
 
 

@@ -1,4 +1,4 @@
-"""Which column of a log is the user, which the item, which the time; and whether its first row is a header."""
+"""Which columns of a log are the user, the item and the time; and whether its first row is a header."""
 
 import csv
 import gzip
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Usual names, best first; compared in lower case, without spaces and punctuation.
+# Usual names, in order of preference; compared in lower case, without spaces and punctuation.
 USER = (
     *("user", "userid", "uid", "visitor", "visitorid", "reviewerid", "customer", "customerid", "member", "memberid"),
     *("account", "accountid", "client", "clientid", "author", "authorid", "session", "sessionid"),
@@ -22,17 +22,17 @@ TIME = (
     *("eventdate", "createdat", "created", "when"),
 )
 
-# Column names of well-known files that have no header: those of the paper's two sets.
+# Column names of well-known files without a header: the paper's two data sets.
 FORMATS = {
     "amazon-ratings": ("user", "item", "rating", "timestamp"),
     "user-behavior": ("user", "item", "category", "behaviour", "timestamp"),
 }
 
-LONGEST = 1 << 20  # characters of a first line
+MAX_LINE = 1 << 20  # characters of a first line
 
 
 class Columns(NamedTuple):
-    """The names of the columns that are read; a log without times is in order already."""
+    """The names of the columns that are read; a log without times is in order."""
 
     user: str
     item: str
@@ -40,12 +40,12 @@ class Columns(NamedTuple):
 
 
 def first_row(path: Path) -> tuple[list[str], str]:
-    """The fields of a text file's first row, and what separates them."""
+    """The fields of a text file's first row, and the separator."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
-        line = file.readline(LONGEST)
-    if len(line) == LONGEST:
-        raise ValueError(f"{path}: its first line is longer than {LONGEST:,} characters, so it is no log")
+        line = file.readline(MAX_LINE)
+    if len(line) == MAX_LINE:
+        raise ValueError(f"{path}: its first line is longer than {MAX_LINE:,} characters, so it is not a log")
     if not line.strip():
         raise ValueError(f"{path} is empty, or begins with an empty line")
     if "\0" in line:
@@ -57,45 +57,45 @@ def first_row(path: Path) -> tuple[list[str], str]:
         raise ValueError(f"{path}: the first line cannot be read: {error}") from error
 
 
-def is_header(row: Sequence[str], asked: Sequence[str]) -> bool:
-    """Whether a first row names columns; `asked` are the columns that were asked for, names or positions from 1."""
+def is_header(row: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a first row is a header; `wanted` are columns that the user named, by name or by position from 1."""
     fields = [field.strip() for field in row]
-    if any(name in fields for name in asked):
+    if any(name in fields for name in wanted):
         return True
-    if any(re.fullmatch(r"[-+]?\d+(\.\d*)?", field) for field in fields):  # nobody calls a column 5.0
+    if any(re.fullmatch(r"[-+]?\d+(\.\d*)?", field) for field in fields):  # no column is called 5.0
         return False
     if any(_plain(field) in USER + ITEM + TIME for field in fields):
         return True
-    positions = any(name.isdigit() for name in asked)
-    return not positions and not any(character.isdigit() for field in fields for character in field)
+    by_position = any(name.isdigit() for name in wanted)
+    return not by_position and not any(character.isdigit() for field in fields for character in field)
 
 
 def positions(count: int) -> list[str]:
-    """The names of columns that have none: 1, 2, 3, …"""
+    """The names of columns without a header: 1, 2, 3, …"""
     return [str(number + 1) for number in range(count)]
 
 
 def find_columns(columns: Sequence[str], user: str | None, item: str | None, time: str | None) -> Columns:
-    """The columns asked for; where one is not, the usual name, or the usual place in a log without a header."""
+    """The columns given; otherwise by usual names, or by usual positions in a log without a header."""
     last = positions(len(columns))[-1] if len(columns) > 2 else None
     usual = {"user": (USER, "1"), "item": (ITEM, "2"), "time": (TIME, last)}
-    asked = {"user": user, "item": item, "time": time}
-    found = {role: _asked(columns, role, name) for role, name in asked.items() if name is not None}
-    nameless = list(columns) == positions(len(columns))
-    for role in usual.keys() - found.keys():
-        names, place = usual[role]
-        guess = place if nameless and place in columns else usual_column(columns, names)
-        if guess is not None and guess not in found.values():
-            found[role] = guess
+    given = {"user": user, "item": item, "time": time}
+    result = {role: _given_column(columns, role, name) for role, name in given.items() if name is not None}
+    has_no_header = list(columns) == positions(len(columns))
+    for role in usual.keys() - result.keys():
+        names, position = usual[role]
+        guess = position if has_no_header and position in columns else usual_column(columns, names)
+        if guess is not None and guess not in result.values():
+            result[role] = guess
     for role in ("user", "item"):
-        if role not in found:
-            raise ValueError(f"which column is the {role}? Say so with `{role}`: {_listed(columns)}")
-    if len(set(found.values())) < len(found):
+        if role not in result:
+            raise ValueError(f"no column for the {role} was found: name it with `{role}`; {_listed(columns)}")
+    if len(set(result.values())) < len(result):
         raise ValueError(f"user, item and time must be different columns: {_listed(columns)}")
-    return Columns(found["user"], found["item"], found.get("time"))
+    return Columns(result["user"], result["item"], result.get("time"))
 
 
-def _asked(columns: Sequence[str], role: str, name: str) -> str:
+def _given_column(columns: Sequence[str], role: str, name: str) -> str:
     by_name = {column.strip(): column for column in columns}
     if name not in columns and name not in by_name:
         raise ValueError(f"there is no column {name!r} for `{role}`: {_listed(columns)}")
@@ -103,7 +103,7 @@ def _asked(columns: Sequence[str], role: str, name: str) -> str:
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column that has one of some usual names, the first of them if several do."""
+    """The column with one of some usual names, in order of preference."""
     by_name = {_plain(column): column for column in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -115,4 +115,4 @@ def _plain(name: str) -> str:
 def _listed(columns: Sequence[str]) -> str:
     if list(columns) == positions(len(columns)):
         return f"the log has no header; its columns are 1 … {len(columns)}"
-    return f"the columns are {', '.join(columns)} (or 1, 2, … if that is no header)"
+    return f"the columns are {', '.join(columns)} (or 1, 2, … if that is not a header)"

@@ -1,10 +1,10 @@
-"""A made-up market with the shapes of a real one: users whose interests drift along a hidden tree of categories.
+"""A simulated market that resembles a real one: users whose interests drift along a hidden tree of categories.
 
-Items lie on a line, popular and rare ones mixed, and the line is cut into a tree of categories, DEPTH levels deep. A
-user has a few interests, each a category of the lowest level. From one phase of the user's events to the next an
-interest stays, moves to a sibling or, now and then, to a cousin. An event draws an item, mostly from an interest,
-sometimes from a sibling of it, sometimes from the whole market. All of this is drawn by popularity, so an item's share
-of the events is its weight, and Zipf's law holds whatever the users do.
+Items lie on a line, popular and rare ones mixed, and the line is divided into a tree of categories, DEPTH levels deep.
+A user has a few interests, each a category of the lowest level. From one phase of the user's events to the next, an
+interest stays, moves to a sibling or, rarely, to a cousin. An event draws an item, mostly from an interest, sometimes
+from a sibling of it, sometimes from the whole market. All draws are by popularity, so an item's share of the events is
+its weight, and Zipf's law holds whatever the users do.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,20 +21,19 @@ from polars.io.plugins import register_io_source
 
 from beamtree.files.atomic import check_replaceable, check_writable
 from beamtree.files.staging import move_into_place, staging_folder
-from beamtree.ingest.words import item_names
 
 DEPTH = 4  # levels of categories below the whole market
 ITEM = DEPTH + 1  # the level of the items themselves
-CATEGORY = 60  # about as many items lie in a category of the lowest level
-ZIPF = 0.67  # the r-th item weighs r^-ZIPF: the top 1 % of any number of items hold 0.01^(1 - ZIPF) = 22 %
+CATEGORY = 60  # items in a category of the lowest level, about
+ZIPF = 0.67  # the r-th item weighs r^-ZIPF: the top 1 % of items have 0.01^(1 - ZIPF) = 22 % of the events
 SPREAD = 1.164  # σ of log-normal events per user: the 99th percentile is 15 times the median
-INTERESTS = (0.6, 0.3, 0.1)  # how often an event follows a user's first, second and third interest
+INTERESTS = (0.6, 0.3, 0.1)  # probabilities of a user's first, second and third interest
 PHASE = 8  # events from one phase to the next, on average
-STAY, SIBLING = 0.6, 0.3  # what an interest does between phases; else it moves to a cousin
-INSIDE, BESIDE = 0.7, 0.2  # how often an event is drawn from the interest, from a sibling; else it is from anywhere
-FIRST_DAY, YEAR = 1_700_000_000, 365 * 86_400  # users arrive within a year, in seconds since 1970
+STAY, SIBLING = 0.6, 0.3  # probabilities that an interest stays or moves to a sibling; else it moves to a cousin
+INSIDE, BESIDE = 0.7, 0.2  # probabilities of an event from the interest or a sibling; else it is from anywhere
+FIRST_DAY, YEAR = 1_700_000_000, 365 * 86_400  # users arrive within a year; seconds since 1970
 PAUSE = 21_600.0  # seconds between a user's events, on average
-BLOCK = 1 << 20  # events that are drawn at once; another number would make another market
+BLOCK = 1 << 20  # events drawn at once; another number gives another market
 PART = 8  # blocks in a part file
 
 Ints = NDArray[np.int64]
@@ -43,16 +42,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Market:
-    """Items by their place on the line, and the categories over them."""
+    """Items by their position on the line, and the categories over them."""
 
-    number: Ints  # the number in an item's id, which says nothing about its place [M]
-    edges: list[Floats]  # of each level: the weight of all that lies before a category, at ITEM before an item
+    number: Ints  # the number in an item's id, unrelated to its position [M]
+    edges: list[Floats]  # of each level: the weight before each category, and at level ITEM before each item
     arity: int  # categories below a category
 
     def draw(self, category: Ints, level: int, below: int, chance: Floats) -> Ints:
-        """A category or item on the level `below` in each category of `level`, by popularity; chance is in [0, 1)."""
+        """Draw a category or item of level `below` in each category of `level`, by popularity; chance is in [0, 1)."""
         low, high = self.edges[level][category], self.edges[level][category + 1]
-        return _find(self.edges[below], low + chance * (high - low))
+        return _search(self.edges[below], low + chance * (high - low))
 
     def paths(self) -> pl.Series:
         """The category of every item on the line, as a path such as 3/1/4/2 [M]."""
@@ -63,8 +62,8 @@ class Market:
 
     def categories(self) -> Ints:
         """The number of the category of every item on the line [M]."""
-        found: Ints = np.arange(len(self.number)) * self.arity**DEPTH // len(self.number)
-        return found
+        number: Ints = np.arange(len(self.number)) * self.arity**DEPTH // len(self.number)
+        return number
 
 
 def simulate(
@@ -76,29 +75,37 @@ def simulate(
     seed: int = 0,
     on_events: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write a market as Parquet: a file where `out` ends in .parquet, else a folder of part files.
+    """Write a market as Parquet: a file if `out` ends in .parquet, else a folder of part files.
 
     The columns are user, item and timestamp (seconds), user by user, the oldest event first. A file beside it,
-    named NAME.items.parquet, tells every item's category and name. What is returned describes the market.
+    NAME.items.parquet, has every item's category and name. Returns a description of the market.
+
+    Args:
+        out: the file or folder to write.
+        users: how many.
+        items: how many.
+        events: how many.
+        seed: same seed, same market.
+        on_events: called with the number of events written since the last call.
     """
-    _check(out, users, items, events, seed)
+    _check_options(out, users, items, events, seed)
     rng = np.random.default_rng(seed)
-    market = _market(items, rng)
+    market = _draw_market(items, rng)
     counts = _events_per_user(users, events, rng)
-    names = _ids("i", market.number)
+    item_ids = _ids("i", market.number)
     sold = np.zeros(items, np.int64)
 
     def frames() -> Iterator[pl.DataFrame]:
         for block, (first, last) in enumerate(_blocks(counts)):
-            user, place, time = _events(market, counts[first:last], np.random.default_rng([seed, block + 1]))
-            sold[:] += np.bincount(place, minlength=items)
-            people = _ids("u", np.arange(first, last))
-            yield pl.DataFrame({"user": people.gather(user), "item": names.gather(place), "timestamp": time})
+            user, position, time = _draw_events(market, counts[first:last], np.random.default_rng([seed, block + 1]))
+            sold[:] += np.bincount(position, minlength=items)
+            user_ids = _ids("u", np.arange(first, last))
+            yield pl.DataFrame({"user": user_ids.gather(user), "item": item_ids.gather(position), "timestamp": time})
             if on_events is not None:
                 on_events(len(user))
 
-    called = item_names(pl.Series(market.categories()), market.arity)
-    catalogue = pl.DataFrame({"item": names, "category": market.paths(), "name": called}).sort("item")
+    names = item_names(pl.Series(market.categories()), market.arity)
+    catalogue = pl.DataFrame({"item": item_ids, "category": market.paths(), "name": names}).sort("item")
     with _drafts(items_file(out), out) as (items_draft, draft):
         catalogue.write_parquet(items_draft)
         if out.suffix == ".parquet":
@@ -118,18 +125,18 @@ def simulate(
 
 
 def items_file(out: Path) -> Path:
-    """Where the categories of a market go: beside it, since a folder of events holds nothing else."""
+    """The file of a market's categories: beside it, since a folder of events has no other files."""
     return out.with_name(out.name.removesuffix(".parquet") + ".items.parquet")
 
 
-def _check(out: Path, users: int, items: int, events: int, seed: int) -> None:
+def _check_options(out: Path, users: int, items: int, events: int, seed: int) -> None:
     for name, number in (("users", users), ("items", items)):
         if number < 1:
             raise ValueError(f"{name}={number}: a market needs at least one")
     if events < users:
         raise ValueError(f"events={events} with users={users}: every user has at least one event")
     if seed < 0:
-        raise ValueError(f"seed={seed}: give 0 or more")
+        raise ValueError(f"seed={seed} is negative")
     if out.suffix == ".parquet":
         check_writable(out)
         return
@@ -138,7 +145,7 @@ def _check(out: Path, users: int, items: int, events: int, seed: int) -> None:
         raise ValueError(f"{out} exists and holds something else: choose another name")
 
 
-def _market(items: int, rng: np.random.Generator) -> Market:
+def _draw_market(items: int, rng: np.random.Generator) -> Market:
     arity = max(1, round((items / CATEGORY) ** (1 / DEPTH)))
     weight = np.arange(1, items + 1, dtype=np.float64) ** -ZIPF
     rng.shuffle(weight)
@@ -163,14 +170,14 @@ def _blocks(counts: Ints) -> Iterator[tuple[int, int]]:
     return pairwise(np.unique([0, *edges, len(counts)]).tolist())
 
 
-def _events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Of every event of some users: whose it is (counted from the first of them), the item's place, and the time."""
+def _draw_events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """The user (counted from the first), the item's position and the time of every event of some users."""
     user = np.repeat(np.arange(len(counts)), counts)  # [E]
     starts = counts.cumsum() - counts
     begins = rng.random(len(user)) < 1 / PHASE
     begins[starts] = True
     phase = begins.cumsum() - 1  # [E]
-    interests = _interests(market, user[begins], phase[starts], rng)  # [phases, 3]
+    interests = _draw_interests(market, user[begins], phase[starts], rng)  # [phases, 3]
     which = np.searchsorted(np.cumsum(INTERESTS[:-1]), rng.random(len(user)), side="right")
     leaf = interests[phase, which]
     where = rng.random(len(user))
@@ -178,42 +185,42 @@ def _events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Int
     leaf[beside] = market.draw(leaf[beside] // market.arity, DEPTH - 1, DEPTH, rng.random(len(beside)))
     anywhere = np.flatnonzero(where >= INSIDE + BESIDE)
     leaf[anywhere] = market.draw(np.zeros_like(anywhere), 0, DEPTH, rng.random(len(anywhere)))
-    place = market.draw(leaf, DEPTH, ITEM, rng.random(len(user)))
-    return user, place, _times(user, starts, rng)
+    position = market.draw(leaf, DEPTH, ITEM, rng.random(len(user)))
+    return user, position, _draw_times(user, starts, rng)
 
 
-def _interests(market: Market, user: Ints, firsts: Ints, rng: np.random.Generator) -> Ints:
-    """The categories that each phase's user likes [phases, 3]; `firsts` are the users' first phases."""
+def _draw_interests(market: Market, user: Ints, firsts: Ints, rng: np.random.Generator) -> Ints:
+    """The interests in each phase [phases, 3]; `firsts` are the users' first phases."""
     interests = []
     for _ in INTERESTS:
         move = rng.random(len(user))
         move[firsts] = 1.0
         home = market.draw(np.zeros_like(firsts), 0, DEPTH - 2, rng.random(len(firsts)))
         parent = market.draw(home[user], DEPTH - 2, DEPTH - 1, rng.random(len(user)))
-        parent = _last(parent, move >= STAY + SIBLING)
+        parent = _carry_forward(parent, move >= STAY + SIBLING)
         leaf = market.draw(parent, DEPTH - 1, DEPTH, rng.random(len(user)))
-        interests.append(_last(leaf, move >= STAY))
+        interests.append(_carry_forward(leaf, move >= STAY))
     return np.stack(interests, axis=1)
 
 
-def _last(values: Ints, drawn: NDArray[np.bool_]) -> Ints:
-    """Every value as it was at the last place that is drawn; the first is."""
+def _carry_forward(values: Ints, drawn: NDArray[np.bool_]) -> Ints:
+    """Each value replaced by the last one that is drawn; the first always is."""
     return values[np.maximum.accumulate(np.where(drawn, np.arange(len(values)), 0))]
 
 
-def _times(user: Ints, starts: Ints, rng: np.random.Generator) -> Ints:
-    """Whole seconds that grow along each user's events [E]."""
+def _draw_times(user: Ints, starts: Ints, rng: np.random.Generator) -> Ints:
+    """Times in seconds, ascending along each user's events [E]."""
     since: Ints = (1 + rng.exponential(PAUSE, len(user)).astype(np.int64)).cumsum()
     arrival = FIRST_DAY + rng.integers(YEAR, size=len(starts))
     return since + (arrival - since[starts])[user]
 
 
-def _find(edges: Floats, weight: Floats) -> Ints:
-    """The span between two edges that each weight falls into."""
-    order = weight.argsort()  # searching in order spares the cache: five times faster over millions of items
-    found = np.empty(len(weight), np.int64)
-    found[order] = np.searchsorted(edges, weight[order], side="right") - 1
-    return np.minimum(found, len(edges) - 2)  # a sum may round up to the last edge
+def _search(edges: Floats, weight: Floats) -> Ints:
+    """The interval between edges that contains each weight."""
+    order = weight.argsort()  # searching in order is cache-friendly: five times faster over millions of items
+    index = np.empty(len(weight), np.int64)
+    index[order] = np.searchsorted(edges, weight[order], side="right") - 1
+    return np.minimum(index, len(edges) - 2)  # a sum may round up to the last edge
 
 
 def _ids(letter: str, numbers: Ints) -> pl.Series:
@@ -224,7 +231,7 @@ def _ids(letter: str, numbers: Ints) -> pl.Series:
 
 @contextmanager
 def _drafts(*outs: Path) -> Iterator[tuple[Path, ...]]:
-    """Names to write under; at the end what they hold moves into place, or, after an error, is gone."""
+    """Temporary paths, which are moved into place at the end and removed after an error."""
     with ExitStack() as stack:
         drafts = tuple(stack.enter_context(staging_folder(out)) / out.name for out in outs)
         try:
@@ -252,3 +259,34 @@ def _write_parts(frames: Iterator[pl.DataFrame], folder: Path) -> None:
         if first is None:
             return
         _write(chain([first], islice(frames, PART - 1)), folder / f"part-{part:05}.parquet")
+
+
+# Names of items
+
+PLACES = ("garden", "kitchen", "office", "bedroom", "workshop", "boat", "studio", "school", "nursery", "camp", "hall")
+THINGS = ("lamp", "chair", "kettle", "clock", "basket", "shelf", "mirror", "blanket", "box", "bench", "jug", "tray")
+MATERIALS = ("oak", "steel", "linen", "glass", "wool", "copper", "paper", "clay", "cork", "leather", "silk", "stone")
+COLOURS = ("red", "blue", "green", "white", "black", "yellow", "grey", "brown", "orange", "violet", "silver", "pink")
+WORDS = (PLACES, THINGS, MATERIALS, COLOURS)
+
+
+def item_names(category: pl.Series, arity: int) -> pl.Series:
+    """Names such as "red oak lamp for the garden, 17", from the sorted category numbers of the items [M].
+
+    A category is a path of `arity` choices on each of four levels, and each choice is a word. If there are more choices
+    than words, words are repeated with a number.
+    """
+    chosen = []
+    for level, words in enumerate(WORDS):
+        digit = category // arity ** (len(WORDS) - 1 - level) % arity
+        chosen.append(pl.Series([_word(words, n) for n in range(arity)]).gather(digit))
+    place, thing, material, colour = chosen
+    number = (pl.int_range(pl.len()).over("category") + 1).cast(pl.String)
+    frame = pl.DataFrame({"category": category, "place": place, "thing": thing, "material": material, "colour": colour})
+    name = pl.format("{} {} {} for the {}, {}", "colour", "material", "thing", "place", number)
+    return frame.select(name).to_series()
+
+
+def _word(words: tuple[str, ...], n: int) -> str:
+    repeat, index = divmod(n, len(words))
+    return f"{words[index]} {repeat + 1}" if repeat else words[index]

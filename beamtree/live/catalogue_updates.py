@@ -86,7 +86,7 @@ class CatalogueUpdates:
         however often they are given.
         """
         with requires("", "reading a log"):
-            from beamtree.ingest.recent import read_events
+            from beamtree.ingest.user_events import read_events
 
         live, events = self._live_model(), read_events(log, user, item, time, time_format)
         live.add_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})

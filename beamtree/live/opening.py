@@ -61,7 +61,7 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
     table = items if items is not None else table_file(folder or Path(), "items", run)
     if table is None:
         return None
-    from beamtree.ingest.catalogue import read_catalogue  # Polars is slow to import
+    from beamtree.ingest.item_tables import read_catalogue  # Polars is slow to import
 
     try:
         return read_catalogue(Path(table) if isinstance(table, str) else table, ids)
@@ -77,7 +77,7 @@ def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids:
     table = vectors if vectors is not None else table_file(folder or Path(), "vectors", run)
     if table is None:
         return None
-    from beamtree.ingest.items import read_vectors as read  # Polars is slow to import
+    from beamtree.ingest.item_tables import read_vectors as read  # Polars is slow to import
 
     try:
         return read(Path(table) if isinstance(table, str) else table, ids)

@@ -87,7 +87,7 @@ def _is_frame(value: object) -> bool:
 
 def _group_by_user(frame: Any) -> dict[str, list[str]]:
     with requires("", "reading a frame"):
-        from beamtree.ingest.recent import read_events
+        from beamtree.ingest.user_events import read_events
     try:
         events = read_events(frame, None, None, None)
     except ValueError as error:

@@ -26,8 +26,9 @@ from beamtree.errors import explain_full_disk, short_message
 from beamtree.files.atomic import check_writable
 from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.ingest.columns import find_columns
-from beamtree.ingest.readers import WHITE, find_files, open_events, scan, text_id, text_ids
-from beamtree.ingest.urls import Place
+from beamtree.ingest.readers import open_logs, scan_file, text_id, text_ids
+from beamtree.ingest.sources import Location, find_files
+from beamtree.ingest.times import WHITESPACE
 from beamtree.query import RecommendRequest, Searcher, parse_ids
 from beamtree.serve.batch.job import BatchSummary
 
@@ -62,10 +63,10 @@ def open_histories(
     time: str | None = None,
 ) -> HistoryFile:
     """Detect the layout and length of a file, or of a folder of files; the columns are as in `prepare`."""
-    files = find_files([path])
+    files = find_files(path)
     given = [name for name in (user, item, time) if name is not None]
     with _polars_errors(f"{path} cannot be read"):
-        columns = scan(files[0], names, ["user", "history", *given]).collect_schema().names()
+        columns = scan_file(files[0], names, ["user", "history", *given]).collect_schema().names()
         by_name = {name.strip(): name for name in columns}
         history = by_name.get("history") if item is None and time is None else None
         try:
@@ -81,13 +82,13 @@ def open_histories(
         return _one_row_per_event(path, files, names, user, item, time)
 
 
-def _one_row_per_user(path: str | Path, files: Sequence[Place], user: str, history: str) -> HistoryFile:
-    def select(file: Place) -> pl.LazyFrame:
-        frame = scan(file, None, [user, history])
+def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, history: str) -> HistoryFile:
+    def select(file: Location) -> pl.LazyFrame:
+        frame = scan_file(file, None, [user, history])
         types = frame.collect_schema()
         kind = types[history]
         return frame.select(
-            user=text_id(user, types[user]).str.strip_chars(WHITE),
+            user=text_id(user, types[user]).str.strip_chars(WHITESPACE),
             history=text_ids(history, kind) if isinstance(kind, pl.List | pl.Array) else text_id(history, kind),
             rows=1,
         )
@@ -106,21 +107,21 @@ def _one_row_per_user(path: str | Path, files: Sequence[Place], user: str, histo
 
 def _one_row_per_event(
     path: str | Path,
-    files: Sequence[Place],
+    files: Sequence[Location],
     names: Sequence[str] | None,
     user: str | None,
     item: str | None,
     time: str | None,
 ) -> HistoryFile:
-    events, columns, _ = open_events(files, names, user, item, time)
-    rows = _length(events)
-    trimmed = [pl.col(name).str.strip_chars(WHITE) for name in ("user", "item")]
+    log = open_logs(files, names, user, item, time)
+    rows = _length(log.events)
+    trimmed = [pl.col(name).str.strip_chars(WHITESPACE) for name in ("user", "item")]
     is_valid = (pl.col("user") != "") & (pl.col("item") != "")
     history = pl.col("item")
-    if columns.time is not None:
+    if log.columns.time is not None:
         is_valid &= pl.col("time").is_not_null()
         history = history.sort_by("time", maintain_order=True)
-    valid = events.with_columns(trimmed).filter(is_valid)
+    valid = log.events.with_columns(trimmed).filter(is_valid)
     buckets = math.ceil(rows / MAX_EVENTS)
 
     def chunks() -> Iterator[pl.DataFrame]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from beamtree.files.atomic import read_json, write_json
 from beamtree.files.staging import folder_lock
-from beamtree.ingest.readers import LINES, PARQUET, TEXT, find_files, scan
-from beamtree.ingest.urls import Place
+from beamtree.ingest.readers import scan_file
+from beamtree.ingest.sources import LINES, PARQUET, TEXT, Location, find_files
 from beamtree.query import Searcher
 from beamtree.serve.batch.files import open_histories, write_results
 from beamtree.serve.batch.job import BatchJob, BatchSummary
@@ -28,7 +28,7 @@ MANIFEST, FORMAT = "answers.json", 1
 class Task(NamedTuple):
     """An input file of histories, and the output file for its results."""
 
-    source: Place
+    source: Location
     output: Path
 
 
@@ -60,11 +60,11 @@ def find_tasks(job: BatchJob, source: str | Path, folder: Path) -> list[Task]:
     """A task for each file of a folder; a ValueError where their columns differ or their outputs collide."""
     tasks: dict[str, Task] = {}
     first_columns: list[str] = []
-    for file in find_files([source]):
+    for file in find_files(source):
         name = f"{_stem(file.name)}.parquet"
         if name in tasks:
             raise ValueError(f"the results of {tasks[name].source} and {file} would both be {name}: rename one")
-        columns = scan(file, job.names, ["user", "history"]).collect_schema().names()
+        columns = scan_file(file, job.names, ["user", "history"]).collect_schema().names()
         if tasks and columns != first_columns:
             first = next(iter(tasks.values())).source
             difference = f"{first} has {', '.join(first_columns)}; {file} has {', '.join(columns)}"
@@ -125,6 +125,6 @@ def _differences(before: dict[str, Any], settings: dict[str, Any], sizes: dict[s
             yield f"for an input {name} of {previous:,} bytes, not {size:,}"
 
 
-def _size(source: Place) -> int | None:
+def _size(source: Location) -> int | None:
     """The size of a file in bytes; None where it is not on this machine."""
     return source.stat().st_size if isinstance(source, Path) else None

@@ -20,7 +20,7 @@ import polars as pl
 
 from beamtree import __version__
 from beamtree.errors import requires, short_message
-from beamtree.ingest.engine import Engine
+from beamtree.ingest.prepare import Executor
 
 STOP_SECONDS = 60  # to wait for cancelled tasks
 CONNECT_SECONDS = 60  # within which a cluster must answer
@@ -47,9 +47,9 @@ class Cluster(NamedTuple):
     resources: dict[str, float]  # of all machines
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Executor:
         """For `prepare`."""
-        return Engine(self.run, ROWS)
+        return Executor(self.run, ROWS)
 
     def run(self, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Call a function on workers, once for each tuple of arguments; yields the results in order."""
