@@ -15,7 +15,7 @@ from beamtree.ingest import simulate
 from beamtree.research.compare import ROWS, Plan, Result, compare, table
 from beamtree.research.compare.plan import read_seconds, timed
 from beamtree.research.compare.results import COSTS, load_result, markdown, records, save_result
-from beamtree.research.paper import figure2, realdata
+from beamtree.research.paper import real_data
 from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
 
@@ -255,11 +255,11 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
 def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_path):
     _, results, _ = compared
     wide = [replace(result, m=(10, 200)) for result in results]
-    found = {(c.key["row"], c.key["metric"], c.key["m"]): c for c in realdata.cells("table3", wide)}
+    found = {(c.key["row"], c.key["metric"], c.key["m"]): c for c in real_data.cells("table3", wide)}
     assert found["otm", "recall", 200].paper == 16.36
     assert found["jtm", "precision", 10].paper == 1.84
     assert found["als", "recall", 200].paper is None
-    plan = realdata.plan(data, tmp_path, recipe="paper", device="cpu", seed=0)
+    plan = real_data.plan(data, tmp_path, recipe="paper", device="cpu", seed=0)
     assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(data.train) / 200))
     settings = plan.settings(ROWS["otm"])
     assert settings.recipe is RECIPES["paper"]
@@ -274,8 +274,8 @@ def test_figure_2_counts_an_instance_once_for_each_node_it_is_relevant_to(data):
         leaves = tree.leaf_of_item(torch.tensor([item for item in row if item >= 0]))
         for node in set(tree.ancestor(leaves, 2).tolist()):
             expected[node - 3] += 1
-    assert figure2.instances_of_nodes(tree, data.train, 2).tolist() == expected
-    shares = figure2.distribution(tree, data.train, 2)
+    assert real_data.instances_of_nodes(tree, data.train, 2).tolist() == expected
+    shares = real_data.distribution(tree, data.train, 2)
     assert shares.tolist() == pytest.approx([n / sum(expected) for n in sorted(expected, reverse=True)])
 
 

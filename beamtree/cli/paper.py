@@ -1,7 +1,7 @@
 """`beamtree paper`: the tables of the paper, its numbers beside ours."""
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +11,14 @@ from rich.table import Table
 from beamtree.cli.options import Device, Json, words
 from beamtree.cli.screen import draw, out, print_table, progress
 from beamtree.files.atomic import check_writable, write_json
-from beamtree.research.paper import table1, table2, tableA1, tableA2
 from beamtree.research.paper.report import Cell, results_name, save_results
-from beamtree.research.paper.synthetic import Job, Plan
+from beamtree.research.paper.synthetic import PLANS, Job, SyntheticPlan, synthetic_cells
+from beamtree.research.paper.synthetic import TITLES as SYNTHETIC_TITLES
+from beamtree.research.paper.toy import TITLES as TOY_TITLES
+from beamtree.research.paper.toy import toy_cells
 
 RESULTS = Path("results")
-DEFAULT_ROWS = ",".join(table2.PLAN.rows)
+DEFAULT_ROWS = ",".join(PLANS["table2"].rows)
 
 paper = typer.Typer(
     no_args_is_help=True,
@@ -33,22 +35,22 @@ Epochs = Annotated[int, typer.Option(min=1, help="Passes over the 10,000 trainin
 @paper.command("table1")
 def paper_table1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
     """The toy experiment: what beam search loses when p(z) is estimated directly (half a minute)."""
-    _toy("table1", table1.TITLE, table1.table1, runs, seed, json)
+    _toy("table1", runs, seed, json)
 
 
 @paper.command("tableA1")
 def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
     """The toy experiment in full: three estimators, every m ≤ k (half a minute)."""
-    _toy("tableA1", tableA1.TITLE, tableA1.table_a1, runs, seed, json)
+    _toy("tableA1", runs, seed, json)
 
 
 @paper.command("table2")
 def paper_table2(
-    runs: Runs = table2.PLAN.runs,
+    runs: Runs = PLANS["table2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "-5",
-    epochs: Epochs = table2.PLAN.epochs,
+    epochs: Epochs = PLANS["table2"].epochs,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -56,23 +58,21 @@ def paper_table2(
 
     Further rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
     """
-    plan = Plan(words(rows), _numbers(bias), runs, seed, epochs, device)
-    _synthetic("table2", table2.TITLE, table2.PLAN, plan, table2.table2, json)
+    _synthetic("table2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
 @paper.command("tableA2")
 def paper_table_a2(
-    runs: Runs = tableA2.PLAN.runs,
+    runs: Runs = PLANS["tableA2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "0,-1,-2,-3,-4,-5",
-    epochs: Epochs = tableA2.PLAN.epochs,
+    epochs: Epochs = PLANS["tableA2"].epochs,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """The synthetic experiment from dense (c = 0) to sparse (c = -5): six times the work of table2."""
-    plan = Plan(words(rows), _numbers(bias), runs, seed, epochs, device)
-    _synthetic("tableA2", tableA2.TITLE, tableA2.PLAN, plan, tableA2.table_a2, json)
+    _synthetic("tableA2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -85,46 +85,32 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"--bias {text!r}: give numbers separated by commas, such as -5 or 0,-5") from error
 
 
-def _toy(
-    name: str,
-    title: str,
-    table: Callable[[int, int, Callable[[int, int], None]], list[Cell]],
-    runs: int,
-    seed: int,
-    json: Path | None,
-) -> None:
+def _toy(name: str, runs: int, seed: int, json: Path | None) -> None:
     settings: dict[str, object] = {"runs": runs, "seed": seed}
     file = _make_room(name, {"runs": 100, "seed": 0}, settings, json)
     with progress(runs, "runs") as (advance, _):
-        cells = table(runs, seed, lambda done, total: advance(1))
+        cells = toy_cells(name, runs, seed, lambda done, total: advance(1))
     pictures = _keep(file, cells, settings, json, "plot_toy")
-    print_cells(title, cells, line=("estimator", "k", "m"), column="N", digits=3)
+    print_cells(TOY_TITLES[name], cells, line=("estimator", "k", "m"), column="N", digits=3)
     _close(file, cells, pictures)
 
 
-def _synthetic(
-    name: str,
-    title: str,
-    usual: Plan,
-    plan: Plan,
-    table: Callable[[Plan, Callable[[int], None], Callable[[Job, dict[int, float]], None]], list[Cell]],
-    json: Path | None,
-) -> None:
+def _synthetic(name: str, plan: SyntheticPlan, json: Path | None) -> None:
     settings = _settings(plan)
-    file = _make_room(name, _settings(usual), settings, json)
+    file = _make_room(name, _settings(PLANS[name]), settings, json)
     with progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
 
         def ended(job: Job, regrets: dict[int, float]) -> None:
             numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
-        cells = table(plan, advance, ended)
+        cells = synthetic_cells(name, plan, advance, ended)
     pictures = _keep(file, cells, settings, json, "plot_sparsity" if len(plan.biases) > 1 else "plot_bars")
-    print_cells(title, cells, line=("bias", "row"), column="m", digits=4, best=best_of(cells))
+    print_cells(SYNTHETIC_TITLES[name], cells, line=("bias", "row"), column="m", digits=4, best=best_of(cells))
     _close(file, cells, pictures)
 
 
-def _settings(plan: Plan) -> dict[str, object]:
+def _settings(plan: SyntheticPlan) -> dict[str, object]:
     return {
         "runs": plan.runs,
         "seed": plan.seed,

@@ -17,7 +17,7 @@ from beamtree.ingest.inputs import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import table as compare_table
 from beamtree.research.compare.plan import METRICS
-from beamtree.research.paper import figure2, realdata, timing
+from beamtree.research.paper import real_data, timing
 from beamtree.research.paper.report import save_results
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import RECIPES, chosen
@@ -69,16 +69,16 @@ def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: s
         check_writable(path)
     prepared = load_data(data)
     out.print(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins", highlight=False)
-    plan = realdata.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
-    results = run(plan, realdata.ROWS, None)
-    found = realdata.cells(name, results)
+    plan = real_data.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
+    results = run(plan, real_data.ROWS, None)
+    found = real_data.cells(name, results)
     settings: dict[str, object] = {"recipe": recipe, "seed": seed, "device": device, "data": prepared.folder.name}
     save_results(folder / f"{name}.json", found, settings)
     if json is not None:
         write_json(json, [each.record() for each in found])
     best = {id(cell) for cell, entry in zip(found, compare_table(results), strict=True) if entry.best}
     found.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
-    print_cells(realdata.TITLES[name], found, line=("metric", "row"), column="m", digits=2, best=best, over="users")
+    print_cells(real_data.TITLES[name], found, line=("metric", "row"), column="m", digits=2, best=best, over="users")
     out.print(f"Saved {folder / name}.json", highlight=False, soft_wrap=True)
 
 
@@ -98,7 +98,9 @@ def paper_figure2(
         check_writable(path)
     build = tree_builder(tree, items, vectors)
     shares = {}
-    table = Table(title=f"{figure2.TITLE}, h = {level}", caption="share of all S_n that the first nodes hold, %")
+    table = Table(
+        title=f"{real_data.TITLES['figure2']}, h = {level}", caption="share of all S_n that the first nodes hold, %"
+    )
     table.add_column("data", no_wrap=True)
     for part in ("1 %", "10 %", "50 %"):
         table.add_column(f"first {part}", justify="right")
@@ -107,7 +109,7 @@ def paper_figure2(
         grown = build(prepared, 2, seed)
         if level > grown.height:
             raise ValueError(f"--level {level}: the tree of {folder} has {grown.height} levels")
-        found = figure2.distribution(grown, prepared.train, level)
+        found = real_data.distribution(grown, prepared.train, level)
         name = prepared.folder.resolve().name
         name = str(folder) if name in shares else name
         shares[name] = found.tolist()
@@ -139,7 +141,7 @@ def paper_timing(
     height, iterations = height or (22 if on_gpu else 14), iterations or (200 if on_gpu else 5)
     if json is not None:
         check_writable(json)
-    with progress(timing.batches(iterations), "batches") as (advance, _):
+    with progress(timing.num_batches(iterations), "batches") as (advance, _):
         found = timing.timing(height, batch_size, beam_size, iterations, move, device, advance)
     if json is not None:
         write_json(json, [{**each.record(), "height": height, "device": device} for each in found])

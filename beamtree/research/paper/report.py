@@ -1,4 +1,4 @@
-"""What every table of the paper shares: its cells, the paper's numbers, and where results are kept."""
+"""What all tables of the paper share: cells, the paper's numbers, and result files."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from beamtree.files.atomic import write_json
 from beamtree.train.runs import commit
 
 Key = dict[str, str | int | float]
-# What INTERVAL is of a normal distribution, of Student's t: by its degrees of freedom, from 1 to 30.
+# The 97.5 % quantile of Student's t, by degrees of freedom from 1 to 30; beyond, INTERVAL is close enough.
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -27,7 +27,7 @@ STUDENT = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: what names it, ours over some runs, and the paper's if it prints one."""
+    """One number of a table: its key, our mean over some runs, and the paper's number if it prints one."""
 
     table: str
     key: Key
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def half(self) -> float:
-        """Half of the 95 % interval of the value; 0 where one run says nothing about it."""
+        """Half of the 95 % interval of the value; 0 for a single run without `std`."""
         return half_interval(self.std, self.runs)
 
     @property
@@ -62,17 +62,16 @@ class Cell:
 
 
 def half_interval(std: float, runs: int) -> float:
-    """Half of the 95 % interval of a mean over runs; of one run, `std` is the error of its mean over many users."""
-    freedom = runs - 1
-    quantile = STUDENT[freedom - 1] if 1 <= freedom <= len(STUDENT) else INTERVAL
+    """Half of the 95 % interval of a mean over runs; for one run, `std` is the standard error over its users."""
+    quantile = STUDENT[runs - 2] if 2 <= runs <= len(STUDENT) + 1 else INTERVAL
     return quantile * std / math.sqrt(runs)
 
 
 def cell(table: str, key: Key, values: Sequence[float], paper: float | None, tolerance: float | None) -> Cell:
     """A cell from one value per run."""
     mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values)
-    std = math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else 0.0
+    squares = sum((value - mean) ** 2 for value in values)
+    std = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0
     return Cell(table, key, mean, std, len(values), paper, tolerance)
 
 
@@ -83,7 +82,7 @@ def expected() -> dict[str, Any]:
 
 
 def results_name(table: str, changed: dict[str, object]) -> str:
-    """A file name that says how a run differs from the table's own settings, so that none overwrites another."""
+    """A file name with the settings that differ from the table's own, so that runs do not overwrite each other."""
     parts = [f"{name}={value}" for name, value in changed.items()]
     name = ".".join([table, *parts]).replace(",", "+").replace("/", "-")
     if len(name) > 150:  # file systems take 255
@@ -92,7 +91,7 @@ def results_name(table: str, changed: dict[str, object]) -> str:
 
 
 def save_results(path: Path, cells: Sequence[Cell], settings: dict[str, object]) -> None:
-    """Write cells, settings and commit to one file, whole or not at all."""
+    """Write cells, settings and commit to one file, atomically."""
     content = {
         "settings": settings,
         "commit": commit(),

@@ -1,4 +1,7 @@
-"""The synthetic experiment (Sec. 5.1, supplement C.2): every method trained on the same trees and instances."""
+"""The synthetic experiment (Sec. 5.1, supplement C.2): every method trained on the same trees and instances.
+
+Table 2 has c = -5, Table A.2 growing sparsity, c = 0 … -5.
+"""
 
 import multiprocessing
 import os
@@ -23,10 +26,15 @@ from beamtree.scorers import LinearScorer
 from beamtree.theory import regret
 from beamtree.train import Schedule, constant, fit
 
+TITLES = {
+    "table2": "Table 2: synthetic data, M = 1000, d = 10, k = 50, regret at m",
+    "tableA2": "Table A.2: synthetic data, M = 1000, d = 10, k = 50, regret at m by sparsity c",
+}
 ITEMS, DIM = 1000, 10
 BEAM_SIZE = 50
 NODES = 2 * BEAM_SIZE  # trained per level where nodes are drawn: as many as the beam's children
 EPOCHS, BATCH_SIZE, LR = 200, 500, 1e-2
+REPORT_EVERY = 50  # steps
 CUTS = (1, 10, 20, 50)  # m
 
 EXTRA = {"otm-mixed": 12 * BEAM_SIZE, "otm-mixed-all": 20}  # uniform nodes beside the beam, of our own rows
@@ -54,8 +62,8 @@ OnJob = Callable[[Job, dict[int, float]], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run: every row at every c, several times."""
+class SyntheticPlan:
+    """The runs of a table: every row at every c, several times."""
 
     rows: tuple[str, ...]
     biases: tuple[float, ...]
@@ -68,8 +76,8 @@ class Plan:
         unknown = [row for row in self.rows if row not in METHODS]
         if unknown:
             raise ValueError(f"row {unknown[0]!r} is unknown: choose from {', '.join(METHODS)}")
-        for name, things in (("row", self.rows), ("bias", self.biases)):
-            if not things:
+        for name, values in (("row", self.rows), ("bias", self.biases)):
+            if not values:
                 raise ValueError(f"no {name} was given")
         if self.runs < 1 or self.epochs < 1:
             raise ValueError(f"runs={self.runs}, epochs={self.epochs}: each must be at least 1")
@@ -84,8 +92,14 @@ class Plan:
         ]
 
 
+PLANS = {
+    "table2": SyntheticPlan(DEFAULT_ROWS, biases=(-5.0,), runs=5),
+    "tableA2": SyntheticPlan(DEFAULT_ROWS, biases=(0.0, -1.0, -2.0, -3.0, -4.0, -5.0), runs=5),
+}
+
+
 def method_of(row: str) -> Method:
-    """The row as the authors ran it, and ours with as many nodes as the beam's."""
+    """The method of a row, with as many nodes per level as the authors use."""
     return sized(row, BEAM_SIZE, EXTRA.get(row, NODES))
 
 
@@ -94,7 +108,11 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     data = gaussian(ITEMS, DIM, job.bias, seed=job.seed)
     tree = random_tree(ITEMS, seed=job.seed, admit_empty=True)
     model = TreeModel(tree, LinearScorer(tree.num_nodes, DIM, seed=job.seed)).to(job.device)
-    step = _every(50, on_step)
+
+    def report(done: int, total: int, loss: Tensor) -> None:
+        if done % REPORT_EVERY == 0 or done == total:
+            on_step((done - 1) % REPORT_EVERY + 1)
+
     fit(
         model,
         data.train,
@@ -103,7 +121,7 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
         batch_size=BATCH_SIZE,
         schedule=Schedule(LR, constant),
         seed=job.seed,
-        on_step=step,
+        on_step=report,
     )
     x = data.test.x.to(job.device)
     items, _ = retrieve(model, x, beam_size=BEAM_SIZE, m=max(CUTS))
@@ -111,35 +129,27 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     return {m: float(regret(eta, items.cpu(), m).mean()) for m in CUTS}
 
 
-def _every(count: int, on_step: OnStep) -> Callable[[int, int, Tensor], None]:
-    def step(done: int, total: int, loss: Tensor) -> None:
-        if done % count == 0 or done == total:
-            on_step((done - 1) % count + 1)
-
-    return step
-
-
-def synthetic_cells(table: str, plan: Plan, on_step: OnStep, on_job: OnJob) -> list[Cell]:
+def synthetic_cells(table: str, plan: SyntheticPlan, on_step: OnStep, on_job: OnJob) -> list[Cell]:
     """The cells of a table: each row, c and m over several runs, each run with its own tree and instances."""
-    found: dict[tuple[str, float, int], dict[int, float]] = {}
+    regrets: dict[tuple[str, float, int], dict[int, float]] = {}
     for job, measured in run_all(plan.jobs(), on_step):
         on_job(job, measured)
         for m, value in measured.items():
-            found.setdefault((job.row, job.bias, m), {})[job.seed] = value
+            regrets.setdefault((job.row, job.bias, m), {})[job.seed] = value
     cells = []
     for bias in dict.fromkeys(plan.biases):
         for row in dict.fromkeys(plan.rows):
             for m in CUTS:
                 key: Key = {"row": row, "bias": bias, "m": m}
                 paper = printed(row, bias, m)
-                near = None if paper is None else TOLERANCE * paper
-                values = found[row, bias, m]  # by seed, in whatever order the runs ended
-                cells.append(cell(table, key, [values[s] for s in sorted(values)], paper, near))
+                tolerance = None if paper is None else TOLERANCE * paper
+                by_seed = regrets[row, bias, m]  # in the order in which the runs ended
+                cells.append(cell(table, key, [by_seed[seed] for seed in sorted(by_seed)], paper, tolerance))
     return cells
 
 
 def printed(row: str, bias: float, m: int) -> float | None:
-    """The paper's number, where it prints one."""
+    """The paper's number, if it prints one."""
     table = expected()["synthetic"]
     for line in table["rows"]:
         if line["bias"] == bias and row in line:
@@ -149,7 +159,7 @@ def printed(row: str, bias: float, m: int) -> float | None:
 
 
 def run_all(jobs: list[Job], on_step: OnStep) -> Iterator[tuple[Job, dict[int, float]]]:
-    """Run jobs in as many processes as there are cores, also on a GPU, which one such job leaves mostly idle."""
+    """Run jobs in one process per core, also on a GPU, which one such job leaves mostly idle."""
     workers = min(len(jobs), os.cpu_count() or 1)
     if workers == 1:
         for job in jobs:
@@ -162,17 +172,17 @@ def run_all(jobs: list[Job], on_step: OnStep) -> Iterator[tuple[Job, dict[int, f
         ProcessPoolExecutor(workers, context, _start_worker, (threads, os.getpid())) as pool,
     ):
         steps = manager.Queue()
-        waiting = {pool.submit(_work, job, steps): job for job in jobs}
+        futures = {pool.submit(_work, job, steps): job for job in jobs}
         try:
-            for future in _as_they_end(set(waiting), steps, on_step):
-                yield waiting[future], future.result()
+            for future in _as_completed(set(futures), steps, on_step):
+                yield futures[future], future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True, wait=False)
             raise
 
 
 def _start_worker(threads: int, parent: int) -> None:
-    """Use this many threads, and end with the command: whoever kills it does not expect its workers to go on."""
+    """Set the number of threads, and exit when the parent process is gone."""
     torch.set_num_threads(threads)
 
     def watch() -> None:
@@ -187,10 +197,10 @@ def _work(job: Job, steps: "Queue[int]") -> dict[int, float]:
     return run_job(job, steps.put)
 
 
-def _as_they_end(
+def _as_completed(
     futures: set[Future[dict[int, float]]], steps: "Queue[int]", on_step: OnStep
 ) -> Iterator[Future[dict[int, float]]]:
-    """Futures as they end, passing on the workers' steps in between."""
+    """Yield futures as they complete, and forward the workers' steps in between."""
     while futures:
         done, futures = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
         while not steps.empty():

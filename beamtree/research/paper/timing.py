@@ -1,4 +1,4 @@
-"""Section 5.2's times: seconds per training batch of PLT, TDM and OTM, side by side."""
+"""The times of Sec. 5.2: seconds per training batch of PLT, TDM and OTM."""
 
 import time
 from collections.abc import Callable
@@ -20,8 +20,8 @@ HISTORY, TARGETS = 69, 50
 WARM_UP = REHEARSALS + 2
 
 
-def batches(iterations: int) -> int:
-    """How many are trained, those that do not count included."""
+def num_batches(iterations: int) -> int:
+    """The number of batches trained, warm-up included."""
     return 3 * (WARM_UP + iterations)
 
 
@@ -34,7 +34,7 @@ def timing(
     device: str,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> list[Cell]:
-    """The median time of a batch of made-up users over 2^height items, after some that do not count."""
+    """The median time of a batch of random users over 2^height items, after a warm-up."""
     generator = torch.Generator().manual_seed(0)
     tree = Tree(torch.arange(2**height))
     x = torch.randint(2**height, (batch_size, HISTORY), generator=generator).to(device)
@@ -44,15 +44,13 @@ def timing(
         scorer = DeepScorer(tree.num_nodes, scale=1.0, share=False)
         model = TreeModel(tree, scorer, chained=method.chained, first_level=first_level(tree, beam_size)).to(device)
         step, draws = Stepper(model, optimizer(model, 1e-3)), torch.Generator(device).manual_seed(0)
-        taken = []
+        times = []
         for _ in range(WARM_UP + iterations):
             start = time.perf_counter()
             float(step(method, x, y, draws))  # waits for a GPU
-            taken.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
             on_step(1)
-        counted = taken[-iterations:]
-        spread = torch.tensor(counted).std(unbiased=False)
-        cells.append(
-            Cell("timing", {"row": name}, median(counted), float(spread), iterations, expected()["timing"][name], None)
-        )
+        counted = times[-iterations:]
+        std = float(torch.tensor(counted).std(unbiased=False))
+        cells.append(Cell("timing", {"row": name}, median(counted), std, iterations, expected()["timing"][name], None))
     return cells
