@@ -18,7 +18,7 @@ import torch
 import beamtree as bt
 from beamtree.closed_form.builder import refit
 from beamtree.evaluate import leaving_out, measure
-from beamtree.research.baselines import PEERS, build
+from beamtree.research.baselines import TUNED, build
 from beamtree.train.recipes import settle, start_model, train_model
 
 M, METRICS = 10, ("recall", "ndcg")
@@ -52,7 +52,7 @@ def of_model(model: bt.TreeModel, data: bt.data.Prepared) -> dict[bool, list[flo
     return both_ways(lambda seen: bt.evaluate(model, data.test, beam_size=400, m=M, metrics=METRICS, exclude_seen=seen))
 
 
-def of_peer(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
+def of_baseline(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
     """What a peer finds that scores every item."""
     find = leaving_out(build(name, data.train.events, data.num_items, data.val).retrieve, M)
     return both_ways(lambda seen: measure(find, data.test, m=M, metrics=METRICS, exclude_seen=seen))
@@ -75,7 +75,7 @@ def main() -> None:
         rows = [row("beamtree", LAST_TWO, of_model(model, data))]
         refit(model, data, 0)
         rows.append(row("beamtree, refitted", LAST, of_model(model, data)))
-        rows += [row(name, LAST_TWO, of_peer(name, data)) for name in PEERS]
+        rows += [row(name, LAST_TWO, of_baseline(name, data)) for name in TUNED]
     for file in args.also:
         cells = {(cell["metric"], cell.get("m")): cell for cell in json.loads(file.read_text())}
         pair = [round(cells[metric, M]["value"], 4) for metric in METRICS]

@@ -23,7 +23,7 @@ from torch import Tensor
 import beamtree as bt
 from beamtree.evaluate import leaving_out, measure
 from beamtree.research.baselines import build
-from beamtree.research.baselines.two_tower import Graph
+from beamtree.research.baselines.two_tower import HNSWIndex
 from beamtree.scorers import FactorScorer, SumScorer
 
 M, BEAMS, BREADTHS = 20, (20, 50, 100, 200, 400, 800), (20, 50, 100, 200, 400, 800)
@@ -37,7 +37,7 @@ class Folded:
     def __init__(self, model: bt.TreeModel, part: FactorScorer) -> None:
         self.model, self.part = model, part
         self.items = part.item_vectors(model.tree)
-        self.graph = Graph(self.items)
+        self.graph = HNSWIndex(self.items)
 
     def user(self, x: Tensor) -> Tensor:
         """The vector of each history."""

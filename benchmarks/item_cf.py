@@ -16,7 +16,7 @@ import polars as pl
 
 import beamtree as bt
 from beamtree.evaluate import leaving_out, measure
-from beamtree.research.baselines.item_cf import item_cf
+from beamtree.research.baselines.neighbours import item_cf
 
 CUTS = (10, 50, 100, 200)
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beamtree.data import BeforeAfter, Events
-from beamtree.research.baselines import BASELINES, build, popularity
+from beamtree.research.baselines import FIXED, build, popularity
 from beamtree.research.baselines.als import als
-from beamtree.research.baselines.item_cf import ItemCF, item_cf, item_cf_nearest
-from beamtree.research.baselines.two_tower import Graph, TwoTower, exact, sampled_softmax, two_tower
+from beamtree.research.baselines.neighbours import ItemCF, item_cf, item_cf_nearest
+from beamtree.research.baselines.two_tower import HNSWIndex, TwoTower, exact, sampled_softmax, two_tower
 from beamtree.tree import PAD
 
 M = 30
@@ -124,7 +124,7 @@ def test_every_row_is_built_by_its_name():
     for name, row in zip(("popularity", "item-cf", "item-cf-nearest", "als"), ROWS, strict=True):
         for ours, theirs in zip(build(name, events, M).retrieve(x, 10), row(events, M).retrieve(x, 10), strict=True):
             assert torch.equal(ours, theirs)
-    assert len(BASELINES) == len(ROWS)
+    assert len(FIXED) == len(ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -178,7 +178,7 @@ def test_exact_search_of_the_two_towers_is_the_plain_product():
     expected = plain.topk(7)
     torch.testing.assert_close(scores, expected.values)
     assert items.tolist() == expected.indices.tolist()
-    found, _ = model.index(Graph).retrieve(x, M + 5)  # which finds no more than there are
+    found, _ = model.index(HNSWIndex).retrieve(x, M + 5)  # which finds no more than there are
     assert (found != PAD).sum(1).max() <= M
     again, near = model.retrieve(x, 7)
     assert (again == items).float().mean() > 0.9

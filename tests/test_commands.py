@@ -584,9 +584,9 @@ def without(monkeypatch):
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-        for name in ("plots", "baselines.als", "baselines.item_cf", "baselines.two_tower"):
-            room, _, module = f"beamtree.{name}".rpartition(".")
-            monkeypatch.delitem(sys.modules, f"beamtree.{name}", raising=False)
+        for name in ("plots", "baselines.als", "baselines.neighbours", "baselines.two_tower"):
+            room, _, module = f"beamtree.research.{name}".rpartition(".")
+            monkeypatch.delitem(sys.modules, f"beamtree.research.{name}", raising=False)
             if room in sys.modules:
                 monkeypatch.delattr(sys.modules[room], module, raising=False)
 

@@ -23,7 +23,7 @@ from beamtree.data.seeds import draw_rows
 from beamtree.distributed import exchange as routes
 from beamtree.distributed.group import Ranks, join, ranks
 from beamtree.distributed.partition import Shard
-from beamtree.research.baselines.ranking import as_matrix
+from beamtree.research.baselines.sparse import partner_matrix
 from beamtree.scorers import DeepScorer, FixedScorer
 from beamtree.train.recipes import first_level
 
@@ -195,7 +195,7 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
 def rules_of_a_baseline(size):
     if size > 1:
         join()
-    return as_matrix(next_partners(a_log(), 53)).toarray().tolist()
+    return partner_matrix(next_partners(a_log(), 53)).toarray().tolist()
 
 
 def test_a_baseline_has_the_partners_of_all_items_on_every_rank():

@@ -8,7 +8,7 @@ from command import beamtree, largest_file
 
 import beamtree as bt
 from beamtree.evaluate import measure
-from beamtree.research.baselines.item_cf import item_cf_nearest
+from beamtree.research.baselines.neighbours import item_cf_nearest
 from stress.checksums import update_checksums
 
 TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]

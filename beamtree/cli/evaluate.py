@@ -27,7 +27,7 @@ from beamtree.cli.screen import print_table, progress
 from beamtree.data import BeforeAfter
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
 from beamtree.files.atomic import check_writable, write_json
-from beamtree.research.baselines import PLAIN, build
+from beamtree.research.baselines import BASELINES, build
 from beamtree.threads import use_threads
 from beamtree.train.recipes import chosen
 from beamtree.train.runs import open_data, open_model
@@ -48,7 +48,7 @@ def evaluate_run(
     m: Cuts = "10,50,100,200",
     metrics: Metrics = "precision,recall,f1",
     exclude_seen: ExcludeSeen = False,
-    against: Annotated[str, typer.Option(help=f"Plain rows to compare with: {', '.join(PLAIN)}.")] = "",
+    against: Annotated[str, typer.Option(help=f"Baselines to compare with: {', '.join(BASELINES)}.")] = "",
     device: Device = "cpu",
     threads: Threads = None,
     json: Json = None,
@@ -60,7 +60,7 @@ def evaluate_run(
     named_metrics(names)
     rows = words(against)
     for row in rows:
-        chosen(PLAIN, "row", row)
+        chosen(BASELINES, "row", row)
     columns = {"user": user, "item": item, "time": time, "time_format": time_format}
     if log is None and any(columns.values()):
         raise ValueError("--user, --item, --time and --time-format say what is in --log FILE")

@@ -1,52 +1,77 @@
-"""Plain rows to beat: what needs no tree. What a row needs beside torch is imported only for it."""
+"""Baselines without a tree. The libraries that one needs beside torch are imported only for it."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from beamtree.data import BeforeAfter, Events
 from beamtree.errors import requires
-from beamtree.research.baselines.popularity import Popularity, popularity
+from beamtree.tree import PAD
 
 
 class Baseline(Protocol):
-    """Something that ranks items for histories."""
+    """Ranks items for histories."""
 
     @property
     def num_bytes(self) -> int:
-        """What it keeps to do so."""
+        """The size of the model."""
         ...
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """The m best items of each history x [B, T] and their scores, best first [B, m]; PAD and -inf where fewer."""
+        """The m best items of each history x [B, T] and their scores, best first [B, m]; padded with PAD and -inf."""
         ...
 
 
-# Name -> the module and the function that makes the row from events and the number of items.
-BASELINES = {
-    "item-cf": ("item_cf", "item_cf"),
-    "item-cf-nearest": ("item_cf", "item_cf_nearest"),
-    "popularity": ("popularity", "popularity"),
+class Popularity:
+    """The same items for everybody: those with the most events, on ties the lower number first."""
+
+    def __init__(self, counts: Tensor) -> None:
+        self._scores, self._items = counts.float().sort(descending=True, stable=True)  # [M]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._scores.nbytes + self._items.nbytes)
+
+    def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m most popular items and their events, for each history [B, m]; padded with PAD and -inf."""
+        padding = (0, max(0, m - len(self._items)))
+        items = torch.nn.functional.pad(self._items[:m], padding, value=PAD).to(x.device)
+        scores = torch.nn.functional.pad(self._scores[:m], padding, value=-torch.inf).to(x.device)
+        return items.expand(len(x), m), scores.expand(len(x), m)
+
+
+def popularity(events: Events, num_items: int) -> Popularity:
+    """Count the events of the training users."""
+    return Popularity(events.popularity(num_items))
+
+
+# Name -> module and function; the function takes events and the number of items.
+FIXED = {
+    "item-cf": ("neighbours", "item_cf"),
+    "item-cf-nearest": ("neighbours", "item_cf_nearest"),
+    "popularity": ("", "popularity"),
     "als": ("als", "als"),
 }
-# The same for rows that choose their settings by validation users, whom they take as well.
-PEERS = {
+# The same for baselines that also take validation users, to choose their settings.
+TUNED = {
     "ease": ("ease", "ease"),
-    "ials": ("ials", "ials"),
-    "user-knn": ("user_knn", "user_knn"),
-    "rules": ("rules", "rules"),
+    "ials": ("als", "ials"),
+    "user-knn": ("neighbours", "user_knn"),
+    "rules": ("neighbours", "rules"),
 }
-PLAIN = {**BASELINES, **PEERS}
+BASELINES = {**FIXED, **TUNED}
 
 
 def build(name: str, events: Events, num_items: int, val: BeforeAfter | None = None) -> Baseline:
-    """A plain row, made from what training users chose; a peer takes its settings from validation users."""
-    module, function = PLAIN[name]
+    """Fit a baseline to the events of training users; a tuned one chooses its settings by validation users."""
+    module, function = BASELINES[name]
     with requires("compare", f"row {name}"):
-        make = cast(Callable[..., Baseline], getattr(import_module(f"beamtree.research.baselines.{module}"), function))
-        return make(events, num_items, val) if name in PEERS else make(events, num_items)
+        room = import_module(f"{__name__}.{module}" if module else __name__)
+        make = cast(Callable[..., Baseline], getattr(room, function))
+        return make(events, num_items, val) if name in TUNED else make(events, num_items)
 
 
-__all__ = ["BASELINES", "PEERS", "PLAIN", "Baseline", "Popularity", "build", "popularity"]
+__all__ = ["BASELINES", "FIXED", "TUNED", "Baseline", "Popularity", "build", "popularity"]

@@ -1,4 +1,4 @@
-"""SASRec (Kang and McAuley 2018): a causal transformer that reads a history and says at every place what comes next."""
+"""SASRec (Kang and McAuley 2018): a causal transformer that predicts the next item at every position of a history."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -11,20 +11,20 @@ from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_att
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import hits, num_relevant, recall
-from beamtree.research.baselines.best_weights import USERS, Kept, take_steps
+from beamtree.research.baselines.best_weights import USERS, BestWeights, train_steps
 from beamtree.tree import PAD
 
 LAYERS, HEADS = 2, 2
-GRID = ((64, 0.2), (256, 0.5))  # numbers per item and dropout: the first unless validation users choose
-LR, WARM_UP = 1e-3, 0.05  # of Adam, and the share of steps in which it rises
+GRID = ((64, 0.2), (256, 0.5))  # dimension and dropout: the first without validation users
+LR, WARM_UP = 1e-3, 0.05  # of Adam; the share of steps with a rising rate
 BATCH, STEPS = 128, 10_000
-WHOLE = 20_000  # items up to which a target is told from all others
-UNIFORM, IN_BATCH = 2048, 1024  # items that it is told from beyond: of all, and of the batch's targets
+FULL_SOFTMAX = 20_000  # items up to which the softmax is over all of them
+UNIFORM, IN_BATCH = 2048, 1024  # sampled negatives beyond that: of all items, and of the batch's targets
 CUTS = (10, 50, 100, 200)
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small MLP; each adds to its input."""
+    """Causal attention, then a small MLP, each with a residual connection."""
 
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class SASRec(nn.Module):
-    """One vector per item, read and scored alike; a vector per place, counted from the oldest event."""
+    """One vector per item for input and output; a vector per position, counted from the oldest event."""
 
     known: Tensor
     repeats: Tensor
@@ -60,51 +60,51 @@ class SASRec(nn.Module):
             self.places = nn.Parameter(torch.randn(HISTORY, dim) * 0.02)
             self.blocks = nn.Sequential(*(Block(dim, dropout) for _ in range(LAYERS)))
         self.dropout, self.last = nn.Dropout(dropout), nn.LayerNorm(dim)
-        self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # which items training users have
-        self.register_buffer("repeats", torch.tensor(True))  # whether what is in a history may come again
+        self.register_buffer("known", torch.ones(num_items, dtype=torch.bool))  # items that training users have
+        self.register_buffer("repeats", torch.tensor(True))  # whether items of the history are scored
 
     @classmethod
     def like(cls, num_items: int, state: dict[str, Tensor]) -> "SASRec":
-        """One of the size of some weights, for which dropout does not matter."""
+        """An untrained model of the size of some weights, to load them into."""
         return cls(num_items, dim=state["items"].shape[1])
 
     def states(self, sequence: Tensor) -> Tensor:
-        """What follows every event of sequences [B, T], oldest first, PAD after the newest [B, T, dim]."""
+        """The state after every event of sequences [B, T], oldest first, PAD after the newest [B, T, dim]."""
         x = embedding(sequence.clamp(min=0), self.items) + self.places[: sequence.shape[1]]
         out: Tensor = self.last(self.blocks(self.dropout(x)))
         return out
 
     def without_repeats(self) -> "SASRec":
-        """The same, but what is in a history does not come again; it shares the weights."""
-        found = copy(self)
-        found._buffers = {**self._buffers, "repeats": torch.zeros_like(self.repeats)}
-        return found
+        """The same model without items of the history, sharing the weights."""
+        model = copy(self)
+        model._buffers = {**self._buffers, "repeats": torch.zeros_like(self.repeats)}
+        return model
 
     @property
     def num_bytes(self) -> int:
-        """What its weights take."""
+        """The size of the weights."""
         return sum(weight.nbytes for weight in self.parameters())
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
-        """The score of every item for histories x [B, T], newest first [B, M]; -inf for those that nobody has."""
+        """The score of every item for histories x [B, T], newest first [B, M]; -inf for items without users."""
         sequence, count = oldest_first(x[:, :HISTORY].to(self.items.device))
         newest = (count - 1).clamp(min=0)
         states = self.states(sequence)[torch.arange(len(x), device=newest.device), newest]
         scores = torch.addmm(self.bias, states, self.items.T).masked_fill_(~self.known, -torch.inf)
-        row, place = (sequence != PAD).nonzero(as_tuple=True)
-        own = sequence[row, place]  # what is in the history may come again, whoever has it
+        row, position = (sequence != PAD).nonzero(as_tuple=True)
+        own = sequence[row, position]  # items of the history are scored even if no training user has them
         again = (states[row] * self.items[own]).sum(1) + self.bias[own]
         scores[row, own] = again.where(self.repeats, -torch.inf)
         return scores
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """The m items of the highest score [B, m]; PAD and -inf where fewer."""
+        """The m items of the highest score [B, m]; padded with PAD and -inf."""
         width = min(m, len(self.items))
         best = self.scores(x).topk(width)
         items = best.indices.masked_fill(best.values == -torch.inf, PAD)
-        spare = (0, m - width)
-        return nn.functional.pad(items, spare, value=PAD), nn.functional.pad(best.values, spare, value=-torch.inf)
+        padding = (0, m - width)
+        return nn.functional.pad(items, padding, value=PAD), nn.functional.pad(best.values, padding, value=-torch.inf)
 
 
 def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_sequences(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Runs of at most HISTORY + 1 events, drawn from each user: all but the last, and what follows each [B, T]."""
+    """A random run of at most HISTORY + 1 events per user: all but the last, and the next of each [B, T]."""
     start, stop = events.offsets[users], events.offsets[users + 1]
     spare = (stop - start - HISTORY - 1).clamp(min=0)
     share = torch.rand(len(users), generator=generator, device=start.device)
@@ -127,14 +127,14 @@ def draw_sequences(events: Events, users: Tensor, generator: torch.Generator) ->
 def next_item_loss(
     model: SASRec, sequence: Tensor, target: Tensor, shares: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """-log of each target's share among all items, or among the sampled ones where items are many.
+    """Softmax cross entropy of the targets over all items, or over a sample if there are many items.
 
-    The sample holds items drawn uniformly and targets of other places. An item that is expected n times in it stands
-    for 1/n of its weight (log Q), so that the sum is right on average. `shares` says how often items are targets [M].
+    The sample has items drawn uniformly and targets of other positions, with the log Q correction: an item expected n
+    times in the sample has 1/n of its weight. `shares` is how often items are targets [M].
     """
     real = target != PAD
     states, target = model.states(sequence)[real], target[real]
-    if len(model.items) <= WHOLE:
+    if len(model.items) <= FULL_SOFTMAX:
         return cross_entropy(torch.addmm(model.bias, states, model.items.T), target)
     drawn = torch.randint(len(model.items), (UNIFORM,), generator=generator, device=target.device)
     others = target[torch.randint(len(target), (IN_BATCH,), generator=generator, device=target.device)]
@@ -160,8 +160,8 @@ def sasrec(
 ) -> SASRec:
     """Train on runs of every user's events.
 
-    With `val` each size of GRID is trained, and what finds most is kept: its size, its weights on the way, and whether
-    what is in a history may come again.
+    With `val` every size of GRID is trained. The size, the weights over the course of training, and whether items of
+    the history are scored are then chosen by recall on validation users.
 
     Args:
         events: of the training users.
@@ -169,27 +169,27 @@ def sasrec(
         steps: of Adam.
         batch_size: users per step.
         lr: the highest learning rate.
-        seed: of all that is random.
+        seed: of all randomness.
         device: where it is trained.
         val: users by whom the best weights are chosen.
-        on_step: hears (steps done, of how many, the loss).
+        on_step: called with (steps done, total, loss).
     """
-    how: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
+    options: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
     if val is None or not len(val):
-        return _trained(events, num_items, *GRID[0], steps=steps, on_step=on_step, **how)
-    found = list[tuple[float, SASRec]]()
-    for place, size in enumerate(GRID):
+        return _train(events, num_items, *GRID[0], steps=steps, on_step=on_step, **options)
+    candidates = list[tuple[float, SASRec]]()
+    for index, size in enumerate(GRID):
 
-        def told(t: int, of: int, loss: Tensor, place: int = place) -> None:
+        def on_grid_step(t: int, total: int, loss: Tensor, index: int = index) -> None:
             if on_step is not None:
-                on_step(place * of + t, len(GRID) * of, loss)
+                on_step(index * total + t, len(GRID) * total, loss)
 
-        model = _trained(events, num_items, *size, steps=steps, on_step=told, **how)
-        found += [(validation_recall(each, val), each) for each in (model, model.without_repeats())]
-    return max(found, key=lambda each: each[0])[1]
+        trained = _train(events, num_items, *size, steps=steps, on_step=on_grid_step, **options)
+        candidates += [(validation_recall(model, val), model) for model in (trained, trained.without_repeats())]
+    return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _trained(
+def _train(
     events: Events,
     num_items: int,
     dim: int,
@@ -209,7 +209,7 @@ def _trained(
     shares = popularity / popularity.sum()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
-    generator, kept = torch.Generator(device), Kept(model, val, validation_recall)
+    generator, best = torch.Generator(device), BestWeights(model, val, validation_recall)
 
     def losses() -> Iterator[Tensor]:
         for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
@@ -219,14 +219,14 @@ def _trained(
 
     with torch.random.fork_rng([] if device == "cpu" else [device]):
         torch.manual_seed(mix(seed, 8))  # of dropout
-        return take_steps(losses(), steps, optimizer, schedule, kept, on_step)
+        return train_steps(losses(), steps, optimizer, schedule, best, on_step)
 
 
 def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """The users of each step: all with two events, in another order every epoch."""
+    """The users of each step: all with at least two events, shuffled every epoch."""
     users = (events.counts() > 1).nonzero().squeeze(1)
     if not len(users):
-        raise ValueError("there is nothing to train on: no user has two events")
+        raise ValueError("nothing to train on: no user has two events")
     per_epoch = -(-len(users) // batch_size)
     for epoch in range(-(-steps // per_epoch)):
         order = users[epoch_order(len(users), seed, epoch).to(users.device)]
@@ -234,10 +234,10 @@ def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[T
 
 
 def validation_recall(model: SASRec, users: BeforeAfter) -> float:
-    """The mean logarithm of recall at CUTS on at most USERS users: cuts count alike, however much they find."""
+    """The mean log of recall at CUTS on at most USERS users, so that all cuts have the same weight."""
     total, rows = torch.zeros(len(CUTS)), torch.arange(min(USERS, len(users)))
-    for some in rows.split(64):
-        x, y = users.batch(some)
+    for chunk in rows.split(64):
+        x, y = users.batch(chunk)
         hit, relevant = hits(model.retrieve(x, max(CUTS))[0].cpu(), y), num_relevant(y)
         total += torch.stack([recall(hit, relevant, m).sum() for m in CUTS])
     return float((total / len(rows) + 1e-6).log().mean())

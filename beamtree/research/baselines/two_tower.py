@@ -1,11 +1,11 @@
-"""YouTube product-DNN (Covington et al. 2016): a vector of the user, a vector of every item, and their product."""
+"""YouTube product-DNN (Covington et al. 2016): a user vector, an item vector, and their product."""
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-import faiss  # here, so that one who does not have it is told before the training, not after
+import faiss  # here, so that a missing library is reported before training
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -15,20 +15,20 @@ from beamtree.data.factors import choose_factors, factors
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.metrics import hits, precision_recall_f
-from beamtree.research.baselines.best_weights import USERS, Kept, take_steps
+from beamtree.research.baselines.best_weights import USERS, BestWeights, train_steps
 from beamtree.tree import PAD
 
 DIM = 64
 HIDDEN = (128, 64)
-NEGATIVES = 2000  # items that a batch is told from, shared by its users
+NEGATIVES = 2000  # sampled items, shared by the users of a batch
 BATCH, LR, STEPS = 1000, 3e-3, 10_000
-CONNECTIONS, BREADTH = 32, 400  # of the HNSW graph, and of a search in it
+HNSW_LINKS, HNSW_BREADTH = 32, 400  # links per node, and candidates of a search
 
 Index = Callable[[Tensor], Any]  # from vectors of the items [M, DIM + 1] to a FAISS index
 
 
 class TwoTower(nn.Module):
-    """A user is what an MLP makes of the mean vectors of ten windows of the history; an item is a row and a bias."""
+    """User: an MLP of the mean vectors of ten windows of the history. Item: a vector and a bias."""
 
     windows: Tensor
 
@@ -48,7 +48,7 @@ class TwoTower(nn.Module):
 
     @torch.no_grad()
     def start_from(self, vectors: Tensor) -> None:
-        """Start items, read or scored, from vectors [M, ≤ DIM]; what they do not reach stays random."""
+        """Start input and output item vectors from vectors [M, ≤ DIM]; the other dimensions stay random."""
         for weight in (self.history, self.items):
             weight[:, : vectors.shape[1]] = vectors[:, :DIM]
 
@@ -59,23 +59,23 @@ class TwoTower(nn.Module):
         return nn.functional.pad(self.tower(means.flatten(1)), (0, 1), value=1.0)
 
     def vectors(self, items: Tensor | None = None) -> Tensor:
-        """The vectors of items, of all unless some are named, with their bias [M, DIM + 1]."""
+        """The vectors of items, all unless given, with their bias [M, DIM + 1]."""
         parts = self.items, self.bias.unsqueeze(1)
         return torch.cat([part if items is None else embedding(items, part) for part in parts], dim=-1)
 
     def index(self, build: Index) -> "TwoTower":
-        """Make the items ready to be searched."""
+        """Build the search index over the items."""
         self._index = build(self.vectors().detach().cpu())
         return self
 
     @property
     def num_bytes(self) -> int:
-        """What its weights take."""
+        """The size of the weights."""
         return sum(weight.nbytes for weight in self.parameters())
 
     @torch.no_grad()
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """The m items of the highest product and their scores [B, m]; PAD and -inf where an index finds fewer."""
+        """The m items of the highest product and their scores [B, m]; PAD and -inf where the index finds fewer."""
         device = self.items.device
         scores, items = self._index.search(self.user(x.to(device)).cpu().numpy(), m)
         items = torch.from_numpy(items)
@@ -83,28 +83,28 @@ class TwoTower(nn.Module):
 
 
 def exact(vectors: Tensor) -> Any:
-    """All products."""
+    """An index that computes all products."""
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors.numpy())
     return index
 
 
-class Graph:
-    """An HNSW graph of near items, in which a search walks.
+class HNSWIndex:
+    """An HNSW graph for the highest inner product.
 
-    The highest product is no nearest neighbour; with one dimension more, that makes all items equally long, it is.
+    One more dimension makes all items equally long, so that the highest product is the nearest neighbour.
     """
 
     def __init__(self, vectors: Tensor) -> None:
         squares = vectors.square().sum(1)
         self._longest = float(squares.max())
         spare = (self._longest - squares).clamp(min=0).sqrt().unsqueeze(1)
-        self._index = faiss.IndexHNSWFlat(vectors.shape[1] + 1, CONNECTIONS)
-        self._index.hnsw.efConstruction = self._index.hnsw.efSearch = BREADTH
+        self._index = faiss.IndexHNSWFlat(vectors.shape[1] + 1, HNSW_LINKS)
+        self._index.hnsw.efConstruction = self._index.hnsw.efSearch = HNSW_BREADTH
         self._index.add(torch.cat([vectors, spare], dim=1).numpy())
 
     def search(self, users: Any, m: int) -> tuple[Any, Any]:
-        """Products and items, best first, as a FAISS index gives them."""
+        """Products and items, best first, like a FAISS index."""
         x = nn.functional.pad(torch.from_numpy(users), (0, 1))
         distances, items = self._index.search(x.numpy(), m)
         products = (x.square().sum(1, keepdim=True).numpy() + self._longest - distances) / 2
@@ -125,11 +125,11 @@ def two_tower(
 ) -> TwoTower:
     """Train on stretches of every user's events, as trees are, by sampled softmax.
 
-    Items start from their co-occurrence factors. The items that targets are told from are drawn uniformly, and are the
-    same for a whole batch. With `val`, the weights are kept that find most for its users, of CHECKS times on the way.
+    Items start from their co-occurrence factors. Negatives are drawn uniformly, the same for a whole batch. With `val`,
+    the best weights of CHECKS validations are returned.
     """
     if not int(events.counts().sum()):
-        raise ValueError("there is nothing to train on: no user has an event")
+        raise ValueError("nothing to train on: no user has an event")
     model = TwoTower(num_items, seed)
     start = factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1].whole()
     model.start_from(start)
@@ -143,29 +143,29 @@ def two_tower(
     def losses() -> Iterator[Tensor]:
         order = torch.empty(0)
         for t in range(steps):
-            epoch, place = divmod(t, per_epoch)
-            if place == 0:
+            epoch, index = divmod(t, per_epoch)
+            if index == 0:
                 order = epoch_order(len(view), seed, epoch).to(device)
             generator.manual_seed(mix(seed, t))
-            x, y = view.batch(order[place * batch_size :][:batch_size], generator)
+            x, y = view.batch(order[index * batch_size :][:batch_size], generator)
             yield sampled_softmax(model, x, y, generator)
 
-    return take_steps(losses(), steps, optimizer, schedule, Kept(model, val, recall), on_step)
+    return train_steps(losses(), steps, optimizer, schedule, BestWeights(model, val, recall), on_step)
 
 
 @torch.no_grad()
 def recall(model: TwoTower, users: BeforeAfter) -> float:
-    """R@200 on at most USERS users, all products."""
-    found = []
+    """R@200 on at most USERS users, by exact search."""
+    values = []
     for rows in torch.arange(min(USERS, len(users))).split(64):
         x, y = (part.to(model.items.device) for part in users.batch(rows))
         items = (model.user(x) @ model.vectors().T).topk(min(200, len(model.items))).indices
-        found.append(precision_recall_f(items, y, 200)[:, 1])
-    return float(torch.cat(found).mean())
+        values.append(precision_recall_f(items, y, 200)[:, 1])
+    return float(torch.cat(values).mean())
 
 
 def sampled_softmax(model: TwoTower, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """-log of a target's share among itself and items drawn uniformly, which stand for all that are no targets.
+    """Softmax cross entropy of each target against items drawn uniformly, which represent all non-targets.
 
     The mean over the targets y [B, P] of each user, then over users.
     """

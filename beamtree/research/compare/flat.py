@@ -78,6 +78,6 @@ def _trained(folder: Path, plan: Plan, empty: Empty[Net], train: Callable[..., N
 
 
 def _index(name: str) -> Callable[[torch.Tensor], object]:
-    from beamtree.research.baselines.two_tower import Graph, exact
+    from beamtree.research.baselines.two_tower import HNSWIndex, exact
 
-    return Graph if name == "youtube-dnn-hnsw" else exact
+    return HNSWIndex if name == "youtube-dnn-hnsw" else exact

@@ -12,25 +12,31 @@ from beamtree.cli.compare import _rows
 from beamtree.closed_form.als import ials as factorise
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
-from beamtree.research.baselines import PEERS, build
-from beamtree.research.baselines import ease as ease_room
-from beamtree.research.baselines import ials as ials_room
-from beamtree.research.baselines import rules as rules_room
-from beamtree.research.baselines import user_knn as knn_room
-from beamtree.research.baselines.ranking import CUTS, apart, best_of, once, ranked, renumbered, try_repeats, weighted
+from beamtree.research.baselines import TUNED, als, build, ease, neighbours
 from beamtree.research.baselines.sasrec import SASRec, draw_sequences, next_item_loss, oldest_first, sasrec
+from beamtree.research.baselines.sparse import history_weights, user_items
+from beamtree.research.baselines.tuned import (
+    CUTS,
+    TunedBaseline,
+    best_settings,
+    drop_repeats,
+    rank_outside_history,
+    rank_with_history,
+    shuffle_items,
+    try_repeats,
+)
 from beamtree.research.compare import ROWS
 from beamtree.research.compare.rows import STRONG
 from beamtree.tree import PAD
 
 M = 30
-MAKERS = {
-    "ease": ease_room.ease,
-    "ials": ials_room.ials,
-    "user-knn": knn_room.user_knn,
-    "rules": rules_room.rules,
+MAKERS = {"ease": ease.ease, "ials": als.ials, "user-knn": neighbours.user_knn, "rules": neighbours.rules}
+DEFAULTS = {
+    "ease": ease.DEFAULTS,
+    "ials": als.DEFAULTS,
+    "user-knn": neighbours.KNN_DEFAULTS,
+    "rules": neighbours.RULES_DEFAULTS,
 }
-ROOMS = {"ease": ease_room, "ials": ials_room, "user-knn": knn_room, "rules": rules_room}
 
 
 def random_events(seed, users=40, longest=20):
@@ -102,23 +108,23 @@ def plain_ease(events, penalty):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("users", [12, 90])  # fewer than items: solved for over users
 def test_ease_is_its_definition_over_items_and_over_users(seed, users, monkeypatch):
-    monkeypatch.setattr(ease_room, "DEFAULTS", {"penalty": 3.0, "recency": 0.3, "repeats": 0.2})
+    monkeypatch.setattr(ease, "DEFAULTS", {"penalty": 3.0, "recency": 0.3, "repeats": 0.2})
     events, x = random_events(seed, users), random_histories(seed)
     histories = np.stack([history_of(row, 0.3) for row in x.tolist()])
     expected = histories @ plain_ease(events, 3.0) + 0.2 * histories
-    assert_scores(ease_room.ease(events, M), x, expected)
+    assert_scores(ease.ease(events, M), x, expected)
 
 
 def test_ease_over_items_over_users_and_in_one_block_are_the_same():
-    log = renumbered(random_events(1), M)
-    matrix = ease_room.user_items(log.events, M)
-    history = weighted(once(random_histories(1)), recency(0.6, 5), M)
+    log = shuffle_items(random_events(1), M)
+    matrix = user_items(log.events, M)
+    history = history_weights(drop_repeats(random_histories(1)), recency(0.6, 5), M)
     ways = [
-        ease_room.OverItems(ease_room.products(matrix.T.tocsr()), 10.0),
-        ease_room.OverUsers(matrix, ease_room.products(matrix), 10.0),
-        ease_room.solver(log, largest=1)(10.0),
+        ease.ItemWeights(ease.gram_matrix(matrix.T.tocsr()), 10.0),
+        ease.UserWeights(matrix, ease.gram_matrix(matrix), 10.0),
+        ease.solver(log, largest=1)(10.0),
     ]
-    assert isinstance(ways[2], ease_room.OverBlocks)
+    assert isinstance(ways[2], ease.BlockWeights)
     first, *others = [way.scores(history) for way in ways]
     for other in others:
         torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-5)
@@ -129,7 +135,7 @@ def test_the_order_for_blocks_puts_alike_items_side_by_side():
     group = torch.arange(2048) % 8
     vectors = torch.cat([torch.ones(2048, 1), torch.eye(8)[group] * 5], dim=1)
     vectors += 0.01 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0))
-    order = ease_room.alike(vectors)
+    order = ease.order_by_similarity(vectors)
     assert sorted(order.tolist()) == list(range(2048))
     assert float((group[order][1:] == group[order][:-1]).float().mean()) > 0.8
 
@@ -151,15 +157,17 @@ def plain_knn(events, row, neighbours, popular):
 @pytest.mark.parametrize("seed", range(3))
 def test_user_knn_is_a_double_loop(seed, popular, monkeypatch):
     # All users, so that which of equally near ones is the last does not matter; the nearest one alone is below.
-    monkeypatch.setattr(knn_room, "DEFAULTS", {"neighbours": 40.0, "popular": popular, "recency": 0.0, "repeats": 0.0})
+    monkeypatch.setattr(
+        neighbours, "KNN_DEFAULTS", {"neighbours": 40.0, "popular": popular, "recency": 0.0, "repeats": 0.0}
+    )
     events, x = random_events(seed), random_histories(seed)
     expected = [plain_knn(events, row, 40, popular) for row in x.tolist()]
-    assert_scores(knn_room.user_knn(events, M), x, expected)
+    assert_scores(neighbours.user_knn(events, M), x, expected)
 
 
 def test_user_knn_takes_the_nearest_alone():
     events = Events(torch.tensor([0, 3, 6, 9]), torch.tensor([0, 1, 2, 0, 3, 4, 0, 1, 5]), "three users")
-    model = knn_room.UserKNN(knn_room.user_items(events, 6))
+    model = neighbours.UserKNN(user_items(events, 6))
     nearest = model.nearest(torch.tensor([[0, 1, 2]]), 2).toarray()
     assert nearest[0].tolist() == pytest.approx([3 / 5, 0, 2 / 5])
 
@@ -184,18 +192,18 @@ def plain_rules(events, row, backward, decay):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rules_are_a_dictionary_of_pairs(seed, monkeypatch):
-    monkeypatch.setattr(rules_room, "DEFAULTS", {"backward": 0.6, "decay": 0.9, "recency": 0.0, "repeats": 0.0})
+    monkeypatch.setattr(neighbours, "RULES_DEFAULTS", {"backward": 0.6, "decay": 0.9, "recency": 0.0, "repeats": 0.0})
     events, x = random_events(seed), random_histories(seed)
     expected = [plain_rules(events, row, 0.6, 0.9) for row in x.tolist()]
-    assert_scores(rules_room.rules(events, M), x, expected)
+    assert_scores(neighbours.rules(events, M), x, expected)
 
 
 def test_ials_folds_a_history_in_by_its_loss(monkeypatch):
-    monkeypatch.setattr(ials_room, "DIM", 4)
+    monkeypatch.setattr(als, "DIM", 4)
     settings = {"penalty": 0.02, "everywhere": 0.1, "recency": 0.5, "repeats": 0.3}
-    monkeypatch.setattr(ials_room, "DEFAULTS", settings)
+    monkeypatch.setattr(als, "DEFAULTS", settings)
     events, x = random_events(2), random_histories(2)
-    log = renumbered(events, M)
+    log = shuffle_items(events, M)
     factors = factorise(log.events, M, dim=4, penalty=0.02, everywhere=0.1)
     vectors = np.empty((M, 4))
     vectors[log.order] = factors.items.double().numpy()
@@ -205,7 +213,7 @@ def test_ials_folds_a_history_in_by_its_loss(monkeypatch):
         ridge = 0.02 * (weights.sum() + 0.1 * M)
         system = (vectors.T * weights) @ vectors + 0.1 * vectors.T @ vectors + ridge * np.eye(4)
         expected.append(vectors @ np.linalg.solve(system, vectors.T @ weights) + 0.3 * weights)
-    assert_scores(ials_room.ials(events, M), x, expected)
+    assert_scores(als.ials(events, M), x, expected)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -241,7 +249,7 @@ def test_without_validation_users_the_settings_are_the_defaults(name):
     nobody = BeforeAfter(Events(events.offsets[:1], events.items, "nobody"))
     peers = [MAKERS[name](events, M), build(name, events, M, nobody)]
     for peer in peers:
-        assert peer.settings == ROOMS[name].DEFAULTS
+        assert peer.settings == DEFAULTS[name]
     assert torch.equal(peers[0].retrieve(x, 9)[0], peers[1].retrieve(x, 9)[0])
 
 
@@ -250,7 +258,7 @@ def test_every_peer_is_tuned_and_answers_in_the_same_way(name):
     events, x = random_events(3, users=60), random_histories(3)
     x[0] = PAD
     peer = build(name, events, M, BeforeAfter(random_events(5, users=20)))
-    assert peer.settings.keys() == ROOMS[name].DEFAULTS.keys()
+    assert peer.settings.keys() == DEFAULTS[name].keys()
     assert peer.num_bytes > 0
     for m in (1, 10, M + 20):
         items, scores = peer.retrieve(x, m)
@@ -278,7 +286,7 @@ def test_only_the_users_of_the_events_count(name):
 def test_a_batch_in_pieces_is_the_same_batch(name, monkeypatch):
     peer, x = build(name, random_events(5), M), random_histories(5, rows=11)
     whole = peer.retrieve(x, 8)
-    monkeypatch.setattr("beamtree.research.baselines.ranking.ROOM", 3 * M)
+    monkeypatch.setattr("beamtree.research.baselines.tuned.MAX_SCORES", 3 * M)
     found = peer.retrieve(x, 8)
     assert torch.equal(whole[0], found[0])
     torch.testing.assert_close(whole[1], found[1])
@@ -298,11 +306,11 @@ def test_repeats_are_chosen_where_users_choose_again_and_left_out_where_they_nev
 
 def test_a_trial_measures_what_the_peer_would_find():
     events, val = random_events(6), BeforeAfter(random_events(7, users=30))
-    log = renumbered(events, M, val)
-    score = rules_room.score_of(rules_room.pair_weights(log, 0.3), 0.8)
-    settings = {**rules_room.DEFAULTS, "repeats": 0.1}
-    ((_, measured),) = try_repeats(log, score, rules_room.DEFAULTS, [0.1])
-    peer = rules_room.Peer(log, score, settings, 1)
+    log = shuffle_items(events, M, val)
+    score = neighbours.rule_score(neighbours.rule_weights(log, 0.3), 0.8)
+    settings = {**neighbours.RULES_DEFAULTS, "repeats": 0.1}
+    ((_, measured),) = try_repeats(log, score, neighbours.RULES_DEFAULTS, [0.1])
+    peer = TunedBaseline(log, score, settings, 1)
     x, y = val.batch(torch.arange(len(val)))
     for place, m in enumerate(CUTS):
         found = [set(row) for row in peer.retrieve(x, m)[0].tolist()]
@@ -313,17 +321,17 @@ def test_a_trial_measures_what_the_peer_would_find():
 
 def test_the_best_trial_is_the_best_relative_to_each_cut():
     trials = [({"a": 1.0}, torch.tensor([0.10, 0.5])), ({"a": 2.0}, torch.tensor([0.05, 0.8]))]
-    assert best_of(trials) == {"a": 1.0}  # 1 and 5/8 against 1/2 and 1
+    assert best_settings(trials) == {"a": 1.0}  # 1 and 5/8 against 1/2 and 1
 
 
 def test_histories_are_ranked_with_the_others():
     scores = torch.tensor([[0.5, 0.0, 0.9, 0.2, -0.1]])
     x = torch.tensor([[3, PAD]])
-    found = apart(scores, x, 5)
-    items, values = ranked(found, x, torch.tensor([0.5, 0.0]), 6)
+    found = rank_outside_history(scores, x, 5)
+    items, values = rank_with_history(found, x, torch.tensor([0.5, 0.0]), 6)
     assert items.tolist() == [[2, 3, 0, 4, PAD, PAD]]  # item 1 has nothing that speaks for it
     assert values[0, :4].tolist() == pytest.approx([0.9, 0.7, 0.5, -0.1])
-    assert ranked(found, x, torch.tensor([-math.inf, 0.0]), 3)[0].tolist() == [[2, 0, 4]]
+    assert rank_with_history(found, x, torch.tensor([-math.inf, 0.0]), 3)[0].tolist() == [[2, 0, 4]]
 
 
 # SASRec
@@ -351,7 +359,7 @@ def test_sasrec_learns_an_order(monkeypatch):
 
 
 def test_sasrec_learns_an_order_from_samples(monkeypatch):
-    monkeypatch.setattr("beamtree.research.baselines.sasrec.WHOLE", 10)
+    monkeypatch.setattr("beamtree.research.baselines.sasrec.FULL_SOFTMAX", 10)
     model = sasrec(ordered_events(), M, steps=100, batch_size=16, lr=1e-2)
     x = torch.stack([(torch.arange(6).flip(0) + start) % M for start in range(M)])
     assert (model.retrieve(x, 1)[0][:, 0] == (x[:, 0] + 1) % M).float().mean() > 0.8
@@ -366,7 +374,7 @@ def test_the_sampled_loss_is_near_the_whole_one(monkeypatch):
     sequence, target = draw_sequences(events, torch.arange(len(events)), generator)
     with torch.no_grad():
         whole = next_item_loss(model, sequence, target, shares, generator)
-        monkeypatch.setattr("beamtree.research.baselines.sasrec.WHOLE", 1)
+        monkeypatch.setattr("beamtree.research.baselines.sasrec.FULL_SOFTMAX", 1)
         monkeypatch.setattr("beamtree.research.baselines.sasrec.UNIFORM", 20_000)
         monkeypatch.setattr("beamtree.research.baselines.sasrec.IN_BATCH", 10_000)
         sampled = next_item_loss(model, sequence, target, shares, generator)
@@ -446,6 +454,6 @@ def test_sasrec_keeps_the_contract_of_rows():
 
 def test_strong_rows_are_rows_and_one_word_of_the_command():
     assert set(STRONG) <= set(ROWS)
-    assert {*PEERS, "sasrec"} <= set(STRONG)
+    assert {*TUNED, "sasrec"} <= set(STRONG)
     assert _rows("strong") == STRONG
     assert _rows("strong,otm,tdm") == (*STRONG, "tdm")

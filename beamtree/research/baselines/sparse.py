@@ -1,0 +1,51 @@
+"""Sparse matrices of users, histories and items."""
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from torch import Tensor
+
+from beamtree.closed_form.partners import Partners
+from beamtree.data import Events
+from beamtree.tree import PAD
+
+
+def user_items(events: Events, num_items: int) -> csr_matrix:
+    """1 where a user has an item [U, M]."""
+    user = torch.repeat_interleave(events.counts().cpu())
+    return _binary(user, events.item_numbers().cpu(), (len(events), num_items))
+
+
+def history_items(x: Tensor, num_items: int) -> csr_matrix:
+    """1 where a history of x [B, T] has an item [B, M]."""
+    x = x.cpu()
+    if len(x) and int(x.max()) >= num_items:
+        raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{num_items - 1}")
+    row, column = (x != PAD).nonzero(as_tuple=True)
+    return _binary(row, x[row, column], (len(x), num_items))
+
+
+def history_weights(x: Tensor, weights: Tensor, num_items: int) -> csr_matrix:
+    """The weights [T] of the events of histories x [B, T], summed per item [B, M]."""
+    row, column = (x != PAD).nonzero(as_tuple=True)
+    values = weights[column].numpy().astype(np.float32)
+    return csr_matrix((values, (row.numpy(), x[row, column].numpy())), (len(x), num_items))
+
+
+def partner_matrix(partners: Partners) -> csr_matrix:
+    """The weights of all items' partners [M, M]."""
+    partners = partners.whole()
+    parts = partners.weights.numpy(), partners.items.numpy(), partners.offsets.numpy()
+    return csr_matrix(parts, (len(partners), len(partners)))
+
+
+def matrix_bytes(matrix: csr_matrix) -> int:
+    """The memory that a sparse matrix takes."""
+    return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
+
+
+def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
+    """1 at every pair, however often it occurs."""
+    matrix = csr_matrix((np.ones(len(row), np.float32), (row.numpy(), column.numpy())), shape)  # sums repeats
+    matrix.data[:] = 1
+    return matrix
