@@ -1,5 +1,6 @@
 """The README and the docs: their code runs, the names they mention exist, and their numbers come from results/."""
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -128,6 +129,17 @@ def test_python_on_every_page_is_python(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_imports_on_every_page_exist(page):
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("beamtree"):
+                for alias in node.names:
+                    resolve(f"{node.module}.{alias.name}".removeprefix("beamtree."))
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bt":
+                assert hasattr(bt, node.attr), node.attr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_and_options_on_every_page_exist(page):
     main = typer.main.get_command(app)
     for words in commands_of(page):
@@ -159,7 +171,7 @@ def test_make_targets_and_links_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_files_and_folders_on_every_page_exist(page):
-    for path in re.findall(r"`((?:beamtree|benchmarks|examples|stress|tests)/[\w/.]*)`", page.read_text()):
+    for path in re.findall(r"(?<![\w./-])((?:beamtree|benchmarks|examples|stress|tests)/[\w/.]*\w)", page.read_text()):
         assert (ROOT / path).exists(), path
 
 
