@@ -4,15 +4,15 @@ import sys
 
 
 def main() -> None:
-    """Run the command, or say in one line which library it is missing."""
+    """Run the command, or print which library is missing."""
     try:
         from beamtree.cli import main as command
-        from beamtree.cli.crash_guard import watched
+        from beamtree.cli.errors import run_guarded
     except ImportError as error:
         missing = error.name or str(error)
         print(f"beamtree: the command needs {missing}: pip install 'beamtree[cli]'", file=sys.stderr)
         sys.exit(2)
-    watched(command, sys.argv[1:])
+    run_guarded(command, sys.argv[1:])
 
 
 if __name__ == "__main__":

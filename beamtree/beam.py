@@ -46,25 +46,24 @@ def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]
     several = isinstance(beam_size, Iterable) and not isinstance(beam_size, str)
     beam_size = tuple(beam_size) if several else beam_size  # type: ignore[arg-type]
     each = beam_size if isinstance(beam_size, tuple) else (beam_size,) * levels
-    found, m = tuple(whole_number("beam_size", width) for width in each), whole_number("m", m)
+    found, m = tuple(positive_int("beam_size", width) for width in each), positive_int("m", m)
     if len(found) != levels:
         spans = f"levels {model.first_level} to {model.tree.height}"
         raise ValueError(f"beam_size has {len(found)} widths and {spans} are searched: give {levels}, or one number")
-    if min(found) < 1:
-        raise ValueError(f"beam_size={as_text(beam_size)}: a beam holds at least one node")
-    if not 1 <= m <= found[-1]:
+    if m > found[-1]:
         most = "the last width" if several else "beam_size"
         raise ValueError(f"m={m} with beam_size={as_text(beam_size)}: from 1 up to {most} items can be retrieved")
     return tuple(max(width, m) for width in found)
 
 
-def whole_number(name: str, value: object) -> int:
-    """A number that a user gave, of Python or numpy, as an int; a ValueError where it is no whole one."""
+def positive_int(name: str, value: object) -> int:
+    """An integer of Python or numpy as an int; a ValueError where it is not one or below 1."""
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
+        number = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        pass
+        number = 0
+    if number > 0:
+        return number
     raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
 
 
@@ -182,7 +181,7 @@ def retrieve(
     The beam enters no node below which nothing may be found, so a user gets m items wherever m are left; PAD and -inf
     fill up a row where fewer are.
     """
-    sizes, m = widths(model, beam_size, m), whole_number("m", m)
+    sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not len(x):  # of all ranks, where there are several: none comes with nothing
@@ -247,9 +246,7 @@ def brute_force(
         leaves_at_once: leaves that are scored together.
     """
     _check_users(model, x)
-    m, mask = whole_number("m", m), model.tree.mask_of(allowed)
-    if m < 1:
-        raise ValueError(f"m={m}: give a whole number of at least 1")
+    m, mask = positive_int("m", m), model.tree.mask_of(allowed)
     query = model.query(x)
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)

@@ -6,9 +6,12 @@ with code 2: see `beamtree.cli.errors`.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -45,3 +48,10 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
         explained = OSError(f"{folder} cannot be written: {os.strerror(error.errno or 0)}")
         explained.errno = error.errno
         raise explained from error
+
+
+def lookup(table: Mapping[str, T], kind: str, name: str) -> T:
+    """The value of a name; a ValueError that lists the names where it is unknown."""
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} is unknown: choose from {', '.join(table)}")
+    return table[name]

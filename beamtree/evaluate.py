@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import BeamSize, retrieve, whole_number
+from beamtree.beam import BeamSize, positive_int, retrieve
 from beamtree.data import Data
 from beamtree.data.frames import frame
 from beamtree.distributed.group import ranks
@@ -166,10 +166,7 @@ def measure(
 def all_cuts(m: Iterable[int] | int) -> tuple[int, ...]:
     """Every m, of one or of several; a ValueError where one is no whole number above 0."""
     several = m if isinstance(m, Iterable) else (m,)
-    cuts = tuple(whole_number("m", each) for each in several)
-    if cuts and min(cuts) < 1:
-        raise ValueError(f"m={min(cuts)}: give a whole number of at least 1")
-    return cuts
+    return tuple(positive_int("m", each) for each in several)
 
 
 def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int) -> Find:

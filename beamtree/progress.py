@@ -1,7 +1,7 @@
-"""What a user sees while a model is fitted: a short report, and progress with an estimate of the time that is left.
+"""The report and the progress shown while a model is fitted, with an estimate of the remaining time.
 
-Lines go to the logger "beamtree" at INFO, details at DEBUG. Where that logger is not set up to show INFO, lines go to
-standard error instead, unless the caller wants none.
+Lines go to the logger "beamtree" at INFO, details at DEBUG. If that logger does not show INFO, lines go to standard
+error instead, unless the caller disables them.
 """
 
 import logging
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-OnProgress = Callable[[str, int, int], None]  # (what is being done, how much of it is done, of how much)
+OnProgress = Callable[[str, int, int], None]  # (what, done, total)
 log = logging.getLogger("beamtree")
 
-EVERY = 10.0  # seconds between two lines of progress where there is no terminal
-REDRAW = 0.1  # seconds between two updates on a terminal
+LINE_SECONDS = 10.0  # between two lines of progress without a terminal
+REDRAW_SECONDS = 0.1  # between two updates on a terminal
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -22,15 +22,15 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 class Reporter:
-    """Shows a report and progress to whoever called `fit`; `verbose=False` leaves it to the logger."""
+    """Prints a report and progress; with `verbose=False` only the logger gets them."""
 
     def __init__(self, verbose: bool = True) -> None:
-        self._logs = log.isEnabledFor(logging.INFO) and log.hasHandlers()
-        silenced = log.disabled or log.level > logging.INFO  # someone set the level of this very logger
-        self._prints = verbose and not self._logs and not silenced
+        logs = log.isEnabledFor(logging.INFO) and log.hasHandlers()
+        silenced = log.disabled or log.level > logging.INFO  # the level of this logger was set
+        self._prints = verbose and not logs and not silenced
         self._terminal = self._prints and sys.stderr.isatty()
         self._what, self._began, self._shown = "", 0.0, 0.0
-        self._status = ""  # the line that a terminal shows now
+        self._status = ""  # the line shown on a terminal
 
     def __enter__(self) -> "Reporter":
         return self
@@ -41,7 +41,7 @@ class Reporter:
         self._draw("")
 
     def line(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line of the report."""
         self._draw("")
         if self._prints:
             print(text, file=sys.stderr, flush=True)
@@ -49,18 +49,21 @@ class Reporter:
             log.info("%s", text)
 
     def stage(self, what: str) -> None:
-        """Show what is being done, where it is not known how long it takes."""
+        """Show what is being done, without an estimate of the time."""
         self.progress(what, 0, 0)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far something is, and about how long it will take."""
+        """Show how much is done, and about how much time is left."""
         now = time.monotonic()
         if what != self._what:
             self._what, self._began, self._shown = what, now, 0.0 if self._terminal else now
-        if now - self._shown < (REDRAW if self._terminal else EVERY):
+        if now - self._shown < (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             return
         self._shown = now
-        text = f"{what}{_share(done, total)}{_left(now - self._began, done, total)}"
+        seconds = now - self._began
+        text = f"{what}: {100 * done // total} %" if total else f"{what} …"
+        if 0 < done < total and seconds >= 1:
+            text += f", about {clock(seconds * (total - done) / done)} left"
         if self._terminal:
             self._draw(text)
         elif self._prints:
@@ -69,36 +72,26 @@ class Reporter:
             log.info("%s", text)
 
     def _draw(self, text: str) -> None:
-        """Replace the line that a terminal shows."""
+        """Replace the line shown on a terminal."""
         if self._terminal and text != self._status:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._status = text
 
 
-def _share(done: int, total: int) -> str:
-    return f": {100 * done // total} %" if total else " …"
-
-
-def _left(seconds: float, done: int, total: int) -> str:
-    if not 0 < done < total or seconds < 1:
-        return ""
-    return f", about {clock(seconds * (total - done) / done)} left"
-
-
 def clock(seconds: float) -> str:
-    """Such as 0:31 or 1:02:15."""
+    """A duration as text, such as 0:31 or 1:02:15."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class Stages:
-    """Progress over stages that take about known shares of the time, each of some trials.
+    """Progress over several stages with roughly known shares of the time, each of a number of trials.
 
     Args:
-        what: the name of the whole.
-        shares: of the stages, in order, in any unit; those that are not begun are passed over.
-        on_progress: hears how much is done.
+        what: the name of the work.
+        shares: the share of each stage, in order and in any unit; stages may be skipped.
+        on_progress: called with the percentage done.
     """
 
     def __init__(self, what: str, shares: Mapping[str, int], on_progress: OnProgress) -> None:
@@ -106,23 +99,23 @@ class Stages:
         self._before, self._share, self._trials, self._done = 0, 0, 1, 0
 
     def begin(self, name: str, trials: int) -> None:
-        """Begin a stage of about so many trials."""
+        """Begin a stage of about this many trials."""
         names = list(self._shares)
-        self._before = sum(self._shares[each] for each in names[: names.index(name)])
+        self._before = sum(self._shares[earlier] for earlier in names[: names.index(name)])
         self._share, self._trials, self._done = self._shares[name], trials, 0
-        self._tell()
+        self._report()
 
     def tick(self) -> None:
-        """A trial of this stage is done."""
+        """One trial of this stage is done."""
         self._done = min(self._done + 1, self._trials)
-        self._tell()
+        self._report()
 
     def end(self) -> None:
         """All stages are done."""
         self._before, self._share = sum(self._shares.values()), 0
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         total = sum(self._shares.values())
         done = self._before + self._share * self._done / self._trials
         self._on_progress(self._what, int(100 * done / total), 100)

@@ -1,15 +1,16 @@
-"""Recommender: one object that learns from a log and recommends, ids in and ids out."""
+"""Recommender: one object that fits a log and recommends, ids in and ids out."""
 
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
 
 from torch import Tensor
 
-from beamtree.beam import BeamSize, whole_number
+from beamtree.beam import BeamSize, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_kind, is_pandas, kind_of
 from beamtree.data.frames import frame as make_frame
@@ -41,9 +42,10 @@ from beamtree.query import (
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
-from beamtree.storage.tuned import TUNE, tuned_beam
+from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.loop import OnStep
-from beamtree.train.recipes import MakeScorer, Recipe, settle, start_model, train_model
+from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -65,39 +67,44 @@ from beamtree.train.runs import (
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import Tree
 
-BATCH = 256  # users that go down the tree together
+BATCH = 256  # histories searched together
 
 
 class Recommender(CatalogueUpdates):
-    """Learns what users will want next from a log of users, items and times, and recommends it.
+    """Learns from a log of users, items and times which items a user will want next, and recommends them.
 
     Args:
-        method: a name of `beamtree.methods.METHODS`, or a `Method` of your own.
-        tree: cluster, category, random, a file that `beamtree tree` wrote, a `Tree`, or a function (data) -> Tree.
-        items: a table of item and category, a file or a frame: category trees need it, cluster trees can use it.
-        vectors: vectors of the items to cluster: a file, a frame with an item and a vector, or a dict of vectors.
+        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
+            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+        tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
+            `Tree`, or a function (data) -> Tree.
+        items: a table with the category of each item; category trees need it, cluster trees can use it. In Python
+            also a frame.
+        vectors: item vectors to cluster: a .npy file in the order of the items, or a table. In Python also a frame
+            with an item and a vector, or a dict of vectors.
         arity: children per node.
-        scorer: a class, or a function (tree, data, seed) -> Scorer; the recipe's unless given.
-        recipe: beamtree, good on ordinary data, or paper, as published; or a `Recipe` of your own.
-        beam_size: k in training; 400 on a GPU and 100 on a CPU unless given.
-        nodes: uniform nodes per level, for methods that draw them; 2k unless given.
-        epochs: how long to train; as many as make 10,000 steps on a GPU, and 300 steps on a CPU, unless given.
-        steps: the same in steps.
-        batch_size: users per step; 200 on a GPU and 50 on a CPU unless given.
-        lr: Adam's learning rate; the recipe's unless given.
-        optimizer: adam, or lazy for millions of items.
-        patience: training stops after this many checks without a rise in recall on validation users.
-        device: cpu or cuda.
-        seed: same seed, same model.
-        refit: whether the parts in closed form are made again at the end, from validation users' events as well.
-        frame: what answers are, polars or pandas; unless given, as the log was, and Polars where that was a file.
+        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
+        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
+            paper (as published). In Python also a `Recipe`.
+        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
+        nodes: nodes sampled per level, for methods that sample. Default: 2k.
+        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU, or 300 steps on a CPU.
+        steps: training steps, instead of epochs; with 0 the model is the closed form.
+        batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
+        lr: the learning rate of Adam. Default: that of the recipe.
+        optimizer: the optimizer: adam, or lazy (Adam on only the rows a step touched) for millions of items.
+        patience: stop after this many validation checks without a rise in recall.
+        device: the device: cpu or cuda.
+        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
+        refit: refit the closed-form parts at the end, with the events of validation users too.
+        frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 
     def __init__(
         self,
         *,
         method: str | Method = "otm-mixed",
-        tree: str | Path | Tree | Any = "cluster",
+        tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster",
         items: Any = None,
         vectors: Any = None,
         arity: int = 2,
@@ -118,32 +125,29 @@ class Recommender(CatalogueUpdates):
     ) -> None:
         check_device(device)
         check_kind(frame)
-        self._how: dict[str, Any] = {
-            "method": method, "scorer": scorer, "recipe": recipe, "beam_size": beam_size, "nodes": nodes,
-            "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
-            "patience": patience, "device": device, "seed": seed, "refit": refit,
-        }  # fmt: skip
-        known = {"items": table_argument("items", items), "vectors": table_argument("vectors", vectors)}
-        self._built: dict[str, Any] = {"arity": arity, **known}
-        self._tree_name, self._build = any_builder(tree, **known)
+        items, vectors = table_argument("items", items), table_argument("vectors", vectors)
+        self._tree_name, self._build = any_builder(tree, items, vectors)
+        self._options = TrainingOptions(
+            method=method, tree=tree, items=items, vectors=vectors, arity=arity, scorer=scorer, recipe=recipe,
+            beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr,
+            optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
+        )  # fmt: skip
         self._frame = frame
-        self._tables: dict[str, Any] = {}  # those of TABLES that belong into the run: frames, or files of the run
+        self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
         self._data: Prepared | None = None
-        self._run: dict[str, Any] = {}
-        self._loaded: Path | None = None  # the run that was loaded
-        self._where: tuple[Path, Path] | None = None  # the run that was loaded, and its data, which are opened late
-        self._owns_data = False  # whether the prepared log was made for this object and goes with it
-        self.progress: Progress | None = None  # where training ended
+        self._run: dict[str, Any] = {}  # the content of run.json
+        self._loaded: Path | None = None  # the run folder this object was loaded from
+        self._data_source: tuple[Path, Path] | None = None  # run folder and data folder, opened when needed
+        self._owns_data = False  # whether the prepared log was made for this object and is saved with it
+        self.progress: Progress | None = None  # the result of training
 
     def __repr__(self) -> str:
         if self._model is None:
-            method = self._how["method"]
-            name = method if isinstance(method, str) else method.name
-            return f"Recommender({name} on a {self._tree_name} tree, not fitted: call fit(log))"
-        brought = "" if self.progress is None else self.progress.in_words(self._model.tree.num_items)
+            return f"Recommender({self._options.method_name} on a {self._tree_name} tree, not fitted: call fit(log))"
+        recall = "" if self.progress is None else self.progress.in_words(self._model.tree.num_items)
         name = self._run.get("method", "a model")
-        return f"Recommender({self.model.tree.num_visible:,} items, {name}{brought and ', ' + brought})"
+        return f"Recommender({self.model.tree.num_visible:,} items, {name}{recall and ', ' + recall})"
 
     @property
     def model(self) -> TreeModel:
@@ -151,25 +155,25 @@ class Recommender(CatalogueUpdates):
         if self._live is not None:
             return self._live.model
         if self._model is None:
-            raise ValueError("this recommender has learned nothing yet: call fit(log), or Recommender.load(folder)")
+            raise ValueError("this recommender is not fitted: call fit(log), or Recommender.load(folder)")
         return self._model
 
     @property
     def data(self) -> Prepared:
         """The prepared log."""
         model = self.model
-        if self._data is None and self._where is not None:
-            run, folder = self._where
+        if self._data is None and self._data_source is not None:
+            run, folder = self._data_source
             self._data = open_data(run, model, folder)
         if self._data is None:
-            raise ValueError("the log of this recommender is not here: load it with data=FOLDER")
+            raise ValueError("the log of this recommender is missing: load it with data=FOLDER")
         return self._data
 
     @property
     def ids(self) -> Ids:
         """The ids of the items."""
         if self.model.ids is None:
-            raise ValueError("the items of this model have numbers and no ids")
+            raise ValueError("this model has no item ids")
         return self.model.ids
 
     def fit(
@@ -189,42 +193,45 @@ class Recommender(CatalogueUpdates):
         on_check: OnCheck | None = None,
         verbose: bool = True,
     ) -> "Recommender":
-        """Learn from a log, as `beamtree prepare` and `beamtree train` do, together with all ranks under torchrun.
+        """Prepare a log, build a tree and train a model, as `beamtree prepare` and `beamtree train` do.
+
+        Under torchrun all ranks train one model together.
 
         Args:
-            log: a Polars or pandas frame, an Arrow table, a file or several, or a folder that `prepare` wrote.
-            user: the column of users, where it has an unusual name.
-            item: the column of items, likewise.
-            time: the column of times, likewise.
-            time_format: how dates are written, as in strptime, such as "%d/%m/%Y %H:%M"; found out unless given.
-            min_events: users with fewer are left out; nobody unless given.
-            min_item_events: items with fewer are left out; 1 unless given.
-            split: halves, leave-one-out or time:DATE, as in `prepare`; halves unless given.
-            val_users: how many are kept apart for validation; 5 %, at most 1,000, unless given.
-            test_users: and for testing.
-            on_step: hears the steps done, those in all, and the loss.
-            on_check: hears the steps done and the recall on validation users.
-            verbose: whether a report and progress are shown on standard error. They go to the logger "beamtree"
-                instead where that shows INFO.
+            log: a Polars or pandas frame, an Arrow table, one or several files, or a folder written by `prepare`.
+            user: the column of users. Default: found by its name.
+            item: the column of items. Default: found by its name.
+            time: the column of times. Default: found by its name.
+            time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
+            min_events: drop users with fewer events. Default: keep all.
+            min_item_events: drop items with fewer events. Default: 1.
+            split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
+            val_users: number of validation users. Default: 5 %, at most 1,000.
+            test_users: number of test users. Default: 5 %, at most 1,000.
+            on_step: called with the steps done, the total and the loss.
+            on_check: called with the steps done and the recall on validation users.
+            verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.
         """
         given = {"user": user, "item": item, "time": time, "min_events": min_events, "val_users": val_users}
         given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
-        options = {name: value for name, value in {**given, "split": split}.items() if value is not None}
-        tables = {name: table for name in TABLES if (table := self._built[name]) is not None}
-        began, together = time_now(), join(self._how["device"])
+        reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
+        options = self._options
+        tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
+        began, together = time_now(), join(options.device)
         with Reporter(verbose and together.is_first) as report:
             with together.agreed():
-                data, own = open_log(log, self._how["seed"], options, report.stage)
-                settings = settle(data, **self._how)
+                data, own = open_log(log, options.seed, reading, report.stage)
+                settings = resolve_settings(data, options)
             for line in log_in_words(data.description):
                 report.line(line)
-            named = {name: each.resolve() if isinstance(each, Path) else _file(name) for name, each in tables.items()}
-            built = {"arity": self._built["arity"], **named}
-            run = describe_run(settings, data.folder, self._tree_name, self._how["recipe"], **built)
+            files: dict[str, Any] = {
+                name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
+            }
+            run = describe_run(data.folder, replace(options, tree=self._tree_name, **files), settings)
             check_alike(together, **{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
-            tree = self._build(data, self._built["arity"], settings.seed)
-            model = start_model(settings, data, tree, report.progress)
+            tree = self._build(data, options.arity, options.seed)
+            model = build_model(settings, data, tree, report.progress)
 
             def count(done: int, total: int, loss: Tensor) -> None:
                 report.progress("Training", done, total)
@@ -238,7 +245,7 @@ class Recommender(CatalogueUpdates):
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._run["frame"] = kind_of(log)
         self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
-        self._where, self._owns_data, self._live, self._loaded = None, own, None, None
+        self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
         return self
 
     def recommend(
@@ -252,25 +259,25 @@ class Recommender(CatalogueUpdates):
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
     ) -> Any:
-        """The m best items as a frame: rank, item, score, best first.
+        """The m best items as a frame with the columns rank, item and score, best first.
 
         Args:
             histories: ids of items, oldest first: one history, a list of several, a dict from user to history, or a
                 frame of events with the columns user, item and time.
-            users: instead, ids of users of the log, whose events are known.
-            m: how many items for each.
-            beam_size: k, or one width per searched level; 400 or m unless given: wider finds more and takes longer.
-            exclude_seen: whether items of the history are left out.
-            allowed: ids that may be recommended, all unless given.
-            exclude: ids that may not.
+            users: instead of histories, ids of users of the log.
+            m: number of items per history.
+            beam_size: k, or one width per searched level. Default: 400 or m. A wider beam finds more and is slower.
+            exclude_seen: leave out the items of the history.
+            allowed: ids that may be recommended. Default: all.
+            exclude: ids that may not be recommended.
 
-        Where there are several, a column before these says which: `history` (0, 1, 2, …) or `user`. The score is the
-        probability by which items were ranked. All get m items, if m may be found. A history of which no item is known
-        gets what is popular, with a warning unless it is empty.
+        For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
+        probability by which items are ranked. Every history gets m items if that many are allowed. A history without a
+        known item gets popular items, with a warning unless it is empty.
         """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
-        request = RecommendRequest(m=whole_number("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
+        request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude))
         if users is None:
             key, names, rows = parse_histories(histories)
@@ -302,7 +309,7 @@ class Recommender(CatalogueUpdates):
         return (self._live and self._live.history(user)) or history_of_user(self.data, user)
 
     def _training_data(self) -> Prepared | None:
-        return self.data if self._data is not None or self._where is not None else None
+        return self.data if self._data is not None or self._data_source is not None else None
 
     def evaluate(
         self,
@@ -317,41 +324,41 @@ class Recommender(CatalogueUpdates):
         time: str | None = None,
         time_format: str | None = None,
     ) -> Evaluation:
-        """How well the test users' next items are found, with intervals; `.to_frame()` gives a frame.
+        """How well the next items of the test users are found, with intervals; `.to_frame()` gives a frame.
 
         Args:
-            m: how many items are retrieved.
-            beam_size: k, 400 or the largest m unless given.
+            m: numbers of items retrieved.
+            beam_size: k, or one width per searched level. Default: 400 or the largest m.
             metrics: names such as recall, ndcg, mrr, or functions of your own.
-            exclude_seen: whether what a user has seen is neither recommended nor expected.
-            data: other users than the test users of the log: `shop.data.val`, a prepared folder with the same items, or
-                a log in any shape that `fit` takes, with users of its own.
-            user: of such a log the column of users, where it has an unusual name.
-            item: the column of items, likewise.
-            time: the column of times, likewise.
-            time_format: how its dates are written, as in strptime.
+            exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
+            data: users other than the test users: `shop.data.val`, a prepared folder with the same items, or a log of
+                other users in any form that `fit` takes.
+            user: the column of users in that log. Default: found by its name.
+            item: the column of items in that log. Default: found by its name.
+            time: the column of times in that log. Default: found by its name.
+            time_format: the format of its dates, as in strptime. Default: detected.
 
-        Of a log the first half of each user's events is history and the second half is to be found. Items that the
-        model does not know are left out of the histories, and count as never found among those to be found.
+        In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
+        are dropped from the histories, and count as not found in the second half.
         """
         cuts = all_cuts(m)
         columns = {"user": user, "item": item, "time": time, "time_format": time_format}
-        users = self._users_to_measure(data, columns, exclude_seen)
+        users = self._users_to_evaluate(data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((400, *cuts)) if beam_size is None else beam_size
-        found = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
-        found.frame_kind = self._frame or self._run.get("frame")
-        return found
+        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
+        result.frame_kind = self._frame or self._run.get("frame")
+        return result
 
-    def _users_to_measure(self, data: Any, columns: dict[str, str | None], exclude_seen: bool) -> Any:
+    def _users_to_evaluate(self, data: Any, columns: dict[str, str | None], exclude_seen: bool) -> Any:
         """The test users, other users of prepared data, or the users of a log."""
         folder = data.folder if isinstance(data, Prepared) else data
         is_folder = isinstance(folder, str | Path) and (Path(folder) / DESCRIPTION).exists()
         if data is None or is_folder or hasattr(data, "batch"):
             unused = next((name for name, value in columns.items() if value is not None), None)
             if unused is not None:
-                raise ValueError(f"{unused} says how a log is read, and these users are prepared already")
+                raise ValueError(f"`{unused}` is for reading a log, and these users are already prepared")
             if data is None:
                 return self.data.test
             return open_data(Path("this recommender"), self.model, Path(folder)).test if is_folder else data
@@ -361,19 +368,19 @@ class Recommender(CatalogueUpdates):
         return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
 
     def save(self, folder: str | Path) -> None:
-        """Write a run folder, which `Recommender.load` and the commands read; a log from memory goes with it.
+        """Write a run folder for `Recommender.load` and the commands; a log from memory is saved with it.
 
-        A run or a model that was there is replaced. A folder that holds something else is refused.
+        An existing run or model is replaced. A folder with other files is refused.
         """
         folder, model, run = Path(folder), self.model, {**self._run}
-        source = self._data.folder if self._data is not None else self._where and self._where[1]
+        source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
         with holding(folder):
             with ranks().agreed() as first:
                 if first:
-                    check_free(folder)
-                    write_run(folder, run, self.progress)  # first: a folder with it is a run
+                    check_free(folder, or_model=True)
+                    write_run(folder, run, self.progress)  # first: a folder with run.json is a run
                     if self._loaded is None or self._loaded.resolve() != folder.resolve():
                         remove_training(folder)
                     replace_data(folder, source if source is not None and self._owns_data else None)
@@ -381,28 +388,28 @@ class Recommender(CatalogueUpdates):
                     self._save_changes(folder)
             save_model(model, folder)
             with ranks().agreed() as first:
-                if first and (folder / TUNE).exists() and not _is_tuned(folder):
-                    remove(folder / TUNE)
+                if first:
+                    remove_stale_beam(folder)
 
     def _save_tables(self, folder: Path) -> None:
-        """Write tables from memory into a run's folder, and copy those of the run that was loaded."""
+        """Write tables given in memory into a run, and copy those of the run this object was loaded from."""
         for name in TABLES:
-            table, place = self._tables.get(name), folder / _file(name)
+            table, path = self._tables.get(name), folder / _file(name)
             if table is None:
-                remove(place)
+                remove(path)
             elif not isinstance(table, Path):
-                write_atomically(place, table.write_parquet)
-            elif table.resolve() != place.resolve():
-                shutil.copyfile(table, place)
+                write_atomically(path, table.write_parquet)
+            elif table.resolve() != path.resolve():
+                shutil.copyfile(table, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the log goes with it if it is this object's own, else its place does."""
+        """For pickle and copy: a log owned by this object is included, otherwise only its path."""
         state = {**self.__dict__, "_live": None, "_saved": None}
         if self._live is not None:
             state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
-        if self._data is not None and self._where is None:
-            place = self._data.folder
-            state |= {"_files": pack_data(self._data)} if self._owns_data else {"_where": (place, place)}
+        if self._data is not None and self._data_source is None:
+            folder = self._data.folder
+            state |= {"_files": pack_data(self._data)} if self._owns_data else {"_data_source": (folder, folder)}
         return state | {"_data": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -422,43 +429,35 @@ class Recommender(CatalogueUpdates):
         scorers: Sequence[type[Scorer]] = (),
         frame: str | None = None,
     ) -> "Recommender":
-        """Read a run folder that `save`, `beamtree train` or `beamtree compare` wrote.
+        """Read a run folder written by `save`, `beamtree train` or `beamtree compare`.
 
         Args:
             folder: the run.
-            device: where it recommends.
-            data: the prepared log, where it is no longer where it was.
-            scorers: classes of scorers from outside the package.
-            frame: what answers are, polars or pandas; as before unless given.
+            device: cpu or cuda.
+            data: the prepared log, if it was moved.
+            scorers: scorer classes from outside the package.
+            frame: the kind of frame to return, polars or pandas. Default: as before.
         """
         folder = Path(folder)
-        is_run = (folder / RUN).exists() or not holds_model(folder)  # else a model that `save_model` wrote
+        is_run = (folder / RUN).exists() or not holds_model(folder)  # otherwise written by `save_model`
         check_device(device)
         model = open_model(folder, device, scorers) if is_run else load_model(folder, device, scorers=scorers)
         ids_of(folder, model)
-        found = cls(device=device, frame=frame)
-        found._model, found._run = model, read_run(folder) if is_run else {}
-        where = data_folder(folder) if is_run else None
+        shop = cls(device=device, frame=frame)
+        shop._model, shop._run = model, read_run(folder) if is_run else {}
+        source = data_folder(folder) if is_run else None
         if data is not None:
-            found._data = open_data(folder, model, Path(data))
-        elif where is not None and where.exists():
-            found._where, found._owns_data = (folder, where), where == folder / DATA
-        own = {name: table_file(folder, name, found._run) for name in TABLES if found._run.get(name) == _file(name)}
-        found._tables = {name: file for name, file in own.items() if file is not None}
-        found._loaded = folder
-        found.progress = progress_of(found._run)
-        found._load_changes(folder)
-        return found
+            shop._data = open_data(folder, model, Path(data))
+        elif source is not None and source.exists():
+            shop._data_source, shop._owns_data = (folder, source), source == folder / DATA
+        own = {name: table_file(folder, name, shop._run) for name in TABLES if shop._run.get(name) == _file(name)}
+        shop._tables = {name: file for name, file in own.items() if file is not None}
+        shop._loaded = folder
+        shop.progress = progress_of(shop._run)
+        shop._load_changes(folder)
+        return shop
 
 
 def _file(name: str) -> str:
-    """The file of a table inside a run's folder."""
+    """The file of a table in a run folder."""
     return f"{name}.parquet"
-
-
-def _is_tuned(folder: Path) -> bool:
-    """Whether the beam that is kept in a folder was tuned for the model in it."""
-    try:
-        return bool(tuned_beam(folder))
-    except ValueError:
-        return False

@@ -1,7 +1,7 @@
-"""CPU threads: how many there should be, and independent pieces of small work with one thread each.
+"""CPU threads: how many to use, and running independent tasks with one thread each.
 
-Many small products and solves one after the other do not divide well: the threads of each wait for one another, and
-beside another busy process they wait for a core. Independent pieces do not wait for one another.
+Many small products and solves do not parallelize well: the threads of each one wait for one another, and for a core if
+another process is busy. Independent tasks do not wait.
 """
 
 import math
@@ -21,28 +21,28 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cpus(cgroup: Path = CGROUP) -> int:
-    """The CPUs that this process may use: those it is bound to, and no more than the quota of its container."""
-    bound = getattr(os, "sched_getaffinity", None)
-    count = len(bound(0)) if bound is not None else os.cpu_count() or 1
+    """The number of CPUs this process may use, by its affinity and the quota of its container."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, math.ceil(min(count, _quota(cgroup))))
 
 
 def _quota(cgroup: Path) -> float:
-    """CPUs that control groups allow, of version 2 or 1; any number where they say nothing."""
+    """The CPU quota of control groups, version 2 or 1; infinite where there is none."""
     for name, period in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            words = (cgroup / name).read_text().split()
-            words += (cgroup / period).read_text().split() if period is not None else []
-            quota, per = (int(word) for word in words)
+            values = (cgroup / name).read_text().split()
+            values += (cgroup / period).read_text().split() if period is not None else []
+            quota, length = (int(value) for value in values)
         except (OSError, ValueError):  # "max", or another system
             continue
-        if quota > 0 and per > 0:
-            return quota / per
+        if quota > 0 and length > 0:
+            return quota / length
     return math.inf
 
 
 def use_threads(count: int | None = None) -> None:
-    """Let torch compute with so many threads: unless given, with the CPUs there are, or what OMP_NUM_THREADS says."""
+    """Set the number of threads of torch. Default: OMP_NUM_THREADS, or the available CPUs."""
     if count is not None:
         torch.set_num_threads(count)
     elif not os.environ.get("OMP_NUM_THREADS"):
@@ -51,7 +51,7 @@ def use_threads(count: int | None = None) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for what is done here, and as many as before afterwards."""
+    """Use one thread inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -60,14 +60,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_threads(function: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
-    """What a function gives for each of some independent pieces, in their order: with one thread each, several at once.
-
-    As many pieces are in work as torch has threads.
-    """
+def in_threads(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
+    """The results of a function for independent tasks, in order: one thread per task, as many at once as torch has."""
     workers = torch.get_num_threads()
     with one_thread():
         if workers == 1:
-            return [function(piece) for piece in pieces]
+            return [function(task) for task in tasks]
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(function, pieces))
+            return list(pool.map(function, tasks))

@@ -19,7 +19,8 @@ import beamtree as bt
 from beamtree.closed_form.builder import refit
 from beamtree.evaluate import leaving_out, measure
 from beamtree.research.baselines import TUNED, build
-from beamtree.train.recipes import settle, start_model, train_model
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings, train_model
 
 M, METRICS = 10, ("recall", "ndcg")
 LAST_TWO, LAST = "the last two", "the last"
@@ -69,8 +70,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bt.prepare(args.log, Path(folder) / "beauty", split="leave-one-out", min_events=5)
         data = bt.load_data(Path(folder) / "beauty")
-        settings = settle(data, steps=args.steps, device=args.device)
-        model = start_model(settings, data, bt.cluster_tree(data, arity=2, seed=0))
+        settings = resolve_settings(data, TrainingOptions(steps=args.steps, device=args.device))
+        model = build_model(settings, data, bt.cluster_tree(data, arity=2, seed=0))
         train_model(settings, data, model)
         rows = [row("beamtree", LAST_TWO, of_model(model, data))]
         refit(model, data, 0)

@@ -23,7 +23,8 @@ from beamtree.live import LiveModel, NewItem
 from beamtree.live.edits import without_items
 from beamtree.metrics import hits
 from beamtree.model import TreeModel
-from beamtree.train.recipes import settle, start_model
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings
 
 CUTS = (10, 50, 100, 200)
 
@@ -38,7 +39,7 @@ def without(view: BeforeAfter, held: Tensor) -> BeforeAfter:
 
 def made(data: Prepared, counted: Prepared) -> TreeModel:
     """The start in closed form."""
-    model = start_model(settle(data, steps=0), data, bt.cluster_tree(data, arity=2, seed=0))
+    model = build_model(resolve_settings(data, TrainingOptions(steps=0)), data, bt.cluster_tree(data, arity=2, seed=0))
     model.ids, model.popularity = counted.items, data.train.events.popularity(data.num_items)
     return model
 

@@ -17,7 +17,8 @@ import beamtree as bt
 from beamtree.closed_form.builder import refit
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
-from beamtree.train.recipes import settle, start_model, train_model
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings, train_model
 
 CUTS, BEAMS = (5, 10, 50, 100, 200), (20, 50, 400)
 
@@ -56,12 +57,13 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{args.data.name} {args.method} {args.seed} [{time.monotonic() - began:.0f} s] {line}", flush=True)
 
-    settings = settle(
-        data, recipe=args.recipe, method=args.method, steps=args.steps, seed=args.seed, device=args.device
+    settings = resolve_settings(
+        data,
+        TrainingOptions(recipe=args.recipe, method=args.method, steps=args.steps, seed=args.seed, device=args.device),
     )
     tree = bt.cluster_tree(data, arity=2, seed=args.seed) if args.tree is None else bt.Tree(np.load(args.tree))
     made = time.monotonic()
-    model = start_model(settings, data, tree)
+    model = build_model(settings, data, tree)
     seconds = {"tree": made - began, "start": time.monotonic() - made}
     ways = (False, True) if args.both_ways else (False,)
     records = [cell for way in ways for cell in measured(model, data, "start", BEAMS, way)]

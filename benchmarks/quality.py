@@ -12,7 +12,7 @@ from pathlib import Path
 from beamtree import cluster_tree, load_data
 from beamtree.research.compare import ROWS, Plan, compare
 from beamtree.research.compare.results import markdown
-from beamtree.train.recipes import RECIPES, usual_sizes
+from beamtree.train.recipes import RECIPES, default_sizes
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    usual, data = usual_sizes(options.device), load_data(options.data)
+    usual, data = default_sizes(options.device), load_data(options.data)
     plan = Plan(
         data,
         cluster_tree(data, seed=options.seed),

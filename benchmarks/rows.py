@@ -11,7 +11,7 @@ from pathlib import Path
 import beamtree as bt
 from beamtree.research.compare import Plan, compare
 from beamtree.research.compare.results import records
-from beamtree.train.recipes import usual_sizes
+from beamtree.train.recipes import default_sizes
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     began = time.monotonic()
-    data, usual = bt.load_data(args.data), usual_sizes(args.device)
+    data, usual = bt.load_data(args.data), default_sizes(args.device)
     plan = Plan(
         data, bt.cluster_tree(data, arity=2, seed=args.seed), args.out / args.data.name, tree_name="cluster",
         device=args.device, seed=args.seed, beam_size=usual.beam_size, batch_size=usual.batch_size,

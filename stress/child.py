@@ -106,17 +106,15 @@ def _run(words: Sequence[str], where: Path, notes: Path, kill_at: int | None, fi
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
     import torch
 
-    from beamtree.cli import front
+    from beamtree.cli import main
 
     torch.set_num_threads(1)
     sys.argv = ["beamtree", *words]
     done = _count(kill_at, str(where))
     try:
-        front.main()
+        main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
-    else:
-        code = 0
     (notes / "calls").write_text(str(done()))
     if kill_at is None and file_limit is None:
         (notes / "modules").write_text("\n".join(sys.modules))

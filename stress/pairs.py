@@ -30,7 +30,9 @@ def _pair(world: World, name: str, later: float) -> list[str]:
     if codes[0] != 0:
         faults.append(f"neither came through: {ends[0].said[-200:]}")
     told = [each.said for each in ends if each.code == 2]
-    if told and not any(word in told[0] for word in ("another process", "holds a run", "holds something else")):
+    if told and not any(
+        word in told[0] for word in ("another process", "is already a run", "holds other files", "holds something else")
+    ):
         faults.append(f"the second was told {told[0].strip()[-200:]}")
     if name != "compare" and digest(place / out) != digest(world.whole / out):
         faults.append("another output")

@@ -423,7 +423,7 @@ def test_the_command_answers_parts(tmp_path, run):
     assert "5 of 5 parts" in beamtree(*words, folder=tmp_path).stderr
     same(all_answers(tmp_path / "out"), dict(sorted(expected(run, MANY, m=4, beam_size=20).items())))
     again = beamtree(*words, folder=tmp_path).stderr
-    assert "5 parts are there already" in again
+    assert "5 parts are already answered" in again
     assert "0 users" in again
 
 
@@ -440,9 +440,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     write_rows(tmp_path / "users" / "part-1.parquet", {"other": ["007"] * 50})
     assert refused(tmp_path, *words).startswith(f"{line}, for an input part-1.parquet of ")
     assert content(tmp_path / "out") == before
-    assert refused(tmp_path, *words[:4], "--output", "users").endswith(
-        "users is the input as well: choose another name"
-    )
+    assert refused(tmp_path, *words[:4], "--output", "users").endswith("users is the input too: choose another name")
     for path in (tmp_path / "out").glob("*.parquet"):
         path.unlink()
     beamtree(*map(str, words), "--m", "4", folder=tmp_path)  # there is nothing to be mixed up any more
@@ -493,7 +491,7 @@ def test_clusters_that_do_not_answer_are_one_line(tmp_path, run, words, line):
 def test_ray_wants_a_folder_and_its_extra(tmp_path, run, monkeypatch):
     write_users(tmp_path / "users")
     words = ["retrieve", run, "--input", "users", "--engine", "ray", "--output"]
-    assert refused(tmp_path, *words, "a.csv") == "--engine ray answers parts: give --input FOLDER and --output FOLDER"
+    assert refused(tmp_path, *words, "a.csv") == "--engine ray writes a folder: give --input FOLDER and --output FOLDER"
     monkeypatch.setitem(sys.modules, "ray", None)
     line = "working on Ray needs ray, which is not installed: pip install 'beamtree[ray]'"
     assert refused(tmp_path, *words, "out") == line

@@ -17,7 +17,8 @@ from command import beamtree
 import beamtree as bt
 from beamtree.cli import inspect as inspect_command
 from beamtree.cli import train as train_command
-from beamtree.cli.front import as_flags
+from beamtree.cli.app import app
+from beamtree.cli.errors import as_flags
 from beamtree.train import Checkpoints, Validation, checkpoint, steps_done
 from beamtree.train.recipes import train_model
 
@@ -99,7 +100,7 @@ def test_train_takes_steps_instead_of_epochs(shop, tmp_path):
     records = [json.loads(line) for line in (shop / "run" / "log.jsonl").read_text().splitlines()]
     assert max(record["step"] for record in records if "loss" in record) == 14
     done = beamtree(*TRAIN, "--out", "x", "--steps", "3", "--epochs", "2", folder=shop, check=False)
-    one_line(done, "--epochs and --steps both say how long to train: give one of them")
+    one_line(done, "--epochs and --steps are both given: give one of them")
 
 
 # Going on
@@ -136,7 +137,7 @@ def test_a_run_killed_between_two_checkpoints_by_steps_ends_the_same(shop, kille
     run = killed(tmp_path / "run", seconds=0.0)
     assert steps_done(run / "training") == 6
     done = beamtree(*TRAIN, "--out", str(run), "--steps", "14", "--resume", folder=shop)
-    assert "Going on from step 6 of 14" in done.stdout
+    assert "Continuing from step 6 of 14" in done.stdout
     assert "Building" not in done.stdout
     assert weights(run) == weights(shop / "run")
     assert about(run)["training"] == about(shop / "run")["training"]
@@ -146,7 +147,7 @@ def test_a_run_without_a_checkpoint_begins_again_and_says_so(shop, killed, tmp_p
     run = killed(tmp_path / "run", seconds=None)
     assert not (run / "training" / "settings.json").exists()
     done = beamtree(*TRAIN, "--out", str(run), "--steps", "14", "--resume", folder=shop)
-    assert f"There is no checkpoint in {run} to go on from: beginning at the start" in done.stdout.replace("\n", " ")
+    assert f"There is no checkpoint in {run}: starting from the beginning" in done.stdout
     assert weights(run) == weights(shop / "run")
 
 
@@ -317,7 +318,7 @@ def test_ids_with_spaces_commas_and_bars_are_written_as_json(shop):
     one = answers(shop, "--history", "a, b")  # an id as it stands
     assert [cell["item"] for cell in one] == by_numbers(shop, ["a, b"])[0]
     plain = beamtree("retrieve", "run", "--history", "a, c", folder=shop)
-    assert "2 events passed over: of items that the model does not know (a, c)" in plain.stderr
+    assert "2 events ignored: of items that the model does not know (a, c)" in plain.stderr
 
 
 def test_users_of_the_log_are_known_by_all_their_events(shop):
@@ -359,9 +360,9 @@ def test_files_say_what_may_be_found_and_what_not(shop):
         assert len(found) == min(5, len(left))
     (shop / "none.txt").write_text("never heard of\n")
     done = beamtree("retrieve", "run", *words, "--allowed", "none.txt", folder=shop, check=False)
-    one_line(done, "nothing was found that may be found: drop --exclude-seen, --allowed or --exclude")
+    one_line(done, "no item is left to retrieve: drop --exclude-seen, --allowed or --exclude")
     done = beamtree("retrieve", "run", *words, "--exclude", "no.txt", folder=shop, check=False)
-    one_line(done, "no.txt is no file of ids")
+    one_line(done, "no.txt is not a file of ids")
 
 
 def test_files_of_histories_are_filtered_too(shop):
@@ -398,12 +399,24 @@ def test_a_files_columns_may_have_any_name(shop):
     assert answers_of_file(shop, "who.parquet", "--user", "who") == expected
 
 
+def test_dates_of_a_file_may_have_any_format(shop):
+    rows = [("user", "item", "time"), ("x", "item 3", "02/01/2020"), ("x", "a, b", "01/02/2020")]
+    with (shop / "dates.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    words = ["dates.csv", "--time-format"]
+    assert answers_of_file(shop, *words, "%d/%m/%Y") == {"x": by_numbers(shop, ["item 3", "a, b"])[0]}
+    assert answers_of_file(shop, *words, "%m/%d/%Y") == {"x": by_numbers(shop, ["a, b", "item 3"])[0]}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--input", "log.csv", "--output", "o.csv", "--user", "buyer"], "there is no column 'buyer' for --user"),
         (["--input", "log.csv", "--output", "o.csv", "--format", "mine"], "--format 'mine' is unknown: choose from"),
-        (["--history", "item", "--user", "person"], "--format, --user, --item and --time say what is in --input"),
+        (
+            ["--history", "item", "--user", "person"],
+            "--time and --time-format describe the columns of --input",
+        ),
         (["--history", "item", "--users", "u"], "give --history"),
         (["--users", "u", "--output", "o.csv"], "give --history"),
         (["--users", " , "], "--users"),
@@ -543,13 +556,13 @@ def test_messages_of_the_library_name_flags_in_the_command():
         ("begun with method=otm, not tdm", "begun with --method otm, not tdm"),
         ("make one with `beamtree train DATA --out run`", "make one with `beamtree train DATA --out run`"),
     ):
-        assert as_flags(message) == told
+        assert as_flags(app, message) == told
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prepare", "log.csv", "--out", "x"], "Say so with --user"),
+        (["prepare", "log.csv", "--out", "x"], "name it with --user"),
         (["prepare", "log.csv", "--out", "x", *COLUMNS, "--val-users", "97"], "lower --val-users or --test-users"),
         (["compare", "unjudged", "--rows", "jtm", "--m", "5"], "there are none: prepare with --val-users"),
         (["evaluate", "run", "--data", "untested"], "untested has no test users: choose another --split, or prepare"),

@@ -18,7 +18,7 @@ import typer
 from command import beamtree
 
 import beamtree as bt
-from beamtree.cli.front import app
+from beamtree.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))

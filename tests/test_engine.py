@@ -17,7 +17,7 @@ from beamtree.serve.engine.engine import BusyError, DeadlineError, StoppedError
 from beamtree.serve.engine.load_control import MAX_STEPS, LoadControl, narrow_beam
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher
 from beamtree.serve.engine.served_run import LoadedRun, read_tuned_beam, static_opener
-from beamtree.storage.tuned import write_tuned
+from beamtree.storage.tuned import save_tuned_beam
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +347,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
 def test_the_beam_that_was_read_tuned_beam_this_model_is_found_and_no_other(tmp_path):
     run, other = a_run(tmp_path / "run"), a_run(tmp_path / "other", seed=1)
     assert read_tuned_beam(run, MODEL) is None
-    write_tuned(run, {"beam_size": [9, 8, 7, 6, 5]})
+    save_tuned_beam(run, {"beam_size": [9, 8, 7, 6, 5]})
     assert read_tuned_beam(run, MODEL) == (9, 8, 7, 6, 5)
     assert static_opener("shop", "cpu")(run).tuned_beam == (9, 8, 7, 6, 5)
     shutil.copy(run / "tune.json", other)

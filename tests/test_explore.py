@@ -247,7 +247,7 @@ def test_the_command_writes_one_file(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data"], "data is no run"),
+        (["data"], "data is not a run"),
         (["run", "--out", "data"], "cannot be written: it is a folder"),
         (["run", "--items", "nowhere.csv"], "nowhere.csv"),
         (["run", "--against", "others"], "knows other items than the run"),

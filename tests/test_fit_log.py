@@ -7,7 +7,8 @@ import torch
 
 import beamtree as bt
 from beamtree.data import BeforeAfter, Events, factors
-from beamtree.train import Checkpoints, Journal, Schedule, Validation, constant, cosine
+from beamtree.train import Checkpoints, Schedule, Validation, constant, cosine
+from beamtree.train.runs import TrainingLog
 
 OPTIONS = {"epochs": 6, "batch_size": 16, "seed": 3}
 
@@ -143,12 +144,12 @@ def test_schedules_start_and_end_where_they_say():
 
 def test_a_journal_drops_what_a_resumed_run_will_write_again(tmp_path):
     path = tmp_path / "log.jsonl"
-    journal = Journal(path)
+    journal = TrainingLog(path)
     for step in (1, 2, 3):
         journal.write(step, loss=float(step))
     journal.close()
     path.write_text(path.read_text() + '{"step": 4, "lo')  # killed while writing
-    journal = Journal(path, step=2)
+    journal = TrainingLog(path, step=2)
     journal.write(3, loss=30.0)
     journal.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]

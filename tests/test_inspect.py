@@ -208,7 +208,7 @@ def test_only_the_first_users_are_looked_at(generator):
     ("words", "message"),
     [
         ({"m": (4, 9)}, "m=9 with beam_size=8"),
-        ({"m": (0, 4)}, "m=0 with beam_size=8"),
+        ({"m": (0, 4)}, "m=0: give a whole number of at least 1"),
         ({"m": ()}, "m is empty"),
         ({"users": 0}, "must be at least 1"),
     ],
@@ -384,10 +384,10 @@ def test_the_command_takes_one_width_per_level(a_run):
         (["run", "--split", "all"], "choose test, val or train"),
         (["run", "--users", "0"], "--users"),
         (["run", "--plot", "folder.png"], "cannot be written: it is a folder"),
-        (["run", "--plot", "data"], "data: pictures are written to .png"),
+        (["run", "--plot", "data"], "data: the name of a picture must end in .png"),
         (["run", "--json", "/proc/no/cells.json"], "/proc/no"),
         (["run", "--device", "tpu"], "is not here"),
-        (["data"], "data is no run"),
+        (["data"], "data is not a run"),
         (["run", "--data", "run"], "holds no prepared data"),
     ],
 )

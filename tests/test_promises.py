@@ -19,11 +19,11 @@ from command import beamtree
 from test_start import a_walk
 
 import beamtree as bt
-from beamtree.cli import front
+from beamtree.cli import app, errors
 from beamtree.files import checksums, staging
 from beamtree.storage.settings import NotFiniteError, is_finite
-from beamtree.train.history import Journal
 from beamtree.train.loop import DivergedError
+from beamtree.train.runs import TrainingLog
 from stress.checksums import update_checksums
 
 WRITTEN = Path(__file__).parent / "written_by_0_1"
@@ -412,13 +412,11 @@ def test_too_little_memory_is_one_line_that_says_how_much(monkeypatch, capsys, e
     def fail(**_):
         raise error
 
-    monkeypatch.setattr(front, "app", fail)
+    monkeypatch.setattr(app, "app", fail)
     with pytest.raises(SystemExit) as end:
-        front.main()
+        app.main()
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith(
-        f"beamtree: there is too little memory{wanted}: use a smaller --batch-size"
-    )
+    assert capsys.readouterr().err.startswith(f"beamtree: out of memory{wanted}: use a smaller --batch-size")
 
 
 @pytest.mark.parametrize(
@@ -455,16 +453,16 @@ def test_data_prepared_by_0_1_are_read_and_can_be_trained_on(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_writes_its_first_log_line_once(tmp_path):
     for _ in range(2):  # the second begins again
-        with closing(Journal(tmp_path / "log.jsonl", 0)) as journal:
+        with closing(TrainingLog(tmp_path / "log.jsonl", 0)) as journal:
             journal.write(0, recall=0.5)
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 0, "recall": 0.5}\n'
-    with closing(Journal(tmp_path / "log.jsonl", 0)) as journal:
+    with closing(TrainingLog(tmp_path / "log.jsonl", 0)) as journal:
         journal.write(0, recall=0.5)
         journal.write(10, loss=1.0)
         journal.write(20, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"step": 3')  # cut short
-    with closing(Journal(tmp_path / "log.jsonl", 10)) as journal:
+    with closing(TrainingLog(tmp_path / "log.jsonl", 10)) as journal:
         journal.write(20, loss=3.0)
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == [0, 10, 20]
@@ -491,7 +489,7 @@ def test_an_error_beside_is_a_note_where_a_disk_is_full_and_a_traceback_otherwis
         return capsys.readouterr().err
 
     before = threading.excepthook
-    threading.excepthook = front.beside
+    threading.excepthook = errors.report_thread_error
     try:
         assert failing(OSError(28, "No space left")) == "note: TensorBoard could not write: No space left\n"
         assert "KeyError" in failing(KeyError("x"))
@@ -501,4 +499,4 @@ def test_an_error_beside_is_a_note_where_a_disk_is_full_and_a_traceback_otherwis
 
 @pytest.mark.parametrize("flag", ["--steps", "--epochs"])
 def test_a_training_without_end_is_refused(copy, flag):
-    assert "nobody could wait" in refused(copy, "train", "p", "--out", "other", flag, "9" * 20)
+    assert "must be at most" in refused(copy, "train", "p", "--out", "other", flag, "9" * 20)

@@ -207,7 +207,7 @@ def test_a_rank_that_dies_takes_the_others_down_with_one_line():
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import test_ranks as here
-from beamtree.cli import front
+from beamtree.cli import app
 from beamtree.train import step
 
 def dies(*arguments):
@@ -215,8 +215,8 @@ def dies(*arguments):
 
 if os.environ["RANK"] == "1":
     step.sum_gradients = dies
-front.app = lambda standalone_mode: here.fitted("otm, lazy", 3)
-front.main()
+app.app = lambda standalone_mode: here.fitted("otm, lazy", 3)
+app.main()
 """
     port, started = free_port(), []
     for rank in range(3):
@@ -275,7 +275,7 @@ def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path, prepar
     words = ("train", str(prepared), "--out", "run", *USUAL)
     done = started_by_torchrun(tmp_path, *words, restarts=1, script=[str(script)])
     assert done.returncode == 0, done.stderr
-    assert "Going on from step 4 of 6" in done.stdout
+    assert "Continuing from step 4 of 6" in done.stdout
     whole_run = started_by_torchrun(tmp_path, *words[:3], "other", *USUAL)
     assert whole_run.returncode == 0, whole_run.stderr
     assert farthest(*(whole(bt.load_model(tmp_path / name)) for name in ("run", "other"))) < 1e-6

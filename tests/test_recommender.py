@@ -172,8 +172,8 @@ def test_everything_shows_one_helpful_line(shop):
         ({"tree": "oak"}, "tree 'oak' is unknown: choose from cluster"),
         ({"recipe": "soup"}, "recipe 'soup' is unknown"),
         ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
-        ({"lr": -1.0}, "lr=-1.0: give a number above 0"),
-        ({"steps": 3, "epochs": 3}, "`epochs` and `steps` both say how long"),
+        ({"lr": -1.0}, "lr=-1.0: must be above 0"),
+        ({"steps": 3, "epochs": 3}, "`epochs` and `steps` are both given"),
         ({"device": "abacus"}, "device 'abacus' is not here"),
     ],
 )
@@ -187,7 +187,7 @@ def test_nothing_learned_nothing_recommended(shop, tmp_path):
         bt.Recommender().recommend(["a"])
     with pytest.raises(ValueError, match="one of the two"):
         shop.recommend()
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         bt.Recommender.load(tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_a_model_of_save_model_is_loaded_too(tmp_path):
     bt.save_model(shop.model, tmp_path / "model")
     again = bt.Recommender.load(tmp_path / "model")
     assert again.recommend(["a1"], m=3).equals(shop.recommend(["a1"], m=3))
-    with pytest.raises(ValueError, match="the log of this recommender is not here"):
+    with pytest.raises(ValueError, match="the log of this recommender is missing"):
         again.recommend(users=["u1"])
 
 
@@ -318,7 +318,7 @@ def test_a_recommenders_run_is_finished_and_not_resumed(tmp_path):
     words = ("--steps", "1", "--beam-size", "4", "--batch-size", "10", "--resume")
     done = beamtree("train", "prepared", "--out", "run", *words, folder=tmp_path, check=False)
     assert done.returncode == 2
-    assert "no checkpoint to go on from" in done.stderr
+    assert "holds a finished model and no checkpoint" in done.stderr
 
 
 def test_the_advice_knows_how_the_model_was_trained(shop):
@@ -398,7 +398,7 @@ def test_a_foreign_folder_is_refused_and_an_earlier_run_replaced_wholly(tmp_path
     ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="notes holds something else: choose another folder"):
+    with pytest.raises(ValueError, match="notes holds other files: choose another folder"):
         ours.save(tmp_path / "notes")
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
     ours.save(tmp_path / "clean")
@@ -428,7 +428,7 @@ def test_a_log_of_other_users_is_measured(shop, log):
     assert shop.evaluate(m=150, data=other, user="who", metrics="recall")["recall", 150] == pytest.approx(1 / 3)
     again = shop.evaluate(m=150, data=other, user="who", metrics="recall", exclude_seen=True)
     assert again["recall", 150] == pytest.approx(1 / 2)
-    with pytest.raises(ValueError, match="user says how a log is read"):
+    with pytest.raises(ValueError, match="`user` is for reading a log"):
         shop.evaluate(data=shop.data.val, user="who")
 
 

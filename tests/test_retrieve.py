@@ -410,10 +410,10 @@ def fails(done, message):
         (["--input", "in.csv", "--output", "out.xlsx"], "out.xlsx: the formats of results are .parquet, .csv, .jsonl"),
         (["--input", "in.csv", "--output", "out.txt"], "end the name in one of these"),
         (["--input", "in.csv", "--output", "folder.csv"], "folder.csv cannot be written: it is a folder"),
-        (["--input", "in.csv", "--output", "in.csv"], "in.csv is the input as well"),
+        (["--input", "in.csv", "--output", "in.csv"], "in.csv is the input too"),
         (["--input", "in.csv", "--output", "in.csv/out.csv"], "in.csv is not a folder"),
         (["--input", "in.csv", "--output", "/proc/no/out.csv"], "/proc/no"),
-        (["--input", "in.csv", "--output", "out.csv", "--json", "a.json"], "--json goes with --history"),
+        (["--input", "in.csv", "--output", "out.csv", "--json", "a.json"], "--json is for --history"),
         (["--input", "none.csv", "--output", "out.csv"], "none.csv does not exist"),
         (["--input", "in.xlsx", "--output", "out.csv"], "in.xlsx"),
         (["--input", "items.csv", "--output", "out.csv"], "items.csv has the columns item, price: give user and"),
@@ -431,7 +431,10 @@ def fails(done, message):
         (["--history", "007", "--m", "0"], "--m"),
         (["--history", "007", "--device", "tpu"], "is not here"),
         (["--history", "007", "--json", "folder.csv"], "folder.csv cannot be written: it is a folder"),
-        (["--history", json.dumps(ITEMS), "--exclude-seen", "--m", "1", "--beam-size", "1"], "nothing was found"),
+        (
+            ["--history", json.dumps(ITEMS), "--exclude-seen", "--m", "1", "--beam-size", "1"],
+            "no item is left to retrieve",
+        ),
     ],
 )
 def test_a_users_error_is_one_line_and_writes_nothing(tmp_path, run, words, message):
@@ -455,7 +458,7 @@ def test_a_users_error_is_one_line_and_writes_nothing(tmp_path, run, words, mess
 
 
 def test_a_run_that_is_none_and_ids_of_another_are_refused(tmp_path, run):
-    fails(beamtree("retrieve", "nowhere", "--history", "007", folder=tmp_path, check=False), "nowhere is no run")
+    fails(beamtree("retrieve", "nowhere", "--history", "007", folder=tmp_path, check=False), "nowhere is not a run")
     (tmp_path / "items.txt").write_text("007\n")
     with pytest.raises(ValueError, match="1 ids for a tree of 60 items"):
         Searcher(bt.load_model(run), Ids(tmp_path / "items.txt"))

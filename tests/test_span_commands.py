@@ -179,7 +179,7 @@ def test_a_rank_that_cannot_see_the_run_is_named(runs, tmp_path):
     first, second = ranks_of(*(("retrieve", run, "--history", "i3") for run in (runs[0], tmp_path / "one")))
     assert (first[1], ours(second[0])) == (2, [])
     (line,) = ours(first[0])
-    assert f"{tmp_path / 'one'} is no run" in line
+    assert f"{tmp_path / 'one'} is not a run" in line
     assert line.endswith("(on rank 1)")
 
 

@@ -34,7 +34,8 @@ from beamtree.storage.settings import read_settings
 from beamtree.train import Checkpoints, Schedule, Validation, constant
 from beamtree.train.checkpoint import keep_model
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.recipes import settle, start_model
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings
 from beamtree.tree import PAD
 
 ITEMS, TOP = 90, 6
@@ -327,7 +328,9 @@ def started(folder, out):
     shards.TOP = TOP
     now = join()
     data = bt.load_data(folder)
-    model = start_model(settle(data, steps=2), data, bt.random_tree(data.num_items, 2, seed=0))
+    model = build_model(
+        resolve_settings(data, TrainingOptions(steps=2)), data, bt.random_tree(data.num_items, 2, seed=0)
+    )
     bt.save_model(model, out)
     tables = {name: isinstance(part.table, SpreadTable) for name, part in model.scorer.tables().items()}
     lists = {name: part.is_spread for name, part in model.scorer.parts.items() if isinstance(part, MemoryScorer)}

@@ -10,7 +10,8 @@ from beamtree.closed_form import builder as start
 from beamtree.closed_form.part_weights import Candidates, calibration, choose_weights, weigh_parts
 from beamtree.metrics import hits
 from beamtree.scorers import FixedScorer, SumScorer
-from beamtree.train.recipes import first_level, settle, start_model
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, first_level, resolve_settings
 
 
 def a_walk(users=120, items=60, seed=0, repeats=False):
@@ -37,8 +38,8 @@ def recall(model, users, m=10):
 
 
 def started(data, **how):
-    settings = settle(data, steps=4, beam_size=60, batch_size=20, **how)
-    return start_model(settings, data, bt.cluster_tree(data))
+    settings = resolve_settings(data, TrainingOptions(steps=4, beam_size=60, batch_size=20, **how))
+    return build_model(settings, data, bt.cluster_tree(data))
 
 
 def test_the_start_is_as_good_as_each_of_its_parts(data, caplog):
@@ -282,8 +283,8 @@ def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
 
 def test_progress_through_the_closed_form_rises_to_the_end(data):
     heard = []
-    settings = settle(data, steps=0, beam_size=60)
-    start_model(settings, data, bt.cluster_tree(data), lambda what, done, total: heard.append((what, done, total)))
+    settings = resolve_settings(data, TrainingOptions(steps=0, beam_size=60))
+    build_model(settings, data, bt.cluster_tree(data), lambda what, done, total: heard.append((what, done, total)))
     shares = [done for _, done, _ in heard]
     assert {(what, total) for what, _, total in heard} == {("Fitting the closed form", 100)}
     assert shares == sorted(shares)

@@ -99,7 +99,7 @@ def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):
     before = sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors"))
     done = beamtree(*TRAIN, folder=copy, check=False)
     assert done.returncode == 2
-    assert "run holds a run: add --resume" in done.stderr
+    assert "run is already a run: add --resume" in done.stderr
     done = beamtree(*TRAIN, "--resume", "--seed", "1", folder=copy, check=False)
     assert "was begun with" in done.stderr
     about = json.loads((copy / "run" / "run.json").read_text())
@@ -116,7 +116,7 @@ def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
     (tmp_path / "run.json").unlink()
     done = beamtree(*words, folder=tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr == "beamtree: . holds something else: choose another folder\n"
+    assert done.stderr == "beamtree: . holds other files: choose another folder\n"
 
 
 @pytest.mark.parametrize("size", [1_500, 100_000])  # the first stops the tree, the second the weights
@@ -127,10 +127,10 @@ def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(story, tmp_pa
     assert done.returncode == 2
     *_, line = done.stderr.splitlines()
     assert line.startswith("beamtree: run cannot be written: ")
-    assert line.endswith("File too large (os error 27); make room and go on with --resume")
+    assert line.endswith("File too large (os error 27); free some space and continue with --resume")
     assert "Traceback" not in done.stderr
     done = beamtree("evaluate", "run", *SMALL, folder=tmp_path, check=False)
-    assert "run is not finished: go on with" in done.stderr
+    assert "run is not finished: continue with" in done.stderr
     beamtree(*words, "--resume", folder=tmp_path)
     beamtree("evaluate", "run", *SMALL, folder=tmp_path)
 
@@ -151,12 +151,12 @@ def test_every_method_and_recipe_can_be_named(story):
         (["train", "prepared", "--out", "x", "--device", "tpu"], "is not here"),
         (["train", "prepared", "--out", "market.parquet"], "market.parquet is a file: choose a folder"),
         (["train", "prepared", "--out", "/proc/no/run"], "/proc/no/run cannot be written"),
-        (["train", "prepared", "--out", "prepared"], "prepared holds something else: choose another folder"),
-        (["train", "prepared", "--out", "x", "--lr", "0"], "--lr 0.0: give a number above 0"),
-        (["train", "prepared", "--out", "x", "--lr", "nan"], "--lr nan: give a number above 0"),
+        (["train", "prepared", "--out", "prepared"], "prepared holds other files: choose another folder"),
+        (["train", "prepared", "--out", "x", "--lr", "0"], "--lr 0.0: must be above 0"),
+        (["train", "prepared", "--out", "x", "--lr", "nan"], "--lr nan: must be above 0"),
         (["train", "prepared", "--out", "x", "--seed", "99999999999999999999"], "--seed"),
-        (["demo", "--out", "market.parquet"], "market.parquet is there already"),
-        (["evaluate", "nowhere"], "nowhere is no run"),
+        (["demo", "--out", "market.parquet"], "market.parquet exists"),
+        (["evaluate", "nowhere"], "nowhere is not a run"),
         (["evaluate", "run", "--m", "500"], "--m 500 with --beam-size 400: the beam holds fewer items than that"),
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
         (["evaluate", "run", "--metrics", "map"], "metric 'map' is unknown: choose from precision"),
@@ -166,7 +166,7 @@ def test_every_method_and_recipe_can_be_named(story):
         (["evaluate", "run", "--data", "nowhere"], "nowhere holds no prepared data"),
         (["evaluate", "run", "--json", "."], ". cannot be written: it is a folder"),  # and no user was looked at
         (["evaluate", "run", "--json", "/proc/no/c.json"], "/proc/no/c.json cannot be written"),
-        (["inspect", "run", "--plot", "x.gif"], "x.gif: pictures are written to .png"),
+        (["inspect", "run", "--plot", "x.gif"], "x.gif: the name of a picture must end in .png"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
@@ -224,11 +224,11 @@ def test_an_unfinished_run_says_so(copy):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("run/run.json", "{", "run/run.json is damaged: train anew"),
-        ("run/run.json", "[]", "run/run.json is damaged: train anew"),
-        ("run/run.json", '{"data": 5}', "run/run.json is damaged: train anew"),
-        ("run/run.json", "{}", "run does not say on which data it was trained: say where they are with --data"),
-        ("run/run.json", '{"data": "/nowhere"}', "/nowhere, on which run was trained, is not there: say where"),
+        ("run/run.json", "{", "run/run.json is damaged: train again"),
+        ("run/run.json", "[]", "run/run.json is damaged: train again"),
+        ("run/run.json", '{"data": 5}', "run/run.json is damaged: train again"),
+        ("run/run.json", "{}", "run does not record its training data: give their folder with --data"),
+        ("run/run.json", '{"data": "/nowhere"}', "the training data of run are no longer in /nowhere: give"),
         ("run/items-0.txt", None, "run/items-0.txt is missing"),
         ("run/items-0.txt", "", "run/items-0.txt is damaged, 0 of"),
         ("prepared/description.json", '{"format": 1}', "description.json is damaged: a count of users"),
@@ -265,7 +265,10 @@ def test_ids_that_are_no_text_are_told_in_one_line(copy):
     ("change", "message"),
     [
         (lambda names: names[::-1], "holds other items than run was trained on"),
-        (lambda names: [" ".join(names[:2]), *names[2:]], "149 ids for a tree of 150 items: they are not of one run"),
+        (
+            lambda names: [" ".join(names[:2]), *names[2:]],
+            "149 ids for a tree of 150 items: its files belong to different runs",
+        ),
     ],
 )
 def test_ids_of_other_items_are_told_in_one_line(copy, change, message):
@@ -289,5 +292,5 @@ def test_data_with_other_items_are_refused(story):
 @pytest.mark.slow
 def test_the_demo_tells_the_whole_story(tmp_path):
     done = beamtree("demo", "--users", "400", "--items", "200", "--epochs", "1", folder=tmp_path)
-    assert "That was all" in done.stdout
+    assert "Done in" in done.stdout
     assert (tmp_path / "demo" / "inspect.png").exists()

@@ -20,7 +20,7 @@ from beamtree.data import Instances
 from beamtree.diagnose import tune as module
 from beamtree.diagnose.tune import max_nodes_scored, narrowing_path, needed_widths, reachable_widths, tune
 from beamtree.scorers import FixedScorer
-from beamtree.storage.tuned import tuned_beam
+from beamtree.storage.tuned import load_tuned_beam
 from beamtree.tree import distinct
 
 EVERY = FixedScorer.every(ROWS)
@@ -221,24 +221,24 @@ def test_a_beam_of_another_model_is_refused(tmp_path):
     done = beamtree(*words, folder=folder, check=False)
     assert (done.returncode, "run has no tuned beam: tune it with" in done.stderr) == (2, True)
     beamtree("tune", "run", "--m", "5", "--widest", "10", folder=folder)
-    assert len(tuned_beam(folder / "run")) == 4
+    assert len(load_tuned_beam(folder / "run")) == 4
     model = bt.load_model(folder / "run")
     with torch.no_grad():
         model.scorer.table.weight.add_(1.0)
     bt.save_model(model, folder / "run")
     done = beamtree(*words, folder=folder, check=False)
-    assert (done.returncode, "tune.json is of another model: tune it with" in done.stderr) == (2, True)
+    assert (done.returncode, "tune.json belongs to another model: tune it with" in done.stderr) == (2, True)
     for text in ("{", "[]", '{"beam_size": [1, "2"]}', '{"beam_size": [0]}'):
         (folder / "run" / "tune.json").write_text(text)
         with pytest.raises(ValueError, match="damaged"):
-            tuned_beam(folder / "run")
+            load_tuned_beam(folder / "run")
 
 
 def test_a_users_error_is_one_line(a_run):
     for words, message in (
         (["--recall", "2"], "--recall 2: must be a share"),
         (["--recall", "1", "--milliseconds", "1"], "one of the two"),
-        (["--plot", "data"], "data: pictures are written to .png"),
+        (["--plot", "data"], "data: the name of a picture must end in .png"),
         (["--widest", "0"], "--widest"),
     ):
         done = beamtree("tune", "run", *words, folder=a_run, check=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from beamtree.cli.compare import _rows
+from beamtree.cli.compare import parse_rows
 from beamtree.closed_form.als import ials as factorise
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
@@ -455,5 +455,5 @@ def test_sasrec_keeps_the_contract_of_rows():
 def test_strong_rows_are_rows_and_one_word_of_the_command():
     assert set(STRONG) <= set(ROWS)
     assert {*TUNED, "sasrec"} <= set(STRONG)
-    assert _rows("strong") == STRONG
-    assert _rows("strong,otm,tdm") == (*STRONG, "tdm")
+    assert parse_rows("strong") == STRONG
+    assert parse_rows("strong,otm,tdm") == (*STRONG, "tdm")

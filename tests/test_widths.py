@@ -98,11 +98,11 @@ def test_narrow_levels_alone_would_lose_items_that_are_allowed():
     [
         ([4, 4], 1, "beam_size has 2 widths and levels 2 to 4 are searched: give 3, or one number"),
         ([], 1, "beam_size has 0 widths"),
-        ([4, 0, 4], 1, "beam_size=4,0,4: a beam holds at least one node"),
+        ([4, 0, 4], 1, "beam_size=0: give a whole number of at least 1"),
         ([9, 9, 4], 5, "m=5 with beam_size=9,9,4: from 1 up to the last width items can be retrieved"),
-        ([9, 9, 4], 0, "m=0 with beam_size=9,9,4|m=0: give a whole number of at least 1"),
+        ([9, 9, 4], 0, "m=0: give a whole number of at least 1"),
         (4, 5, "m=5 with beam_size=4: from 1 up to beam_size items can be retrieved"),
-        (0, 1, "beam_size=0: a beam holds at least one node"),
+        (0, 1, "beam_size=0: give a whole number of at least 1"),
     ],
 )
 def test_widths_that_cannot_be_are_refused(sizes, m, message):

@@ -1,5 +1,5 @@
-"""The command line: arguments in, tables, pictures and progress out. Nothing here computes."""
+"""The command line: one file per command. Nothing here computes."""
 
-from beamtree.cli.front import main
+from beamtree.cli.app import main
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""`beamtree check`: every byte of a folder against what was written."""
+"""`beamtree check`: read every byte of a folder and compare it with its checksums."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from beamtree.cli.screen import out
+from beamtree.cli.console import write
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import short_message
@@ -21,42 +21,40 @@ Checks = Iterator[tuple[str, Callable[[], object]]]
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="A prepared folder, a run, a model or a comparison.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Prepared data, a run, a model or a comparison.")],
 ) -> None:
-    """Read every file of a folder and compare it with its checksum; exit code 1 if anything is damaged.
+    """Read every file of a folder and compare it with its checksum. The exit code is 1 if a file is damaged.
 
-    Loading checks files up to 256 MiB whole and larger ones by a sample; this reads all of them.
+    Loading reads files of up to 256 MiB completely and only samples larger ones. This command reads everything.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
+        raise ValueError(f"{folder} is not a folder")
     remove_leftovers_in(folder)
-    found = list(_checks(folder))
-    if not found:
+    checks = list(_checks(folder))
+    if not checks:
         raise ValueError(f"{folder} holds neither prepared data nor a model: nothing to check")
     failed = 0
-    for what, look in found:
+    for name, check in checks:
         began = time.monotonic()
         try:
-            look()
+            check()
         except (ValueError, OSError) as error:
             failed += 1
-            out.print(f"DAMAGED  {what}: {short_message(error)}", highlight=False, soft_wrap=True, markup=False)
+            write(f"DAMAGED  {name}: {short_message(error)}")
         else:
-            took = time.monotonic() - began
-            out.print(f"whole    {what} ({took:.1f} s)", highlight=False, soft_wrap=True, markup=False)
+            write(f"OK       {name} ({time.monotonic() - began:.1f} s)")
     raise typer.Exit(1 if failed else 0)
 
 
 def _checks(folder: Path) -> Checks:
-    """What there is to check in a folder and below."""
+    """The checks of a folder and its subfolders."""
     if (folder / DESCRIPTION).exists():
         yield f"prepared data in {folder}", lambda: _check_prepared(folder)
     if (folder / RUN).exists():
         yield f"the run in {folder}", lambda: read_run(folder)
     if holds_model(folder):
         yield f"the model in {folder}", lambda: _check_model(folder)
-    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-    for path in below:
+    for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         if path.name in (TRAINING, "best", DATA) or (path / RUN).exists() or holds_model(path):
             yield from _checks(path)
 
@@ -73,10 +71,10 @@ def _check_prepared(folder: Path) -> None:
 
 
 def _check_model(folder: Path) -> None:
-    known = settings.read_settings(folder)
-    settings.check_files(folder, known, full=True)
-    if any(kind not in settings.own_kinds() for kind in settings.kinds_of(known)):
-        return  # a scorer from outside the package: its files are as they were written
+    description = settings.read_settings(folder)
+    settings.check_files(folder, description, full=True)
+    if any(kind not in settings.own_kinds() for kind in settings.kinds_of(description)):
+        return  # a scorer from outside the package cannot be loaded here
     model = load_model(folder)
     check_finite(model)
     if model.ids is not None:

@@ -1,4 +1,4 @@
-"""`beamtree demo`: the whole story on a made-up market, in a few minutes."""
+"""`beamtree demo`: every step on simulated data, in a few minutes."""
 
 import time
 from importlib.util import find_spec
@@ -10,10 +10,10 @@ from rich.table import Table
 
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
-from beamtree.cli.data import prepare
+from beamtree.cli.console import print_table, write
 from beamtree.cli.evaluate import evaluate_run
 from beamtree.cli.inspect import inspect_run
-from beamtree.cli.screen import out, print_table
+from beamtree.cli.prepare import prepare
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.data import gaussian
@@ -26,62 +26,64 @@ from beamtree.scorers import LinearScorer
 from beamtree.theory import regret
 from beamtree.train import Schedule, constant, fit
 
+WHEN_TO_USE = (
+    "When to use a tree: with tens of thousands of items or more, because the cost of a query grows with their "
+    "logarithm. Filters do not reduce the number of results, and it has the best recall on the four public logs of "
+    "docs/comparison.md. With a few thousand items, as here, scoring every item is as fast, and EASE or iALS are "
+    "simpler and nearly as good."
+)
+
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("demo"),
-    users: Annotated[int, typer.Option(min=100, help="How many users.")] = 8_000,
-    items: Annotated[int, typer.Option(min=100, help="How many items.")] = 4_000,
+    folder: Annotated[Path, typer.Option("--out", help="The folder for all files.")] = Path("demo"),
+    users: Annotated[int, typer.Option(min=100, help="Number of users.")] = 8_000,
+    items: Annotated[int, typer.Option(min=100, help="Number of items.")] = 4_000,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training users.")] = 1,
 ) -> None:
-    """Simulate a market, prepare its log, learn a tree, train a model, compare it, and see what the beam loses."""
+    """Simulate a log, prepare it, build a tree, train a model, compare it with baselines, and inspect its beam."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already: remove it, or choose another folder with --out")
+        raise ValueError(f"{folder} exists: remove it, or choose another folder with --out")
     began = time.monotonic()
     market, prepared, run = folder / "market.parquet", folder / "prepared", folder / "run"
     folder.mkdir(parents=True, exist_ok=True)
-    _say("1. A market: users with a few interests each, items that some of them like")
+    _heading("1. Simulate a market: users with a few interests each, and items that match them")
     simulate(market, users=users, items=items, events=users * 20)
-    _say("2. Its log, cleaned and split into training, validation and test users")
+    _heading("2. Prepare the log: clean it, and split it into training, validation and test users")
     prepare([str(market)], prepared)
-    _say("3. A tree over the items, what is known without a gradient, and a network trained on the beam's nodes")
+    _heading("3. Build a tree over the items, fit the closed form, and train a network on the nodes of the beam")
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
-    _say("4. How well it finds what test users chose next, beside what else people use, tuned on the same users")
-    rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"  # what is installed
+    _heading("4. Evaluate on the test users, beside baselines tuned on the same validation users")
+    rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"
     evaluate_run(run, beam_size="200", against=rows, json=folder / "scores.json")
-    _say("5. What the beam saves and loses on its way down, against scoring every item")
+    _heading("5. Inspect what the beam saves and loses compared with scoring every item")
     inspect_run(run, beam_size="200", users=100, plot=folder / "inspect.png")
-    _say("6. Why the beam is trained on: made-up users of whom the truth is known, and a beam of 10 nodes")
-    narrow_beams()
+    _heading("6. Why train on the nodes of the beam: synthetic users with a known optimum, and a beam of 10 nodes")
+    _compare_narrow_beams()
     user = (prepared / "users.txt").read_text(encoding="utf-8").split("\n")[-2]
-    _say(f"7. Ten recommendations for {user}, one of the test users")
-    recommend(run, user, market.with_name("market.items.parquet"))
+    _heading(f"7. Ten recommendations for {user}, one of the test users")
+    _recommend(run, user, market.with_name("market.items.parquet"))
     pictures = [path for path in (prepared / "summary.png", folder / "inspect.png") if path.exists()]
-    _say(f"That was all, in {time.monotonic() - began:.0f} seconds.{' Pictures:' if pictures else ''}")
-    for picture in pictures:
-        out.print(f"  {picture}", highlight=False)
-    say_when()
+    _heading(f"Done in {time.monotonic() - began:.0f} seconds.{' Pictures:' if pictures else ''}")
+    write(*(f"  {picture}" for picture in pictures), WHEN_TO_USE)
     item = (prepared / "items.txt").read_text(encoding="utf-8").split("\n", 1)[0]
-    out.print("Next:")
-    for command in (
-        f'beamtree retrieve {run} --history "{item}" --beam-size 200',
-        "beamtree prepare YOUR_LOG.csv --out prepared/yours",
-        "beamtree train prepared/yours --out runs/yours",
-    ):
-        out.print(f"  {command}", highlight=False)
-
-
-def narrow_beams() -> None:
-    """One scorer on one tree, trained on random nodes and on those that the beam visits."""
-    data, k = gaussian(bias=-4.0, train=5_000, test=500), 10
-    tree, table = (
-        random_tree(1_000, seed=0),
-        Table(caption=f"regret: what the best {k} items have more than those found"),
+    write(
+        "Next:",
+        f'  beamtree retrieve {run} --history "{item}" --beam-size 200',
+        "  beamtree prepare YOUR_LOG.csv --out prepared/yours",
+        "  beamtree train prepared/yours --out runs/yours",
     )
+
+
+def _compare_narrow_beams() -> None:
+    """One scorer on one tree, trained on random nodes (TDM) and on the nodes that the beam visits (OTM)."""
+    data, k = gaussian(bias=-4.0, train=5_000, test=500), 10
+    tree = random_tree(1_000, seed=0)
+    table = Table(caption=f"regret: mean probability of the best {k} items less that of the items found")
     for head in ("trained by", "on", f"recall@{k}, %", f"regret@{k}"):
         table.add_column(head, justify="left" if head in ("trained by", "on") else "right")
     for name, nodes, method in (
         ("TDM", "random nodes", tdm(2 * k)),
-        ("OTM", "the beam's nodes, and random leaves", otm_mixed(beam_size=k, extra=2 * k)),
+        ("OTM", "the nodes of the beam, and random leaves", otm_mixed(beam_size=k, extra=2 * k)),
     ):
         model = TreeModel(tree, LinearScorer(tree.num_nodes, dim=10))
         fit(model, data.train, method, epochs=10, batch_size=100, schedule=Schedule(1e-2, constant))
@@ -92,32 +94,23 @@ def narrow_beams() -> None:
     print_table(table)
 
 
-def recommend(run: Path, user: str, items: Path) -> None:
-    """What a user had last, and what comes next, by name."""
-    import polars as pl  # takes a moment
+def _recommend(run: Path, user: str, items: Path) -> None:
+    """The last items of a user and the recommendations, by name."""
+    import polars as pl  # takes a moment to import
 
     shop = Recommender.load(run)
     names = dict(pl.read_parquet(items, columns=["item", "name"]).iter_rows())
-    for item in (shop.ids[number] for number in history_of_user(shop.data, user).items[-5:]):
-        out.print(f"  had lately: {names[item]}", highlight=False)
+    recent = history_of_user(shop.data, user).items[-5:]
+    write(*(f"  recent: {names[shop.ids[number]]}" for number in recent))
     table = Table()
     for head in ("", "item", "name", "probability"):
         table.add_column(head, justify="right" if head in ("", "probability") else "left")
-    found = shop.recommend(users=user, m=10, beam_size=200, exclude_seen=True)
-    for rank, item, score in found.select("rank", "item", "score").iter_rows():
+    best = shop.recommend(users=user, m=10, beam_size=200, exclude_seen=True)
+    for rank, item, score in best.select("rank", "item", "score").iter_rows():
         table.add_row(str(rank), item, names[item], f"{score:.3f}")
     print_table(table)
 
 
-def say_when() -> None:
-    """When a tree is worth it."""
-    out.print(
-        "Use this with tens of thousands of items or more: the cost of a query grows with their logarithm, filters "
-        "keep their word, and it found most on the four public logs of docs/comparison.md. Otherwise, with a few "
-        "thousand items as here, scoring everything is as fast, and EASE or iALS are simpler and near it in the table.",
-        highlight=False,
-    )
-
-
-def _say(text: str) -> None:
-    out.print(f"\n[bold]{text}[/bold]", highlight=False)
+def _heading(text: str) -> None:
+    write("")
+    write(text, bold=True)

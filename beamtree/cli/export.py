@@ -1,15 +1,14 @@
-"""`beamtree export`: one file with the search inside, for where beamtree is not."""
+"""`beamtree export`: the search of a run as one file that runs without beamtree."""
 
-import json as text
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from beamtree import __version__
-from beamtree.beam import as_text
-from beamtree.cli.options import BeamText, Device, RunFolder, beam_of, most_items
-from beamtree.cli.screen import err, out
+from beamtree.cli.console import note, write
+from beamtree.cli.options import BeamText, Device, RunFolder, Size, check_size, parse_beam
 from beamtree.files.atomic import check_writable
 from beamtree.serve.export import check_name, write_artifact
 from beamtree.storage.settings import fingerprint
@@ -18,26 +17,24 @@ from beamtree.train.runs import ids_of, open_model
 
 def export_run(
     run: RunFolder,
-    output: Annotated[Path, typer.Option("--out", help="The file, whose name ends in .pt2.")],
+    output: Annotated[Path, typer.Option("--out", help="The file to write; its name ends in .pt2.")],
     beam_size: BeamText = "400",
-    m: Annotated[int, typer.Option(min=1, help="How many items it retrieves.")] = 10,
+    m: Size = 10,
     device: Device = "cpu",
 ) -> None:
-    """Write the search of a run as one file that torch opens without beamtree.
+    """Write the search of a run as one file that torch loads without beamtree.
 
-    It takes histories as numbers, int64 [users, 69], newest first and -1 where there are fewer, and gives the m best
-    items and their probabilities. The beam and m are fixed in it. The ids of the items and a description lie inside:
-    examples/load_artifact.py reads them in twenty lines.
+    The input is a batch of histories as item numbers, int64 [users, 69], newest first and padded with -1. The output is
+    the m best items and their probabilities. The beam and m are fixed. The file also holds the item ids and a
+    description: examples/load_artifact.py reads them in twenty lines.
     """
     check_name(output)
-    beam = beam_of(beam_size, run)
-    if m > most_items(beam):
-        raise ValueError(f"--m {m} with --beam-size {as_text(beam)}: the beam holds fewer items than that")
+    beam = parse_beam(beam_size, run)
+    check_size(m, beam)
     check_writable(output)
     model = open_model(run, device)
     ids_of(run, model)
-    err.print("writing the search down: this takes a moment", highlight=False)
+    note("exporting the search: this takes a moment")
     about = {"run": run.resolve().name, "model": fingerprint(run), "beamtree": __version__}
     description = write_artifact(model, output, beam_size=beam, m=m, about=about)
-    out.print(f"Saved {output} ({output.stat().st_size / 2**20:,.1f} MiB)", highlight=False, soft_wrap=True)
-    out.print(text.dumps(description), highlight=False, soft_wrap=True, markup=False)
+    write(f"Saved {output} ({output.stat().st_size / 2**20:,.1f} MiB)", json.dumps(description))

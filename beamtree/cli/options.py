@@ -1,111 +1,184 @@
-"""Options that several commands take, and what becomes of their text."""
+"""Options shared by several commands, and the parsing of their text."""
 
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from beamtree.beam import BeamSize, as_text
 from beamtree.data import BeforeAfter, Prepared
+from beamtree.files.atomic import check_writable
+from beamtree.ingest.columns import FORMATS
 from beamtree.metrics import METRICS
-from beamtree.storage.tuned import tuned_beam
+from beamtree.storage.tuned import load_tuned_beam
+from beamtree.train.options import TrainingOptions
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `beamtree train` wrote.")]
-DataFolder = Annotated[Path | None, typer.Option(help="Prepared data; those it was trained on unless given.")]
-Split = Annotated[str, typer.Option(help="test, val or train.")]
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+@cache
+def training_help() -> dict[str, str]:
+    """The help of every training option, from the docstring of `TrainingOptions`."""
+    arguments = (inspect.getdoc(TrainingOptions) or "").split("Args:\n")[1]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE)
+    texts = {name: " ".join(text.split()).partition(" In Python ")[0] for name, text in entries}
+    return {name: text[0].upper() + text[1:] for name, text in texts.items()}
+
+
+def training_option(name: str, *, flag: bool = False, **limits: Any) -> Any:
+    """The command-line option of a training option."""
+    flags = (f"--{name.replace('_', '-')}",) if flag else ()
+    return typer.Option(*flags, help=training_help()[name], **limits)
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
+    """Add a function to an app as a command. Its help is its docstring, wrapped to the width of the terminal."""
+
+    def add(function: Command) -> Command:
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+        return function
+
+    return add
+
+
+# Runs and data
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by `beamtree train`.")]
+PreparedFolder = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `beamtree prepare`.")]
+DataFolder = Annotated[Path | None, typer.Option(help="Prepared data. Default: the training data of the run.")]
+Split = Annotated[str, typer.Option(help="Whose users: test, val or train.")]
+
+# Columns of a log
+LogFormat = Annotated[
+    str | None, typer.Option("--format", help=f"A known format without a header: {' or '.join(FORMATS)}.")
+]
+UserColumn = Annotated[
+    str | None, typer.Option("--user", help="The column of users: a name, or 1, 2, 3, … without a header.")
+]
+ItemColumn = Annotated[str | None, typer.Option("--item", help="The column of items.")]
+TimeColumn = Annotated[
+    str | None, typer.Option("--time", help="The column of times: numbers, or dates such as 2020-12-31 23:59.")
+]
+TimeFormat = Annotated[
+    str | None, typer.Option(help='The format of dates as in strptime: "%d/%m/%Y %H:%M". Default: detected.')
+]
+
+# Trees
+TreeName = Annotated[str, training_option("tree")]
+Arity = Annotated[int, training_option("arity", min=2)]
+ItemsFile = Annotated[Path | None, training_option("items")]
+VectorsFile = Annotated[Path | None, training_option("vectors")]
+
+# Search and measurement
 BeamText = Annotated[
-    str, typer.Option(help="k; or one width per searched level, between commas, first to last; or tuned.")
+    str, typer.Option(help="The beam size k, one width per searched level separated by commas, or tuned.")
 ]
-Cuts = Annotated[str, typer.Option(help="How many items are retrieved: numbers separated by commas.")]
-Metrics = Annotated[str, typer.Option(help=f"Of {', '.join(METRICS)}; separated by commas.")]
+Size = Annotated[int, typer.Option(min=1, help="Number of items to retrieve.")]
+Cuts = Annotated[str, typer.Option(help="Numbers of items to retrieve, separated by commas.")]
+Metrics = Annotated[str, typer.Option(help=f"Any of {', '.join(METRICS)}, separated by commas.")]
 ExcludeSeen = Annotated[
-    bool, typer.Option("--exclude-seen", help="What a user has seen is neither retrieved nor expected.")
+    bool,
+    typer.Option("--exclude-seen", help="Leave items a user has seen out of the results and of the expected items."),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, training_option("device")]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="CPU threads; unless given, OMP_NUM_THREADS, or the CPUs that this process may use."),
+    typer.Option(min=1, help="CPU threads. Default: OMP_NUM_THREADS, or the CPUs available to this process."),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the cells to this file.")]
+
+# Output
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file, as JSON.")]
+PICTURES = (".png", ".pdf", ".svg")
+
+# Ray
 EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        metavar="WHO",
-        help="[bold]here[/bold]: this process. [bold]ray[/bold]: the workers of a Ray cluster, who see the same files.",
+        help="Where the work is done. [bold]here[/bold]: in this process. [bold]ray[/bold]: by the workers of a Ray "
+        "cluster, which must see the same files.",
     ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         "--address",
-        help="With --engine ray: a cluster that is there already, HOST:PORT, ray://HOST:PORT or auto. Unless given, "
-        "a local one is started and ended.",
+        help="With --engine ray: a running cluster, as HOST:PORT, ray://HOST:PORT or auto. Default: start a local one.",
     ),
 ]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="With --engine ray: how many work at the same time; all CPUs unless given.")
-]
-ENGINES = {"here": False, "ray": True}  # and whether it is a cluster
+Workers = Annotated[int | None, typer.Option(min=1, help="With --engine ray: number of workers. Default: all CPUs.")]
 
 
-def on_ray(engine: str, *given: object) -> bool:
-    """Whether --engine is a cluster; a ValueError where options that only a cluster has were given without one."""
-    if engine not in ENGINES:
-        raise ValueError(f"--engine {engine!r} is unknown: choose from {', '.join(ENGINES)}")
-    if not ENGINES[engine] and any(each is not None for each in given):
-        raise ValueError("--address, --workers and --gpus say how to work on a cluster: add --engine ray")
-    return ENGINES[engine]
+def uses_ray(engine: str, *ray_options: object) -> bool:
+    """Whether --engine is ray; a ValueError where options of Ray were given without it."""
+    if engine not in ("here", "ray"):
+        raise ValueError(f"--engine {engine!r} is unknown: choose from here, ray")
+    if engine == "here" and any(value is not None for value in ray_options):
+        raise ValueError("--address, --workers and --gpus are for a cluster: add --engine ray")
+    return engine == "ray"
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words between commas."""
+    """The words of a comma-separated list."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def beam_of(text: str, run: Path) -> BeamSize:
-    """What --beam-size says: a number, one width per level, or those that `beamtree tune` found for the run."""
-    if text == "tuned":
-        return tuned_beam(run)
-    return beam_words(text)
-
-
-def beam_words(text: str) -> BeamSize:
-    """A number, or one width per level between commas."""
+def parse_beam(text: str, run: Path | None = None) -> BeamSize:
+    """The beam of --beam-size: a number, one width per level, or tuned for a run."""
+    if text == "tuned" and run is not None:
+        return load_tuned_beam(run)
     try:
-        found = tuple(int(word) for word in text.split(","))
-        if min(found) < 1:
+        widths = tuple(int(word) for word in text.split(","))
+        if min(widths) < 1:
             raise ValueError
     except ValueError as error:
         raise ValueError(
             f"--beam-size {text!r}: give a whole number, or one for each searched level separated by commas"
         ) from error
-    return found if len(found) > 1 else found[0]
+    return widths if len(widths) > 1 else widths[0]
 
 
-def most_items(beam_size: BeamSize) -> int:
-    """How many items a beam can give: its width on the leaves."""
-    return beam_size if isinstance(beam_size, int) else beam_size[-1]
+def check_size(m: int, beam_size: BeamSize, option: str = "--beam-size") -> None:
+    """Raise a ValueError where a beam is too narrow for m items."""
+    width = beam_size if isinstance(beam_size, int) else beam_size[-1]
+    if m > width:
+        raise ValueError(f"--m {m} with {option} {as_text(beam_size)}: the beam holds fewer items than that")
 
 
-def cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
-    """Every m of --m: whole numbers from 1 up to the beam's size."""
+def parse_cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
+    """Every m of --m: whole numbers from 1 to the beam size."""
     try:
-        found = tuple(int(word) for word in words(text))
-        if not found or min(found) < 1:
+        cuts = tuple(int(word) for word in words(text))
+        if not cuts or min(cuts) < 1:
             raise ValueError
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
-    if max(found) > most_items(beam_size):
-        raise ValueError(f"--m {max(found)} with {option} {as_text(beam_size)}: the beam holds fewer items than that")
-    return found
+    check_size(max(cuts), beam_size, option)
+    return cuts
 
 
-def split_of(data: Prepared, name: str) -> BeforeAfter:
-    """One of the three groups of users."""
+def users_of(data: Prepared, split: str) -> BeforeAfter:
+    """The users of a split; a ValueError where there are none."""
     splits = {"test": data.test, "val": data.val, "train": data.train}
-    if name not in splits:
-        raise ValueError(f"--split {name!r}: choose test, val or train")
-    if not len(splits[name]):
-        raise ValueError(f"{data.folder} has no {name} users: choose another --split, or prepare with --{name}-users")
-    return splits[name]
+    if split not in splits:
+        raise ValueError(f"--split {split!r}: choose test, val or train")
+    if not len(splits[split]):
+        raise ValueError(f"{data.folder} has no {split} users: choose another --split, or prepare with --{split}-users")
+    return splits[split]
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise a ValueError where an output cannot be written: before the work, not after it."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
+def check_picture(path: Path) -> None:
+    """Raise a ValueError where a picture has an unknown ending."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"{path}: the name of a picture must end in {', '.join(PICTURES)}")

@@ -1,4 +1,4 @@
-"""`beamtree paper`: the tables of the paper, its numbers beside ours."""
+"""`beamtree paper`: the tables and figures of the paper, its numbers beside ours."""
 
 import math
 from collections.abc import Sequence, Set
@@ -8,43 +8,70 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.options import Device, Json, words
-from beamtree.cli.screen import draw, out, print_table, progress
-from beamtree.files.atomic import check_writable, write_json
+from beamtree.cli.compare import run_plan
+from beamtree.cli.console import draw, out, print_table, progress, write
+from beamtree.cli.options import (
+    Device,
+    ItemsFile,
+    Json,
+    PreparedFolder,
+    TreeName,
+    VectorsFile,
+    check_outputs,
+    command,
+    words,
+)
+from beamtree.data import load_data
+from beamtree.errors import lookup
+from beamtree.files.atomic import write_json
+from beamtree.ingest.inputs import tree_builder
+from beamtree.model import check_device
+from beamtree.research.compare import table as compare_table
+from beamtree.research.compare.plan import METRICS
+from beamtree.research.paper import real_data, timing
 from beamtree.research.paper.report import Cell, results_name, save_results
 from beamtree.research.paper.synthetic import PLANS, Job, SyntheticPlan, synthetic_cells
 from beamtree.research.paper.synthetic import TITLES as SYNTHETIC_TITLES
 from beamtree.research.paper.toy import TITLES as TOY_TITLES
 from beamtree.research.paper.toy import toy_cells
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.recipes import RECIPES
 
 RESULTS = Path("results")
 DEFAULT_ROWS = ",".join(PLANS["table2"].rows)
 
 paper = typer.Typer(
     no_args_is_help=True,
-    help="Reproduce the paper's tables: its numbers beside ours, a JSON file and a picture in results/.",
+    help="Reproduce the tables and figures of the paper: its numbers beside ours, as a table, a JSON file and a "
+    "picture in results/.\n\n"
+    "Tables 1, A1, 2 and A2 use synthetic data. Tables 3 and 4 need the data sets of the paper.",
 )
 
-Runs = Annotated[int, typer.Option(min=1, help="How many runs to average.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
+Runs = Annotated[int, typer.Option(min=1, help="Number of runs to average.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same numbers.")]
 Rows = Annotated[str, typer.Option(help="Methods, separated by commas.")]
-Bias = Annotated[str, typer.Option(help="The sparsity c: one number, or several with commas.")]
+Bias = Annotated[str, typer.Option(help="The sparsity c: one number, or several separated by commas.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the 10,000 training instances.")]
+OutFolder = Annotated[Path, typer.Option("--out", help="The folder for rows, tables and pictures.")]
+RecipeName = Annotated[str, typer.Option(help="paper (as published), or beamtree (good on ordinary data).")]
 
 
-@paper.command("table1")
+# Synthetic data
+
+
+@command(paper, "table1")
 def paper_table1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
-    """The toy experiment: what beam search loses when p(z) is estimated directly (half a minute)."""
+    """Toy data: what beam search loses when p(z) is estimated directly. Half a minute."""
     _toy("table1", runs, seed, json)
 
 
-@paper.command("tableA1")
+@command(paper, "tableA1")
 def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
-    """The toy experiment in full: three estimators, every m ≤ k (half a minute)."""
+    """Toy data in full: three estimators, every m ≤ k. Half a minute."""
     _toy("tableA1", runs, seed, json)
 
 
-@paper.command("table2")
+@command(paper, "table2")
 def paper_table2(
     runs: Runs = PLANS["table2"].runs,
     seed: Seed = 0,
@@ -54,14 +81,14 @@ def paper_table2(
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
-    """The synthetic experiment at c = -5: every method trained and compared (an hour on two cores).
+    """Synthetic data at c = -5: every method trained and compared. An hour on two cores.
 
-    Further rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
+    Other rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
     """
     _synthetic("table2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
-@paper.command("tableA2")
+@command(paper, "tableA2")
 def paper_table_a2(
     runs: Runs = PLANS["tableA2"].runs,
     seed: Seed = 0,
@@ -71,7 +98,7 @@ def paper_table_a2(
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
-    """The synthetic experiment from dense (c = 0) to sparse (c = -5): six times the work of table2."""
+    """Synthetic data from dense (c = 0) to sparse (c = -5). Six times the work of table2."""
     _synthetic("tableA2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
@@ -87,27 +114,31 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _toy(name: str, runs: int, seed: int, json: Path | None) -> None:
     settings: dict[str, object] = {"runs": runs, "seed": seed}
-    file = _make_room(name, {"runs": 100, "seed": 0}, settings, json)
+    file = _results_file(name, {"runs": 100, "seed": 0}, settings, json)
     with progress(runs, "runs") as (advance, _):
         cells = toy_cells(name, runs, seed, lambda done, total: advance(1))
-    pictures = _keep(file, cells, settings, json, "plot_toy")
+    pictures = _save(file, cells, settings, json, "plot_toy")
     print_cells(TOY_TITLES[name], cells, line=("estimator", "k", "m"), column="N", digits=3)
-    _close(file, cells, pictures)
+    _print_saved(file, cells, pictures)
 
 
 def _synthetic(name: str, plan: SyntheticPlan, json: Path | None) -> None:
     settings = _settings(plan)
-    file = _make_room(name, _settings(PLANS[name]), settings, json)
+    file = _results_file(name, _settings(PLANS[name]), settings, json)
     with progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
 
-        def ended(job: Job, regrets: dict[int, float]) -> None:
+        def on_end(job: Job, regrets: dict[int, float]) -> None:
             numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
-        cells = synthetic_cells(name, plan, advance, ended)
-    pictures = _keep(file, cells, settings, json, "plot_sparsity" if len(plan.biases) > 1 else "plot_bars")
-    print_cells(SYNTHETIC_TITLES[name], cells, line=("bias", "row"), column="m", digits=4, best=best_of(cells))
-    _close(file, cells, pictures)
+        cells = synthetic_cells(name, plan, advance, on_end)
+    pictures = _save(file, cells, settings, json, "plot_sparsity" if len(plan.biases) > 1 else "plot_bars")
+    groups: dict[tuple[object, object], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.key["bias"], cell.key["m"]), []).append(cell)
+    lowest = {id(min(group, key=lambda cell: cell.value)) for group in groups.values()}
+    print_cells(SYNTHETIC_TITLES[name], cells, line=("bias", "row"), column="m", digits=4, best=lowest)
+    _print_saved(file, cells, pictures)
 
 
 def _settings(plan: SyntheticPlan) -> dict[str, object]:
@@ -121,38 +152,161 @@ def _settings(plan: SyntheticPlan) -> dict[str, object]:
     }
 
 
-def _make_room(name: str, usual: dict[str, object], now: dict[str, object], json: Path | None) -> Path:
-    """The file for the results; finds out that it or --json cannot be written before an hour of work, not after."""
-    changed = {key: value for key, value in now.items() if usual[key] != value}
+def _results_file(name: str, defaults: dict[str, object], settings: dict[str, object], json: Path | None) -> Path:
+    """The file for the results, named by the settings that are not defaults; checks that it can be written."""
+    changed = {key: value for key, value in settings.items() if defaults[key] != value}
     file = RESULTS / f"{results_name(name, changed)}.json"
-    for path in (file, *([json] if json else [])):
-        check_writable(path)
+    check_outputs(file, json)
     return file
 
 
-def _keep(
-    file: Path,
-    cells: list[Cell],
-    settings: dict[str, object],
-    json: Path | None,
-    plot: str,
-) -> list[Path]:
-    """Save before anything is printed: a closed pipe must not cost the work. Gives the pictures."""
+def _save(file: Path, cells: list[Cell], settings: dict[str, object], json: Path | None, plot: str) -> list[Path]:
+    """Save and draw before printing, so that a closed pipe does not lose the results. Returns the pictures."""
     save_results(file, cells, settings)
     if json is not None:
-        write_json(json, [each.record() for each in cells])
+        write_json(json, [cell.record() for cell in cells])
     picture = file.with_suffix(".png")
     return draw(lambda plots: getattr(plots, plot)(cells, picture), picture)
 
 
-def _close(file: Path, cells: list[Cell], pictures: list[Path]) -> None:
-    judged = [each for each in cells if each.within is not None]
+def _print_saved(file: Path, cells: list[Cell], pictures: list[Path]) -> None:
+    judged = [cell for cell in cells if cell.within is not None]
     if judged:
-        near = sum(1 for each in judged if each.within)
-        out.print(f"{near} of {len(judged)} cells are within tolerance of the paper.", highlight=False)
-    out.print(f"Saved {file}", highlight=False, soft_wrap=True)
-    for picture in pictures:
-        out.print(f"  and {picture}", highlight=False, soft_wrap=True)
+        near = sum(1 for cell in judged if cell.within)
+        write(f"{near} of {len(judged)} cells are within tolerance of the paper.")
+    write(f"Saved {file}", *(f"  and {picture}" for picture in pictures))
+
+
+# Real data
+
+
+@command(paper, "table3")
+def paper_table3(
+    data: PreparedFolder,
+    folder: OutFolder = Path("results/table3"),
+    recipe: RecipeName = "paper",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Eight systems on Amazon Books. Hours on a GPU.
+
+    Download the ratings of Amazon's books (user, item, rating, timestamp) and prepare them first:
+
+    beamtree prepare ratings_Books.csv --format amazon-ratings --out prepared/books
+    """
+    _real("table3", data, folder, recipe, seed, device, json)
+
+
+@command(paper, "table4")
+def paper_table4(
+    data: PreparedFolder,
+    folder: OutFolder = Path("results/table4"),
+    recipe: RecipeName = "paper",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Eight systems on UserBehavior. Hours on a GPU.
+
+    Download UserBehavior.csv (user, item, category, behaviour, timestamp) and prepare it first:
+
+    beamtree prepare UserBehavior.csv --format user-behavior --out prepared/userbehavior
+    """
+    _real("table4", data, folder, recipe, seed, device, json)
+
+
+def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: str, json: Path | None) -> None:
+    check_device(device)
+    lookup(RECIPES, "recipe", recipe)
+    check_outputs(folder / f"{name}.json", json)
+    prepared = load_data(data)
+    write(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins")
+    plan = real_data.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
+    results = run_plan(plan, real_data.ROWS, None)
+    cells = real_data.cells(name, results)
+    settings: dict[str, object] = {"recipe": recipe, "seed": seed, "device": device, "data": prepared.folder.name}
+    save_results(folder / f"{name}.json", cells, settings)
+    if json is not None:
+        write_json(json, [cell.record() for cell in cells])
+    best = {id(cell) for cell, entry in zip(cells, compare_table(results), strict=True) if entry.best}
+    cells.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
+    print_cells(real_data.TITLES[name], cells, line=("metric", "row"), column="m", digits=2, best=best, over="users")
+    write(f"Saved {folder / name}.json")
+
+
+@command(paper, "figure2")
+def paper_figure2(
+    data: Annotated[list[Path], typer.Argument(metavar="DATA…", help="Folders written by `beamtree prepare`.")],
+    level: Annotated[int, typer.Option(min=1, help="h: the paper shows level 8, of 256 nodes.")] = 8,
+    tree: TreeName = "cluster",
+    items: ItemsFile = None,
+    vectors: VectorsFile = None,
+    seed: Seed = 0,
+    json: Json = None,
+) -> None:
+    """How unevenly training instances fall on the nodes of a level: S_n sorted and normalized, a line per data set."""
+    picture = RESULTS / "figure2.png"
+    check_outputs(picture, json)
+    build = tree_builder(tree, items, vectors)
+    shares = {}
+    table = Table(
+        title=f"{real_data.TITLES['figure2']}, h = {level}", caption="share of the instances on the first nodes, %"
+    )
+    table.add_column("data", no_wrap=True)
+    for part in ("1 %", "10 %", "50 %"):
+        table.add_column(f"first {part}", justify="right")
+    for folder in data:
+        prepared = load_data(folder)
+        built = build(prepared, 2, seed)
+        if level > built.height:
+            raise ValueError(f"--level {level}: the tree of {folder} has {built.height} levels")
+        distribution = real_data.distribution(built, prepared.train, level)
+        name = prepared.folder.resolve().name
+        name = str(folder) if name in shares else name
+        shares[name] = distribution.tolist()
+        firsts = [float(distribution[: max(1, round(len(distribution) * part))].sum()) for part in (0.01, 0.1, 0.5)]
+        table.add_row(name, *(f"{first * 100:.1f}" for first in firsts))
+    pictures = draw(lambda plots: plots.plot_levels(shares, picture), picture)
+    if json is not None:
+        records = [
+            {"data": name, "level": level, "index": index, "value": value}
+            for name, values in shares.items()
+            for index, value in enumerate(values)
+        ]
+        write_json(json, records)
+    print_table(table)
+    write(*(f"Saved {path}" for path in pictures))
+
+
+@command(paper, "timing")
+def paper_timing(
+    height: Annotated[
+        int | None, typer.Option(min=2, help="Of a tree of 2^height items. Default: 22 on a GPU, 14 on a CPU.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Users per batch.")] = 100,
+    beam_size: Annotated[int, typer.Option(min=1, help="The beam size k.")] = 400,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Number of batches. Default: 200 on a GPU, 5 on a CPU.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adam, as in the paper, or lazy.")] = "adam",
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Seconds per training batch of PLT, TDM and OTM on synthetic users, beside the paper's on a Tesla P100."""
+    check_device(device)
+    make_optimizer = lookup(OPTIMIZERS, "optimizer", optimizer)
+    on_gpu = device != "cpu"
+    height, iterations = height or (22 if on_gpu else 14), iterations or (200 if on_gpu else 5)
+    check_outputs(json)
+    with progress(timing.num_batches(iterations), "batches") as (advance, _):
+        cells = timing.timing(height, batch_size, beam_size, iterations, make_optimizer, device, advance)
+    if json is not None:
+        write_json(json, [{**cell.record(), "height": height, "device": device} for cell in cells])
+    print_cells(f"{timing.TITLE}: {batch_size} users, 2^{height} items", cells, line=("row",), column="", digits=4)
+
+
+# Tables
 
 
 def print_cells(
@@ -164,21 +318,30 @@ def print_cells(
     best: Set[int] = frozenset(),
     over: str = "runs",
 ) -> None:
-    """A table for people: ours ± half of its 95 % interval, and below it the paper's number and whether we agree."""
-    spread = f" ± half of the 95 % interval of the mean over {over}" if any(each.half for each in cells) else ""
-    table = Table(title=title, caption=f"ours{spread}; below: the paper's number, ✓ within tolerance, ✗ not")
-    columns = list(dict.fromkeys(each.key.get(column) for each in cells))
-    named = len(line) * 5 + sum(max(len(name), *(len(str(each.key[name])) for each in cells)) for name in line)
-    narrow = out.is_terminal and out.width < named + len(columns) * 18  # then the spread stays in the JSON
+    """A table: ours ± half of its 95 % interval, and below it the paper's number and whether we agree.
+
+    Args:
+        title: of the table.
+        cells: its numbers.
+        line: the keys that name a line.
+        column: the key that names a column; empty for a table of one.
+        digits: after the point.
+        best: ids of the cells to print in bold.
+        over: what the interval is over.
+    """
+    interval = f" ± half of the 95 % interval of the mean over {over}" if any(cell.half for cell in cells) else ""
+    table = Table(title=title, caption=f"ours{interval}; below: the paper's number, ✓ within tolerance, ✗ not")
+    columns = list(dict.fromkeys(cell.key.get(column) for cell in cells))
+    names_width = len(line) * 5 + sum(max(len(name), *(len(str(cell.key[name])) for cell in cells)) for name in line)
+    narrow = out.is_terminal and out.width < names_width + len(columns) * 18  # then intervals are only in the JSON
     for name in line:
         table.add_column(name, no_wrap=True, min_width=len(name))
     for value in columns:
         table.add_column(f"{column}={value}" if column else "ours", justify="right", no_wrap=True)
-    lines = dict.fromkeys(tuple(each.key[name] for name in line) for each in cells)
-    found = {(*(each.key[name] for name in line), each.key.get(column)): each for each in cells}
-    for place in lines:
-        texts = [_cell_text(found.get((*place, value)), digits, best, narrow) for value in columns]
-        table.add_row(*(f"{part:g}" if isinstance(part, float) else str(part) for part in place), *texts)
+    by_key = {(*(cell.key[name] for name in line), cell.key.get(column)): cell for cell in cells}
+    for names in dict.fromkeys(tuple(cell.key[name] for name in line) for cell in cells):
+        texts = [_cell_text(by_key.get((*names, value)), digits, best, narrow) for value in columns]
+        table.add_row(*(f"{name:g}" if isinstance(name, float) else str(name) for name in names), *texts)
     print_table(table)
 
 
@@ -189,14 +352,6 @@ def _cell_text(cell: Cell | None, digits: int, best: Set[int], narrow: bool) -> 
     if id(cell) in best:
         ours = f"[bold]{ours}[/bold]"
     mark = {True: " [green]✓[/green]", False: " [red]✗[/red]", None: ""}[cell.within]
-    paper = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
-    spread = "" if narrow or not cell.half else f" ± {cell.half:.{digits}f}"
-    return f"{ours}{spread}\n[dim]{paper}[/dim]{mark}"
-
-
-def best_of(cells: Sequence[Cell]) -> set[int]:
-    """The ids of the cells with the lowest regret among the rows at the same c and m."""
-    groups: dict[tuple[object, object], list[Cell]] = {}
-    for each in cells:
-        groups.setdefault((each.key["bias"], each.key["m"]), []).append(each)
-    return {id(min(group, key=lambda each: each.value)) for group in groups.values()}
+    theirs = "–" if cell.paper is None else f"{cell.paper:.{digits}f}"
+    interval = "" if narrow or not cell.half else f" ± {cell.half:.{digits}f}"
+    return f"{ours}{interval}\n[dim]{theirs}[/dim]{mark}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from beamtree.cli.screen import err
+from beamtree.cli.console import err
 from beamtree.distributed.command import OpenModel, over_ranks
 from beamtree.distributed.group import LostError, join, tells
 from beamtree.errors import requires

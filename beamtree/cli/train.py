@@ -1,4 +1,4 @@
-"""`beamtree train`: a tree over the items, a scorer trained on it, and all that is needed to use them."""
+"""`beamtree train`: build a tree over the items and train a model on it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,129 +7,189 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from torch import Tensor
 
-from beamtree.cli.options import Device, Threads
-from beamtree.cli.screen import details, hush, out, progress
-from beamtree.cli.trees import Arity, ItemsFile, TreeName, VectorsFile
+from beamtree.cli.console import details, progress, silence, write
+from beamtree.cli.options import Arity, ItemsFile, PreparedFolder, Threads, TreeName, VectorsFile, training_option
 from beamtree.data import Prepared, load_data
 from beamtree.distributed.consistency import check_alike
-from beamtree.distributed.group import Ranks, is_restarted, join, ranks
+from beamtree.distributed.group import is_restarted, join, ranks
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
-from beamtree.methods import METHODS
 from beamtree.model import TreeModel, check_device
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
-from beamtree.train import Checkpoints, Journal, Progress, steps_done, usual_m
-from beamtree.train.recipes import Settings, settle, start_model, train_model
-from beamtree.train.runs import LOG, RUN, TRAINING, describe_run, finish_run, holding, read_run, write_run
-from beamtree.train.runs import threads as threads_now
+from beamtree.train import Checkpoints, Progress, TrainingOptions, steps_done, usual_m
+from beamtree.train.recipes import TrainingSettings, build_model, resolve_settings, train_model
+from beamtree.train.runs import (
+    LOG,
+    RUN,
+    TRAINING,
+    TrainingLog,
+    check_free,
+    describe_run,
+    finish_run,
+    holding,
+    read_run,
+    write_run,
+)
 
 LOG_EVERY = 50  # steps
 
 
 def train(
-    data: Annotated[Path, typer.Argument(help="A folder that `beamtree prepare` wrote.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="Where the run goes.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "otm-mixed",
+    data: PreparedFolder,
+    out_folder: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
+    method: Annotated[str, training_option("method")] = "otm-mixed",
     tree: TreeName = "cluster",
     arity: Arity = 2,
     items: ItemsFile = None,
     vectors: VectorsFile = None,
-    beam_size: Annotated[int | None, typer.Option(min=1, help="k in training: 400 on a GPU, 100 on a CPU.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Uniform nodes per level; 2k unless given.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="beamtree: all parts. deep: the network alone. paper: as published.")
-    ] = "beamtree",
-    epochs: Annotated[int | None, typer.Option(min=1, help="As many as make 10,000 steps; on a CPU 300 steps.")] = None,
-    steps: Annotated[int | None, typer.Option(min=0, help="In steps; 0: stop at the start in closed form.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Users per step: 200 on a GPU, 50 on a CPU.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Adam's learning rate; the recipe's unless given.")] = None,
-    optimizer: Annotated[str, typer.Option(help="adam, or lazy: rows that a step did not touch rest.")] = "adam",
-    patience: Annotated[int, typer.Option(min=1, help="Stop after this many checks without a rise in recall.")] = 8,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, max=2**63 - 1, help="Same seed, same model, on the same kind of machine and as many threads."
-        ),
-    ] = 0,
-    device: Device = "cpu",
+    beam_size: Annotated[int | None, training_option("beam_size", min=1)] = None,
+    nodes: Annotated[int | None, training_option("nodes", min=1)] = None,
+    recipe: Annotated[str, training_option("recipe")] = "beamtree",
+    epochs: Annotated[int | None, training_option("epochs", min=1)] = None,
+    steps: Annotated[int | None, training_option("steps", min=0)] = None,
+    batch_size: Annotated[int | None, training_option("batch_size", min=1)] = None,
+    lr: Annotated[float | None, training_option("lr")] = None,
+    optimizer: Annotated[str, training_option("optimizer")] = "adam",
+    patience: Annotated[int, training_option("patience", min=1)] = 8,
+    seed: Annotated[int, training_option("seed", min=0, max=2**63 - 1)] = 0,
+    device: Annotated[str, training_option("device")] = "cpu",
     threads: Threads = None,
-    refit: Annotated[bool, typer.Option("--refit", help="Make the parts again at the end, with all events.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also show what the validation users chose.")] = False,
+    refit: Annotated[bool, training_option("refit", flag=True)] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what was chosen on the validation users.")] = False,
 ) -> None:
-    """Learn a tree and train a scorer on it; the best model by recall on the validation users is kept.
+    """Build a tree and train a model on it. The weights with the best recall on the validation users are kept.
 
-    Without validation users, the last model is.
+    Without validation users, the last weights are kept.
 
-    Checkpoints are written every 500 steps and every half minute; a run that was killed goes on with --resume.
-    Several processes train together under `torchrun --nproc-per-node 4 -m beamtree train …`.
+    A checkpoint is written every 500 steps and every half minute: continue a killed run with --resume. Loss and recall
+    go to RUN/log.jsonl and, for TensorBoard, to RUN/tensorboard.
 
-    Loss and recall go to RUN/log.jsonl and, for TensorBoard, RUN/tensorboard.
+    Several processes train one model with `torchrun --nproc-per-node 4 -m beamtree train …`, see docs/scale.md.
     """
     use_threads(threads)
-    with joined(device).agreed():
+    options = TrainingOptions(
+        method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
+        nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
+        seed=seed, device=device, refit=refit,
+    )  # fmt: skip
+    together = join(device)
+    if not together.is_first:
+        silence()
+    with together.agreed():
         check_device(device)
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
-        settings = settle(
-            prepared, recipe=recipe, method=method, beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps,
-            batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience, seed=seed, device=device, refit=refit,
-        )  # fmt: skip
-        run = describe_run(settings, prepared.folder, tree, recipe, arity=arity, items=items, vectors=vectors)
-    with details() if verbose else nullcontext():
-        _run(out_folder, run, prepared, build, settings, resume or is_restarted())
+        settings = resolve_settings(prepared, options)
+        run = describe_run(prepared.folder, options, settings)
+    check_alike(together, **{**run, "data": prepared.train.fingerprint()})
+    with details() if verbose else nullcontext(), holding(out_folder):
+        _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
 
 
-def joined(device: str) -> Ranks:
-    """All ranks, of which the first speaks."""
-    now = join(device)
-    if not now.is_first:
-        hush()
-    return now
+class RunState(Enum):
+    """Where training in a folder begins."""
+
+    NEW = "at the first step"
+    STOPPED = "at its checkpoint"
+    FINISHED = "nowhere"
 
 
-def _run(
-    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, resume: bool
+def _train_in(
+    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: TrainingSettings, resume: bool
 ) -> None:
-    """Train, save, and say what it brought."""
-    check_alike(ranks(), **{**run, "data": data.train.fingerprint()})
-    with holding(folder):
-        _run_held(folder, run, data, build, settings, resume)
-
-
-def _run_held(
-    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, resume: bool
-) -> None:
-    steps, where = settings.num_steps(data), Where.START
+    """Train in a locked folder, save the model and print the result."""
+    state = RunState.NEW
     with ranks().agreed() as first:
         if first:
-            where = _look(folder, run, steps, resume)
-    where = ranks().gather(where)[0]
-    if where is Where.END:
+            state = _check_folder(folder, run, settings.num_steps(data), resume)
+    state = ranks().gather(state)[0]
+    if state is RunState.FINISHED:
         return
-    model, step = _start(folder, run, data, build, settings, where)
-    found = _train(folder, settings, data, model, step)
+    if state is RunState.STOPPED:
+        with ranks().agreed():  # every rank must see the checkpoint
+            step = steps_done(folder / TRAINING)
+        model = load_model(folder / TRAINING, settings.device)
+    else:
+        step, model = 0, _build(run, data, build, settings)
+        with ranks().agreed() as first:
+            if first:
+                write_run(folder, run)  # before training, so that a killed run can be resumed
+    result = _train(folder, settings, data, model, step)
     with ranks().agreed() as first:
         if first:
-            finish_run(folder, found)
+            finish_run(folder, result)
     save_model(model, folder)
-    _say_what_it_brought(found, data, settings)
-    for line in (f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}"):
-        out.print(line, highlight=False, soft_wrap=True)
+    if settings.refit:
+        write("Refitted the closed-form parts with the validation users; the recall was measured before:")
+    report = result.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
+    write(report, bold=True)
+    write(f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}")
 
 
-def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, step: int) -> Progress:
-    """Train with a journal and a progress bar."""
+def _check_folder(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> RunState:
+    """Where training begins; a ValueError where this folder cannot be used."""
+    check_free(folder)
+    if (folder / RUN).exists():
+        if not resume:
+            raise ValueError(f"{folder} is already a run: add --resume to continue it, or choose another folder")
+        before = read_run(folder)
+        for key, value in run.items():
+            if before.get(key) != value:
+                raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
+        has_checkpoint = holds_model(folder / TRAINING)
+        if holds_model(folder):
+            if not has_checkpoint:
+                raise ValueError(f"{folder} holds a finished model and no checkpoint: choose another folder")
+            finished = before.get("training", {}).get("steps_done")
+            if finished is not None:
+                write(f"Training ended at step {finished:,}: nothing to continue. {folder} is unchanged.")
+                return RunState.FINISHED
+        if has_checkpoint:
+            write(f"Continuing from step {steps_done(folder / TRAINING):,} of {steps:,}")
+            threads, now = before.get("threads"), torch.get_num_threads()
+            if threads not in (None, now):
+                write(f"The run began with {threads} threads and continues with {now}: results will differ slightly.")
+            return RunState.STOPPED
+    if resume:
+        write(f"There is no checkpoint in {folder}: starting from the beginning")
+    check_writable(folder / RUN)  # before building the tree, which takes a while
+    return RunState.NEW
+
+
+def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: TrainingSettings) -> TreeModel:
+    """Build the tree and fit the closed form, with progress."""
+    write(f"Building a {run['tree']} tree over {data.num_items:,} items")
+    tree = build(data, run["arity"], run["seed"])
+    if settings.recipe.start is None:
+        return build_model(settings, data, tree)
     began = time.monotonic()
-    at = usual_m(data.num_items)
+    with progress(100, "% of the closed form") as (advance, _):
+        shown = 0
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        model = build_model(settings, data, tree, on_progress)
+    write(f"Fitted the closed form in {time.monotonic() - began:.0f} s")
+    return model
+
+
+def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: TreeModel, step: int) -> Progress:
+    """Train with a log and a progress bar."""
+    began = time.monotonic()
+    m = usual_m(data.num_items)
     with (
-        _said_how_to_go_on(folder),
-        _written(folder / LOG, step) as write,
+        _explain_disk_errors(folder),
+        _training_log(folder / LOG, step) as log,
         progress(settings.num_steps(data), "steps") as (advance, say),
     ):
         advance(step)
@@ -137,120 +197,29 @@ def _train(folder: Path, settings: Settings, data: Prepared, model: TreeModel, s
         def on_step(done: int, total: int, loss: Tensor) -> None:
             advance(1)
             if done % LOG_EVERY == 0 or done == total:
-                write(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
+                log(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
 
         def on_check(done: int, recall: float) -> None:
-            write(done, recall=recall, seconds=round(time.monotonic() - began, 1))
-            say(f"step {done:,}  recall@{at} {recall:.2%} on {len(data.val):,} validation users")
+            log(done, recall=recall, seconds=round(time.monotonic() - began, 1))
+            say(f"step {done:,}  recall@{m} {recall:.2%} on {len(data.val):,} validation users")
 
         checkpoints = Checkpoints(folder / TRAINING, every=500, resume=True)
         return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)
 
 
-def _say_what_it_brought(found: Progress, data: Prepared, settings: Settings) -> None:
-    if settings.refit:
-        out.print("Made the parts again, with the validation users; what follows was measured before:", highlight=False)
-    line = found.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
-    out.print(f"[bold]{line}[/bold]", highlight=False, soft_wrap=True)
-
-
-def _check_same(folder: Path, before: dict[str, Any], run: dict[str, Any]) -> None:
-    for key, value in run.items():
-        if before.get(key) != value:
-            raise ValueError(f"{folder} was begun with {key}={before.get(key)}, not {value}: resume it as it began")
-
-
-def _has_ended(folder: Path, run: dict[str, Any]) -> bool:
-    """Whether there is nothing to go on with, and say so."""
-    if not (folder / RUN).exists() or not holds_model(folder):
-        return False
-    before = read_run(folder)
-    _check_same(folder, before, run)
-    if not holds_model(folder / TRAINING):
-        raise ValueError(f"{folder} holds a finished model and no checkpoint to go on from: choose another folder")
-    ended = before.get("training", {}).get("steps_done")
-    if ended is not None:
-        out.print(f"Training ended at step {ended:,}: nothing to go on with. {folder} is as it was.", highlight=False)
-    return ended is not None
-
-
 @contextmanager
-def _written(path: Path, step: int) -> Iterator[Callable[..., None]]:
-    """What writes to the journal of a run; nothing, where another rank does."""
+def _training_log(path: Path, step: int) -> Iterator[Callable[..., None]]:
+    """A function that writes to the log of the run; only the first rank writes."""
     if not ranks().is_first:
         yield lambda step, **values: None
         return
-    with closing(Journal(path, step)) as journal:
-        yield journal.write
+    with closing(TrainingLog(path, step)) as log:
+        yield log.write
 
 
 @contextmanager
-def _said_how_to_go_on(folder: Path) -> Iterator[None]:
-    """Errors of a disk in one line: what was trained so far is not lost."""
+def _explain_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"{folder} cannot be written: {error}; make room and go on with --resume") from error
-
-
-class Where(Enum):
-    """Where a run begins."""
-
-    START = "at the start"
-    CHECKPOINT = "from its checkpoint"
-    END = "nowhere: it has ended"
-
-
-def _look(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> Where:
-    """Where a run begins in a folder, and say so; a ValueError where it cannot."""
-    if resume and _has_ended(folder, run):
-        return Where.END
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / RUN).exists():
-            raise ValueError(f"{folder} holds something else: choose another folder")
-        before = read_run(folder)
-        if not resume:
-            raise ValueError(f"{folder} holds a run: add --resume to go on with it, or choose another folder")
-        _check_same(folder, before, run)
-        if holds_model(folder / TRAINING):
-            out.print(f"Going on from step {steps_done(folder / TRAINING):,} of {steps:,}", highlight=False)
-            if before.get("threads", threads_now()) != threads_now():
-                line = (
-                    f"It began with {before['threads']} threads and goes on with {threads_now()}: sums round otherwise"
-                )
-                out.print(f"{line}, so the model will not be the same to the last bit.", highlight=False)
-            return Where.CHECKPOINT
-    if resume:
-        out.print(f"There is no checkpoint in {folder} to go on from: beginning at the start", soft_wrap=True)
-    check_writable(folder / RUN)  # before the tree, which takes a while
-    return Where.START
-
-
-def _start(
-    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Settings, where: Where
-) -> tuple[TreeModel, int]:
-    """The model as the run begins, or as its checkpoint left it, and how many steps it has behind it."""
-    if where is Where.CHECKPOINT:
-        with ranks().agreed():  # that all ranks see it
-            step = steps_done(folder / TRAINING)
-        return load_model(folder / TRAINING, settings.device), step
-    out.print(f"Building a {run['tree']} tree over {data.num_items:,} items", highlight=False, soft_wrap=True)
-    tree = build(data, run["arity"], run["seed"])
-    began = time.monotonic()
-    if settings.recipe.start is None:
-        model = start_model(settings, data, tree)
-    else:
-        with progress(100, "% of the closed form") as (advance, _):
-            shown = 0
-
-            def on_progress(what: str, done: int, total: int) -> None:
-                nonlocal shown
-                advance(done - shown)
-                shown = done
-
-            model = start_model(settings, data, tree, on_progress)
-        out.print(f"Fitted the closed form in {time.monotonic() - began:.0f} s", highlight=False)
-    with ranks().agreed() as first:
-        if first:
-            write_run(folder, run)  # first, so that a run killed from here on can be resumed
-    return model, 0
+        raise OSError(f"{folder} cannot be written: {error}; free some space and continue with --resume") from error

@@ -1,4 +1,4 @@
-"""`beamtree tune`: one width per level for the beam of a run."""
+"""`beamtree tune`: one beam width per level for a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,83 +7,85 @@ import typer
 from rich.table import Table
 
 from beamtree.beam import as_text
-from beamtree.cli.options import DataFolder, Device, RunFolder, split_of
-from beamtree.cli.screen import draw, err, out, print_table
+from beamtree.cli.console import draw, note, print_table, write
+from beamtree.cli.options import DataFolder, Device, RunFolder, Size, check_outputs, check_picture, users_of
 from beamtree.diagnose.tune import USERS, TuneResult, tune
-from beamtree.files.atomic import check_writable, write_json
-from beamtree.storage.tuned import TUNE, write_tuned
+from beamtree.files.atomic import write_json
+from beamtree.storage.tuned import TUNE, save_tuned_beam
 from beamtree.train.runs import open_data, open_model, read_run
 
-PICTURES = (".png", ".pdf", ".svg")
-KEPT = 0.99  # of the widest beam's recall, where nothing is asked for
+DEFAULT_RECALL = 0.99  # share of the widest beam's recall
 
 
 def tune_run(
     run: RunFolder,
     recall: Annotated[
-        float | None, typer.Option(help=f"Keep this share of the widest beam's recall; {KEPT} unless a time is given.")
+        float | None,
+        typer.Option(
+            help=f"Keep this share of the widest beam's recall. Default: {DEFAULT_RECALL}, unless a time is given."
+        ),
     ] = None,
     milliseconds: Annotated[
-        float | None, typer.Option(help="Instead: what one query may take here, one at a time.")
+        float | None, typer.Option(help="Instead of --recall: the time one query may take on this machine.")
     ] = None,
-    m: Annotated[int, typer.Option(min=1, help="How many items are retrieved.")] = 10,
-    widest: Annotated[int, typer.Option(min=1, help="k of the beam that all are measured by.")] = 400,
-    users: Annotated[int, typer.Option(min=2, help="How many validation users to look at.")] = USERS,
-    seed: Annotated[int, typer.Option(help="Which users, and which of them choose or check.")] = 0,
+    m: Size = 10,
+    widest: Annotated[int, typer.Option(min=1, help="k of the widest beam, which others are compared with.")] = 400,
+    users: Annotated[int, typer.Option(min=2, help="Number of validation users.")] = USERS,
+    seed: Annotated[int, typer.Option(help="Draws the users that choose the beam and those that check it.")] = 0,
     data: DataFolder = None,
     device: Device = "cpu",
-    json: Annotated[Path | None, typer.Option("--json", help="Also write what RUN/tune.json holds here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="The picture; RUN/tune.png unless given.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the content of RUN/tune.json here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="The picture. Default: RUN/tune.png.")] = None,
 ) -> None:
-    """Find one beam width per level: wide where the choice is hard, narrow where it is not.
+    """Find one beam width per level: wide where the choice is hard, narrow where it is easy.
 
-    It looks at validation users, half of them to choose by and half to check, and compares with beams of one width.
+    Half of the validation users choose the beam and the other half check it, beside beams of one width.
 
-    The beam is kept in RUN/tune.json, where --beam-size tuned of retrieve, evaluate and inspect finds it. Times are
-    medians of one query at a time on this machine: let nothing else run beside.
+    The beam is saved in RUN/tune.json: use it with --beam-size tuned in retrieve, evaluate and inspect. Times are
+    medians of single queries on this machine, so run nothing else at the same time.
     """
     read_run(run)
     picture = plot or run / "tune.png"
-    if picture.suffix.lower() not in PICTURES:
-        raise ValueError(f"{picture}: pictures are written to {', '.join(PICTURES)}; end the name in one of these")
-    for path in (run / TUNE, picture, *([json] if json else [])):
-        check_writable(path)
-    share = KEPT if recall is None and milliseconds is None else recall
+    check_picture(picture)
+    check_outputs(run / TUNE, picture, json)
+    share = DEFAULT_RECALL if recall is None and milliseconds is None else recall
     model = open_model(run, device)
-    people = split_of(open_data(run, model, data), "val")
-    found = tune(
-        model, people, recall=share, milliseconds=milliseconds, m=m, widest=widest, users=users, seed=seed,
-        on_beam=_say,
-    )  # fmt: skip
-    write_tuned(run, found.as_dict())
+    result = tune(
+        model,
+        users_of(open_data(run, model, data), "val"),
+        recall=share,
+        milliseconds=milliseconds,
+        m=m,
+        widest=widest,
+        users=users,
+        seed=seed,
+        on_beam=lambda beam: note(f"measuring a beam of {_name(beam)}"),
+    )
+    save_tuned_beam(run, result.as_dict())
     if json is not None:
-        write_json(json, found.as_dict())
-    saved = [run / TUNE, *draw(lambda plots: plots.plot_tuned(found, picture), picture)]
-    show(found)
-    for line in (*(f"Saved {path}" for path in saved), f"Next: beamtree evaluate {run} --beam-size tuned --m {m}"):
-        out.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _say(beam: tuple[int, ...]) -> None:
-    err.print(f"measuring a beam of {_name(beam)}", highlight=False, soft_wrap=True)
+        write_json(json, result.as_dict())
+    pictures = draw(lambda plots: plots.plot_tuned(result, picture), picture)
+    show(result)
+    write(*(f"Saved {path}" for path in (run / TUNE, *pictures)))
+    write(f"Next: beamtree evaluate {run} --beam-size tuned --m {m}")
 
 
 def _name(beam: tuple[int, ...]) -> str:
     return str(beam[0]) if len(set(beam)) == 1 else as_text(beam)
 
 
-def show(found: TuneResult) -> None:
-    """Every beam that was measured, the chosen one in bold."""
+def show(result: TuneResult) -> None:
+    """A table of every beam that was measured, the chosen one in bold."""
     table = Table(
-        title=f"Beams on {found.users:,} users, asked: {found.target}",
-        caption="recall with the 95 % interval of its mean over users; ms: the median of one query at a time",
+        title=f"Beams on {result.users:,} users, target: {result.target}",
+        caption="recall with the 95 % interval of its mean over users; ms: median of single queries",
     )
     table.add_column("beam, level by level", overflow="fold")
-    for name in (f"recall@{found.m}, %", "nodes scored", "ms"):
+    for name in (f"recall@{result.m}, %", "nodes scored", "ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    for trial in found.tried:
+    for trial in result.tried:
         recall = f"{trial.recall * 100:.2f} [dim]{trial.low * 100:.2f} – {trial.high * 100:.2f}[/dim]"
-        style = "bold" if trial is found.chosen else None
+        style = "bold" if trial is result.chosen else None
         table.add_row(_name(trial.beam_size), recall, f"{trial.nodes:,.0f}", f"{trial.milliseconds:.2f}", style=style)
     print_table(table)
-    out.print(f"The tuned beam keeps {found.share:.2%} of the widest beam's recall.", highlight=False)
+    write(f"The tuned beam keeps {result.share:.2%} of the widest beam's recall.")

@@ -20,6 +20,7 @@ from beamtree.live.placement import NewItem
 from beamtree.model import TreeModel
 from beamtree.query import id_list
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer
+from beamtree.train.options import TrainingOptions
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
 
@@ -30,8 +31,7 @@ class CatalogueUpdates:
     """The methods of a recommender that change its items and events without training."""
 
     _live: LiveModel | None = None
-    _how: dict[str, Any]
-    _built: dict[str, Any]
+    _options: TrainingOptions
     _run: dict[str, Any]
     _loaded: Path | None = None  # the run that was loaded
 
@@ -95,7 +95,7 @@ class CatalogueUpdates:
         )
         data = self._training_data()
         if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
-            live.replace_model(_refitted(live, live.model.scorer, data, self._how["seed"]))
+            live.replace_model(_refitted(live, live.model.scorer, data, self._options.seed))
         return self
 
     def _training_data(self) -> Prepared | None:
@@ -107,7 +107,7 @@ class CatalogueUpdates:
         return self._live
 
     def _open_live(self, saved: SavedChanges | None = None) -> LiveModel:
-        tables = {name: self._built[name] for name in ("items", "vectors")}
+        tables = {"items": self._options.items, "vectors": self._options.vectors}
         return open_live(self.model, self._run, self._loaded, data=self._training_data(), saved=saved, **tables)
 
     def _save_changes(self, folder: Path) -> None:

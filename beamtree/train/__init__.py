@@ -1,17 +1,17 @@
-"""Algorithm 1, its pieces, and the recipes that put them together."""
+"""Algorithm 1, its parts, and the recipes that combine them."""
 
 from beamtree.metrics import usual_m
 from beamtree.train.checkpoint import Checkpoints, steps_done
-from beamtree.train.history import Journal
 from beamtree.train.loop import fit
+from beamtree.train.options import TrainingOptions
 from beamtree.train.schedule import Schedule, constant, cosine
 from beamtree.train.validation import Progress, Validation
 
 __all__ = [
     "Checkpoints",
-    "Journal",
     "Progress",
     "Schedule",
+    "TrainingOptions",
     "Validation",
     "constant",
     "cosine",

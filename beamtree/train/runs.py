@@ -1,14 +1,16 @@
-"""A run folder: a model with the ids of its items, and how it came to be.
+"""A run folder: a model with the ids of its items, and how it was trained.
 
 settings.json and its files   the model, as `beamtree.load_model` reads it
-run.json                      the data it was trained on, the method, the tree, the settings, the commit
-log.jsonl                     loss and recall along the way, one JSON record per line
-training/                     the checkpoint that `--resume` goes on from, and the best model so far
+run.json                      data, method, tree, options, commit
+log.jsonl                     loss and recall during training, one JSON record per line
+tensorboard/                  the same for TensorBoard, where it is installed
+training/                     the checkpoint for `--resume`, and the best model so far
 data/                         the prepared data, where they were made for this run alone
 items.parquet                 the table of categories, and
 vectors.parquet               the vectors, where they were given in memory
 """
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +22,18 @@ import torch
 
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.distributed.group import ranks
-from beamtree.files.atomic import read_json, write_json
+from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.files.staging import folder_lock, move_into_place, remove, staging_folder
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
-from beamtree.train.recipes import Recipe, Settings, recipe_name
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import TrainingSettings
 from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
-TABLES = ("items", "vectors")  # what users know of their items: run.json names the files
+TABLES = ("items", "vectors")  # tables about items: run.json names their files
 
 
 @contextmanager
@@ -43,24 +46,15 @@ def holding(folder: Path) -> Iterator[None]:
         yield
 
 
-def describe_run(
-    settings: Settings,
-    data: Path,
-    tree: str,
-    recipe: str | Recipe,
-    *,
-    arity: int = 2,
-    items: str | Path | None = None,
-    vectors: str | Path | None = None,
-) -> dict[str, Any]:
-    """How a run comes to be, in words that can be compared: `tree` and `recipe` say where these come from."""
+def describe_run(data: Path, options: TrainingOptions, settings: TrainingSettings) -> dict[str, Any]:
+    """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
     return {
         "data": str(data.resolve()),
-        "tree": tree,
-        "arity": arity,
-        "items": None if items is None else str(items),
-        "vectors": None if vectors is None else str(vectors),
-        "recipe": recipe_name(recipe),
+        "tree": str(options.tree),
+        "arity": options.arity,
+        "items": None if options.items is None else str(options.items),
+        "vectors": None if options.vectors is None else str(options.vectors),
+        "recipe": options.recipe_name,
         "method": settings.method.name,
         "beam_size": settings.beam_size,
         **settings.method.describe(),
@@ -75,50 +69,46 @@ def describe_run(
     }
 
 
-def write_run(folder: Path, run: dict[str, Any], brought: Progress | None = None) -> None:
-    """Begin a run: how it comes to be, and what its training brought where it is over."""
-    write_json(folder / RUN, {**run, "threads": threads(), "torch": str(torch.__version__), "commit": commit()})
-    if brought is not None:
-        finish_run(folder, brought)
-
-
-def threads() -> int:
-    """How many threads compute: other numbers round sums otherwise, and end at other weights."""
-    return torch.get_num_threads()
+def write_run(folder: Path, run: dict[str, Any], progress: Progress | None = None) -> None:
+    """Write run.json at the start of training, or with the result where training is over."""
+    versions = {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "commit": commit()}
+    write_json(folder / RUN, {**run, **versions})
+    if progress is not None:
+        finish_run(folder, progress)
 
 
 def finish_run(folder: Path, progress: Progress) -> None:
-    """Add to a run's description what its training brought."""
-    brought = {"steps_done": progress.step, "recall_at_start": progress.start, "best_step": progress.best_step}
+    """Add the result of training to run.json."""
+    training = {"steps_done": progress.step, "recall_at_start": progress.start, "best_step": progress.best_step}
     best = progress.best if progress.best_step >= 0 else None
-    write_json(folder / RUN, {**read_run(folder), "training": {**brought, "best_recall": best}})
+    write_json(folder / RUN, {**read_run(folder), "training": {**training, "best_recall": best}})
 
 
 def progress_of(run: dict[str, Any]) -> Progress | None:
-    """What the training of a run brought, where that is known."""
-    brought = run.get("training")
-    if not isinstance(brought, dict):
+    """The result of a run's training; None where it is not recorded."""
+    training = run.get("training")
+    if not isinstance(training, dict):
         return None
-    best, step = brought["best_recall"] or 0.0, int(brought["best_step"])
-    return Progress(int(brought["steps_done"]), brought["recall_at_start"], best, step)
+    best, step = training["best_recall"] or 0.0, int(training["best_step"])
+    return Progress(int(training["steps_done"]), training["recall_at_start"], best, step)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """How a run came to be; a ValueError in one line where it is none."""
+    """The content of run.json; a ValueError where the folder is not a run."""
     path = folder / RUN
     if not path.exists():
-        raise ValueError(f"{folder} is no run: make one with `beamtree train DATA --out {folder}`")
-    run: dict[str, Any] = read_json(path, "train anew")
+        raise ValueError(f"{folder} is not a run: make one with `beamtree train DATA --out {folder}`")
+    run: dict[str, Any] = read_json(path, "train again")
     if not isinstance(run, dict) or not isinstance(run.get("data"), str | None):
-        raise ValueError(f"{path} is damaged: train anew")
+        raise ValueError(f"{path} is damaged: train again")
     return run
 
 
 def check_run(folder: Path) -> None:
-    """Raise a ValueError where a folder is no run, or one that is not finished."""
+    """Raise a ValueError where a folder is not a finished run."""
     read_run(folder)
     if not holds_model(folder):
-        raise ValueError(f"{folder} is not finished: go on with `beamtree train … --out {folder} --resume`")
+        raise ValueError(f"{folder} is not finished: continue with `beamtree train … --out {folder} --resume`")
 
 
 def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) -> TreeModel:
@@ -129,63 +119,64 @@ def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) 
 
 
 def ids_of(folder: Path, model: TreeModel) -> Ids:
-    """The ids of a run's items; a ValueError where they do not belong to its model."""
+    """The ids of a run's items; a ValueError where they do not match the model."""
     if model.ids is None:
-        raise ValueError(f"{folder} holds a model whose items have numbers and no ids")
+        raise ValueError(f"{folder} holds a model without item ids")
     if len(model.ids) != model.tree.num_items:
         counts = f"{len(model.ids):,} ids for a tree of {model.tree.num_items:,} items"
-        raise ValueError(f"{folder}: {counts}: they are not of one run")
+        raise ValueError(f"{folder} has {counts}: its files belong to different runs")
     return model.ids
 
 
 def open_data(folder: Path, model: TreeModel, data: Path | None = None) -> Prepared:
-    """The data of a run, or other data that numbers its items the same way."""
-    place = data or data_folder(folder)
-    if place is None:
-        raise ValueError(f"{folder} does not say on which data it was trained: say where they are with `data`")
-    if data is None and not place.exists():
-        raise ValueError(f"{place}, on which {folder} was trained, is not there: say where the data are with `data`")
-    prepared = load_data(place)
-    known = ids_of(folder, model).names
-    if prepared.items.names != known[: len(prepared.items)]:  # items that were added since come after
+    """The data of a run, or other data with the same item numbers."""
+    source = data or data_folder(folder)
+    if source is None:
+        raise ValueError(f"{folder} does not record its training data: give their folder with `data`")
+    if data is None and not source.exists():
+        raise ValueError(f"the training data of {folder} are no longer in {source}: give their folder with `data`")
+    prepared = load_data(source)
+    names = ids_of(folder, model).names
+    if prepared.items.names != names[: len(prepared.items)]:  # items added later come after these
         raise ValueError(f"{prepared.folder} holds other items than {folder} was trained on")
     return prepared
 
 
 def replace_data(folder: Path, source: Path | None) -> None:
-    """Put a copy of prepared data into a run in one move, or take out what was there; who reads it reads on."""
-    place = folder / DATA
-    if source is not None and source.resolve() == place.resolve():
+    """Copy prepared data into a run atomically, or remove them; open readers keep the old files."""
+    target = folder / DATA
+    if source is not None and source.resolve() == target.resolve():
         return
     if source is None:
-        remove(place)
+        remove(target)
         return
-    with staging_folder(place) as draft:
+    with staging_folder(target) as draft:
         shutil.copytree(source, draft / DATA)
-        move_into_place(draft / DATA, place)
+        move_into_place(draft / DATA, target)
 
 
 def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None) -> Path | None:
-    """The file of `items` or `vectors` that a run names, inside the run or elsewhere; None where it is not there."""
-    named = (read_run(folder) if run is None else run).get(name)
-    places = [folder / named, Path(named)] if isinstance(named, str) else []
-    return next((place for place in places if place.is_file()), None)
+    """The file of `items` or `vectors` named by run.json, in the run or elsewhere; None where it does not exist."""
+    file = (read_run(folder) if run is None else run).get(name)
+    candidates = [folder / file, Path(file)] if isinstance(file, str) else []
+    return next((path for path in candidates if path.is_file()), None)
 
 
-def check_free(folder: Path) -> None:
-    """Raise a ValueError where a folder holds files and is neither a run nor a model."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RUN).exists() and not holds_model(folder):
-        raise ValueError(f"{folder} holds something else: choose another folder")
+def check_free(folder: Path, *, or_model: bool = False) -> None:
+    """Raise a ValueError where a folder holds files but is not a run, or with `or_model` a model."""
+    is_known = (folder / RUN).exists() or (or_model and holds_model(folder))
+    if folder.is_dir() and any(folder.iterdir()) and not is_known:
+        raise ValueError(f"{folder} holds other files: choose another folder")
 
 
 def remove_training(folder: Path) -> None:
-    """Remove what the training of another model left in a run's folder."""
+    """Remove the log and the checkpoint of an earlier training from a run."""
     for name in (LOG, TRAINING, "tensorboard"):
         remove(folder / name)
 
 
 def data_folder(folder: Path) -> Path | None:
-    """Where the data of a run are: inside it, or where they were."""
+    """The folder of a run's data: inside the run, or where they were at training."""
     if (folder / DATA).exists():
         return folder / DATA
     path = read_run(folder).get("data")
@@ -193,7 +184,7 @@ def data_folder(folder: Path) -> Path | None:
 
 
 def commit() -> str | None:
-    """The commit of the code that ran, if it runs from a checkout; with + where files were changed since."""
+    """The commit of the code if it runs from a checkout, with + where files were changed since."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -204,3 +195,48 @@ def commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+class TrainingLog:
+    """Writes log.jsonl, and TensorBoard events beside it.
+
+    A run resumed at a step first drops the records after it.
+    """
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        self._truncate(path, step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self._board = SummaryWriter(str(path.with_name("tensorboard")), purge_step=step)
+
+    def write(self, step: int, **values: float) -> None:
+        """Append a record."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    @staticmethod
+    def _truncate(path: Path, step: int) -> None:
+        """Keep the records up to a step; none where training begins."""
+        if not path.exists():
+            return
+        lines = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            try:
+                if step and json.loads(line)["step"] <= step:
+                    lines.append(line)
+            except (ValueError, KeyError, TypeError):  # cut short when the run was killed
+                continue
+        write_atomically(path, lambda draft: draft.write_text("".join(lines), encoding="utf-8"))

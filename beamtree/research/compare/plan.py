@@ -15,7 +15,8 @@ from beamtree.files.atomic import read_json, write_json
 from beamtree.methods import Method, describe_call
 from beamtree.metrics import Metric
 from beamtree.scorers import Scorer
-from beamtree.train.recipes import MakeScorer, Recipe, Settings, recipe_name, settle, unlifted
+from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
+from beamtree.train.recipes import TrainingSettings, resolve_settings, unlifted
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
@@ -79,10 +80,10 @@ class Plan:
         """The recipe of a tree row: its own, or that of the plan."""
         return row.recipe or self.recipe
 
-    def settings(self, row: "Row") -> Settings:
-        """How a tree row is trained."""
-        found = settle(
-            self.data,
+    def options(self, row: "Row") -> TrainingOptions:
+        """The training options of a tree row."""
+        return TrainingOptions(
+            tree=self.tree_name,
             recipe=self.recipe_of(row),
             method=row.method,
             scorer=row.scorer,
@@ -92,9 +93,13 @@ class Plan:
             seed=self.seed,
             device=self.device,
         )
+
+    def settings(self, row: "Row") -> TrainingSettings:
+        """How a tree row is trained."""
+        settings = resolve_settings(self.data, self.options(row))
         if row.lifted:
-            return found
-        return replace(found, recipe=replace(found.recipe, scorer=unlifted(found.recipe.scorer)))
+            return settings
+        return replace(settings, recipe=replace(settings.recipe, scorer=unlifted(settings.recipe.scorer)))
 
     def for_row(self, row: "Row") -> "Plan":
         """The same plan with the tree that a row builds for itself, if it does."""
@@ -107,7 +112,11 @@ class Plan:
             found |= {"steps": self.steps if row.trained else 0, "batch_size": self.batch_size}
         if row.kind == "tree":
             recipe = self.recipe_of(row)
-            found |= {"tree": self.tree.fingerprint(), "recipe": recipe_name(recipe), "beam_size": self.beam_size}
+            found |= {
+                "tree": self.tree.fingerprint(),
+                "recipe": self.options(row).recipe_name,
+                "beam_size": self.beam_size,
+            }
             found |= self.settings(row).method.describe()
             found |= {"scorer": row.scorer and describe_call(row.scorer), "lifted": row.lifted, "joint": row.joint}
             if isinstance(recipe, Recipe):

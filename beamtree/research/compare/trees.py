@@ -14,7 +14,7 @@ from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Progress
 from beamtree.train.joint import fit_jointly
-from beamtree.train.recipes import Settings, start_model, train_model
+from beamtree.train.recipes import TrainingSettings, build_model, train_model
 from beamtree.train.runs import TRAINING, describe_run, finish_run, read_run, write_run
 
 NOTES = "notes.json"  # what was said of a tree that was learned
@@ -65,8 +65,8 @@ def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
         settings = plan.settings(row)
         if settings.recipe.start is not None:
             plan.say(f"{name}: fitting the closed form")
-        model = start_model(settings, plan.data, plan.tree)
-        write_run(folder, describe_run(settings, plan.data.folder, plan.tree_name, plan.recipe_of(row)))
+        model = build_model(settings, plan.data, plan.tree)
+        write_run(folder, describe_run(plan.data.folder, plan.options(row), settings))
         if row.joint:
             model, progress = _train_jointly(plan, settings, model, folder, note)
         else:
@@ -76,7 +76,7 @@ def train_tree_row(name: str, row: Row, plan: Plan, note: Callable[[str], None])
     return model
 
 
-def _train(plan: Plan, settings: Settings, model: TreeModel, folder: Path | None) -> Progress:
+def _train(plan: Plan, settings: TrainingSettings, model: TreeModel, folder: Path | None) -> Progress:
     checkpoints = None if folder is None else Checkpoints(folder, every=2000, resume=True)
     return train_model(
         settings, plan.data, model, checkpoints=checkpoints, on_step=lambda done, total, loss: plan.advance(1)
@@ -84,7 +84,7 @@ def _train(plan: Plan, settings: Settings, model: TreeModel, folder: Path | None
 
 
 def _train_jointly(
-    plan: Plan, settings: Settings, model: TreeModel, folder: Path, note: Callable[[str], None]
+    plan: Plan, settings: TrainingSettings, model: TreeModel, folder: Path, note: Callable[[str], None]
 ) -> tuple[TreeModel, Progress]:
     lines: list[str] = []
     ends: list[Progress] = []

@@ -61,6 +61,7 @@ def open_histories(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    time_format: str | None = None,
 ) -> HistoryFile:
     """Detect the layout and length of a file, or of a folder of files; the columns are as in `prepare`."""
     files = find_files(path)
@@ -79,7 +80,7 @@ def open_histories(
             ) from error
         if history is not None:
             return _one_row_per_user(path, files, matched.user, history)
-        return _one_row_per_event(path, files, names, user, item, time)
+        return _one_row_per_event(path, files, names, user, item, time, time_format)
 
 
 def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, history: str) -> HistoryFile:
@@ -112,8 +113,9 @@ def _one_row_per_event(
     user: str | None,
     item: str | None,
     time: str | None,
+    time_format: str | None,
 ) -> HistoryFile:
-    log = open_logs(files, names, user, item, time)
+    log = open_logs(files, names, user, item, time, time_format)
     rows = _length(log.events)
     trimmed = [pl.col(name).str.strip_chars(WHITESPACE) for name in ("user", "item")]
     is_valid = (pl.col("user") != "") & (pl.col("item") != "")

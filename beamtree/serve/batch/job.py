@@ -18,15 +18,17 @@ class BatchJob(NamedTuple):
 
     run: Path
     request: RecommendRequest = RecommendRequest()  # without histories
-    names: Sequence[str] | None = None  # these four as in `files.open_histories`
+    names: Sequence[str] | None = None  # these five as in `files.open_histories`
     user: str | None = None
     item: str | None = None
     time: str | None = None
+    time_format: str | None = None
 
     @property
     def columns(self) -> dict[str, Any]:
         """The arguments of `files.open_histories`."""
-        return {"names": self.names, "user": self.user, "item": self.item, "time": self.time}
+        columns = {"user": self.user, "item": self.item, "time": self.time, "time_format": self.time_format}
+        return {"names": self.names, **columns}
 
     def settings(self) -> dict[str, Any]:
         """All but the run, as short JSON, to compare with another job."""

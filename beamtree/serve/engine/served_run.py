@@ -19,7 +19,7 @@ from beamtree.model import TreeModel
 from beamtree.query import History, MaskCache, Searcher, history_of_user
 from beamtree.serve.engine.load_control import Beam
 from beamtree.storage.settings import fingerprint
-from beamtree.storage.tuned import TUNE, tuned_beam
+from beamtree.storage.tuned import TUNE, load_tuned_beam
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
 
 log = logging.getLogger("beamtree")
@@ -274,7 +274,7 @@ def read_tuned_beam(run: Path, model: TreeModel) -> Beam | None:
     if not (run / TUNE).exists():
         return None
     try:
-        return widths(model, tuned_beam(run))
+        return widths(model, load_tuned_beam(run))
     except ValueError as error:
         log.warning("the tuned beam is not used: %s", error)
         return None

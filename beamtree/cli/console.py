@@ -1,4 +1,4 @@
-"""What the commands show: the two consoles, and progress."""
+"""Terminal output: plain lines, tables, pictures and progress."""
 
 import logging
 import sys
@@ -16,57 +16,69 @@ out = Console()
 err = Console(stderr=True)
 
 
-def hush() -> None:
-    """Say nothing from here on: another process speaks for all."""
+def silence() -> None:
+    """Print nothing from here on, because another process prints for all."""
     out.quiet = err.quiet = True
 
 
+def write(*lines: str, bold: bool = False) -> None:
+    """Print lines to standard output as they are, without markup and line breaks of Rich."""
+    for line in lines:
+        out.print(line, style="bold" if bold else None, highlight=False, soft_wrap=True, markup=False)
+
+
+def note(*lines: str) -> None:
+    """Print lines to standard error as they are."""
+    for line in lines:
+        err.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def printable(text: str) -> str:
-    """Text with control characters escaped: an id from a log must not move the cursor or change the colours."""
+    """Text with control characters escaped: an id from a log must not move the cursor or change colours."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_table(table: Table) -> None:
-    """A table, as wide as it needs where nobody looks at it on a terminal."""
+    """Print a table; where standard output is not a terminal, at least 120 characters wide."""
     (out if out.is_terminal else Console(width=max(out.width, 120))).print(table)
 
 
 def draw(plot: Callable[[ModuleType], None], *pictures: Path) -> list[Path]:
-    """Draw pictures with `beamtree.research.plots`; returns none, and prints a note, without matplotlib."""
+    """Draw pictures with `beamtree.research.plots` and return them; without matplotlib print a note and return none."""
     try:
-        plots = import_module("beamtree.research.plots")  # takes a second to import, and may not be there
+        plots = import_module("beamtree.research.plots")  # matplotlib takes a second to import, and is optional
     except ImportError:
-        note = "note: no picture, because matplotlib is not installed: pip install 'beamtree[plots]'"
-        err.print(note, highlight=False, soft_wrap=True, markup=False)
+        note("note: no picture, because matplotlib is not installed: pip install 'beamtree[plots]'")
         return []
     plot(plots)
     return list(pictures)
 
 
-class Lines(logging.Handler):
-    """Shows what is logged, above a bar of progress."""
+class ConsoleHandler(logging.Handler):
+    """Prints log records to standard error, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(f"  {record.getMessage()}", highlight=False, soft_wrap=True, markup=False)
+        """Print one record."""
+        note(f"  {record.getMessage()}")
 
 
 @contextmanager
 def details() -> Iterator[None]:
-    """Show what the library logs in detail, such as penalties and weights."""
-    log, handler = logging.getLogger("beamtree"), Lines()
-    before = log.level
+    """Show what the library logs at DEBUG, such as penalties and weights."""
+    log, handler = logging.getLogger("beamtree"), ConsoleHandler()
+    level = log.level
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     try:
         yield
     finally:
         log.removeHandler(handler)
-        log.setLevel(before)
+        log.setLevel(level)
 
 
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """Ways to advance and to say a line: a bar on a terminal, plain lines elsewhere."""
+    """Functions to advance and to print a line: a bar on a terminal, plain lines elsewhere."""
     if err.quiet:
         yield lambda count: None, lambda text: None
         return

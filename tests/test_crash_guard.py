@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pr
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from beamtree.cli.crash_guard import watched
+from beamtree.cli.errors import run_guarded
 
 def command():
     Path("out.new-beamtree").mkdir()
@@ -21,7 +21,7 @@ def command():
     Path("worker").write_text(str(os.getpid()))
     {work}
 
-watched(command, ["prepare", "log.csv", "--out", "out"])
+run_guarded(command, ["prepare", "log.csv", "--out", "out"])
 print("came back")
 """
 
@@ -38,7 +38,7 @@ def test_a_command_that_is_ended_says_why_and_leaves_no_draft(tmp_path, work, na
         _, said = done.communicate(timeout=60)
     assert done.returncode == 2
     line = said.strip().splitlines()[-1]
-    assert line.startswith(f"beamtree: ended by {name}, most likely for want of memory (")
+    assert line.startswith(f"beamtree: ended by {name}, most likely out of memory (")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["worker"]
 
 

@@ -1,0 +1,61 @@
+"""The training options are the same in TrainingOptions, in Recommender and in `beamtree train`."""
+
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+import typer
+
+import beamtree as bt
+from beamtree.cli.app import app
+from beamtree.cli.options import training_help
+from beamtree.methods import METHODS
+from beamtree.train import TrainingOptions
+from beamtree.train.optimizer import OPTIMIZERS
+from beamtree.train.recipes import RECIPES
+
+OPTIONS = {field.name: field for field in fields(TrainingOptions)}
+
+
+def documented(thing):
+    """The arguments of a docstring, each with its text."""
+    text = inspect.getdoc(thing).split("Args:\n")[1]
+    return {name: " ".join(lines.split()) for name, lines in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.M)}
+
+
+def test_recommender_takes_the_training_options_and_the_kind_of_frames():
+    parameters = inspect.signature(bt.Recommender).parameters
+    assert list(parameters) == [*OPTIONS, "frame"]
+    for name, field in OPTIONS.items():
+        assert parameters[name].default == field.default, name
+        assert parameters[name].annotation == field.type, name
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_recommender_documents_the_training_options_in_the_same_words():
+    ours = documented(bt.Recommender)
+    assert ours.pop("frame")
+    assert ours == documented(TrainingOptions)
+    assert list(ours) == list(OPTIONS)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "scorer"])  # which only Python can give
+def test_train_has_every_training_option_with_its_default_and_help(name):
+    command = typer.main.get_command(app).commands["train"]
+    (option,) = [option for option in command.params if option.name == name]
+    assert option.opts == [f"--{name.replace('_', '-')}"]
+    assert option.default == OPTIONS[name].default
+    assert option.help == training_help()[name]
+    assert "In Python" not in option.help
+
+
+def test_the_help_names_every_method_recipe_and_optimizer():
+    for name, table in (("method", METHODS), ("recipe", RECIPES), ("optimizer", OPTIMIZERS)):
+        assert set(table) <= set(re.findall(r"[a-z-]+", training_help()[name])), name
+
+
+def test_every_option_is_passed_on():
+    values = {name: object() for name in OPTIONS} | {"device": "cpu", "tree": "random", "items": None, "vectors": None}
+    shop = bt.Recommender(**values)
+    assert {name: getattr(shop._options, name) for name in OPTIONS} == values
