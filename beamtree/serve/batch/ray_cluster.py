@@ -244,8 +244,10 @@ def reraise_worker_errors() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, RuntimeError):  # Ray's own, where a worker cannot import beamtree
-            raise OSError(f"a Ray worker failed: {short_message(str(error.cause))}") from error
+        # Ray's own where a worker cannot import beamtree: the traceback of the worker follows after the first line.
+        if isinstance(error.cause, RuntimeError | ray.exceptions.RayError):
+            message = short_message(str(error.cause).partition("\n")[0])
+            raise OSError(f"a Ray worker failed: {message}") from error
         raise error.cause from None
     except ray.exceptions.OutOfMemoryError as error:
         raise MemoryError(f"on a Ray worker: {short_message(error)}") from error
