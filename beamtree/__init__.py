@@ -8,9 +8,9 @@ Most users need one object:
     shop.fit("log.parquet")
     shop.recommend(["B00A", "B00B"], m=10)
 
-Whoever wants the parts: `prepare` and `load_data` for a log; a tree (`cluster_tree` and others); a `Scorer` on it in a
+The parts: `prepare` and `load_data` for a log; a tree (`cluster_tree` and others); a `Scorer` on it in a
 `TreeModel`; a method (`otm` and others) to `fit` it; `retrieve`, `evaluate`, `inspect`; `save_model`, `load_model`.
-Everything else is in its room: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`, `beamtree.theory`, …
+Everything else is in its module: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`, `beamtree.theory`, …
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """`prepare` is fetched when it is asked for: Polars takes a moment to import, and may not be there."""
+        """Import `prepare` on first use: Polars is slow to import, and optional."""
         if name != "prepare":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from beamtree.ingest.prepare import prepare

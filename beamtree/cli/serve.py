@@ -1,4 +1,4 @@
-"""`beamtree serve`: a run over HTTP."""
+"""`beamtree serve`: serve a run over HTTP."""
 
 import logging
 import os
@@ -11,47 +11,49 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from beamtree.cli.console import err
+from beamtree.cli.console import note
 from beamtree.distributed.command import OpenModel, over_ranks
 from beamtree.distributed.group import LostError, join, tells
 from beamtree.errors import requires
 
 
 def option(name: str, help: str, variable: str = "", **more: Any) -> Any:
-    """An option that an environment variable sets as well: --max-m and BEAMTREE_MAX_M."""
+    """An option that can also be set by an environment variable: --max-m and BEAMTREE_MAX_M."""
     known = variable or name.upper().replace("-", "_")
     return typer.Option(f"--{name}", envvar=f"BEAMTREE_{known}", help=help, **more)
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", envvar="BEAMTREE_RUN", help="A folder that `train` wrote.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", envvar="BEAMTREE_RUN", help="A folder written by `beamtree train`.")
+]
 Host = Annotated[str, option("host", "The address to listen at; 0.0.0.0 for all.")]
 # Kubernetes sets BEAMTREE_PORT to something else wherever a service is called beamtree.
 Port = Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_PORT", min=0, max=65535)]
-Name = Annotated[str | None, option("name", "What the model is called; as its folder unless given.")]
-Items = Annotated[Path | None, option("items", "A table of item and title, category or both.")]
-Data = Annotated[Path | None, option("data", "Prepared data; those it was trained on unless given.")]
-KEPT = "A folder for changes of items and events, which outlive restarts; without it nothing can change."
+Name = Annotated[str | None, option("name", "The name of the model. Default: the name of its folder.")]
+Items = Annotated[Path | None, option("items", "A table of items with titles, categories or both.")]
+Data = Annotated[Path | None, option("data", "Prepared data. Default: the training data of the run.")]
+KEPT = "A folder that stores changes of items and events across restarts; without it nothing can be changed."
 Changes = Annotated[Path | None, option("changes", KEPT)]
 Device = Annotated[str, option("device", "cpu or cuda.")]
-Threads = Annotated[int | None, option("threads", "CPU threads of a search; torch's own unless given.", min=1)]
-BeamSize = Annotated[int, option("beam-size", "k where a request does not say.", min=1)]
-Window = Annotated[float, option("window", "Milliseconds in which requests are gathered.", min=0)]
-Batch = Annotated[int, option("batch", "Histories that are searched together.", min=1)]
-Queue = Annotated[int, option("queue", "Histories that may wait; more are answered 429.", min=1)]
-Slow = Annotated[float, option("slow", "Milliseconds of waiting after which the beam is narrowed.", min=1)]
+Threads = Annotated[int | None, option("threads", "CPU threads of a search. Default: those of torch.", min=1)]
+BeamSize = Annotated[int, option("beam-size", "The beam size k of requests that do not give one.", min=1)]
+Window = Annotated[float, option("window", "Milliseconds for which requests are collected into a batch.", min=0)]
+Batch = Annotated[int, option("batch", "Most histories in a batch.", min=1)]
+Queue = Annotated[int, option("queue", "Most histories in the queue; further requests get 429.", min=1)]
+Slow = Annotated[float, option("slow", "Milliseconds in the queue after which the beam is narrowed.", min=1)]
 Timeout = Annotated[
-    float, option("timeout", "Milliseconds that 10 histories may take, more as much longer; 504 then.", min=1)
+    float, option("timeout", "Milliseconds for up to 10 histories, proportionally more for more; then 504.", min=1)
 ]
-MaxM = Annotated[int, option("max-m", "Items that one may ask for.", min=1)]
-MaxBeam = Annotated[int, option("max-beam", "k that one may ask for.", min=1)]
-MaxHistory = Annotated[int, option("max-history", "Ids of a history.", min=1)]
-MaxHistories = Annotated[int, option("max-histories", "Histories of a request.", min=1)]
-MaxList = Annotated[int, option("max-list", "Ids of allowed and of exclude.", min=1)]
-MaxBody = Annotated[int, option("max-body", "Bytes of a request.", min=1)]
-EVERY = "Look every so many seconds whether another run lies in RUN's place, and serve it then."
-MaxChanges = Annotated[int, option("max-changes", "Items or events that change in a request.", min=1)]
+MaxM = Annotated[int, option("max-m", "Largest m of a request.", min=1)]
+MaxBeam = Annotated[int, option("max-beam", "Largest beam size of a request.", min=1)]
+MaxHistory = Annotated[int, option("max-history", "Most ids of a history.", min=1)]
+MaxHistories = Annotated[int, option("max-histories", "Most histories of a request.", min=1)]
+MaxList = Annotated[int, option("max-list", "Most ids of allowed and of exclude.", min=1)]
+MaxBody = Annotated[int, option("max-body", "Most bytes of a request.", min=1)]
+EVERY = "Seconds between checks whether RUN was replaced; a new run is then served."
+MaxChanges = Annotated[int, option("max-changes", "Most items or events changed by a request.", min=1)]
 Watch = Annotated[float | None, option("watch", EVERY, min=0.1)]
-Drain = Annotated[float, option("drain", "Seconds for which it goes on when told to stop.", min=0)]
+Drain = Annotated[float, option("drain", "Seconds to keep serving after a signal to stop.", min=0)]
 
 
 def serve_run(
@@ -80,21 +82,20 @@ def serve_run(
     watch: Watch = None,
     drain: Drain = 1.0,
 ) -> None:
-    """Serve a run over HTTP: recommendations, explanations and the page, for ids as you know them.
+    """Serve a run over HTTP: recommendations, explanations, and a page to explore them.
 
-    POST /v1/recommend {"history": ["B00A", "B00B"], "m": 10} answers with items and scores.
+    POST /v1/recommend {"history": ["B00A", "B00B"], "m": 10} returns items and scores. GET /openapi.json describes all
+    routes.
 
-    GET /openapi.json says what else there is.
+    Under load the beam gets narrower, and responses say so. Beyond that, requests get 429 with Retry-After.
 
-    Under load the beam gets narrower, and answers say so. Then requests are answered 429 with Retry-After.
+    Every option can be an environment variable. Two settings are only variables, so that no list of processes shows
+    them: BEAMTREE_READ_TOKEN, needed for every request, and BEAMTREE_CHANGE_TOKEN, needed for changes. Without the
+    second, only this machine may make changes.
 
-    Every option can be an environment variable. Two are variables alone, so that no list of processes shows them:
-    BEAMTREE_READ_TOKEN, which everybody must send who asks, and BEAMTREE_CHANGE_TOKEN, for those who change things.
-    Without the second, only this machine may change things.
+    SIGTERM stops the server: requests in flight are finished, and the exit code is 0.
 
-    SIGTERM stops it: what is in flight is finished, and the exit code is 0.
-
-    A model that is too large for one device: `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
+    For a model too large for one device use `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -158,8 +159,7 @@ def start(
         first = run if journal is None else last_served_run(run, journal)
         service = Service(run, open_run, first=first, limits=Limits(*most), access=access, **how)
         if first.absolute() != run.absolute():
-            told = f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back"
-            err.print(told, highlight=False, soft_wrap=True, markup=False)
+            note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
         address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
-        err.print(f"{service.loaded.name} is served at {address}", highlight=False, soft_wrap=True, markup=False)
+        note(f"{service.loaded.name} is served at {address}")
         make_server(service, drain).run(sockets=[listening])
