@@ -262,7 +262,7 @@ def test_a_loaded_recommender_does_not_need_its_log_for_a_history(tmp_path):
 
 
 def test_what_is_no_list_of_ids_is_not_taken_for_one(shop):
-    with pytest.raises(ValueError, match="a frame of histories has the columns user, item and time"):
+    with pytest.raises(ValueError, match="a frame of histories needs the columns user, item and time"):
         shop.recommend(pl.DataFrame({"item": ["a"]}))
     for wrong in (pl.DataFrame({"item": ["a"]}), shop.data.test, torch.tensor([1, 2])):
         if not isinstance(wrong, pl.DataFrame):

@@ -212,7 +212,7 @@ def test_a_market_of_few_items_goes_all_the_way(tmp_path, items):
     beamtree("evaluate", "run", "--m", "1,5", "--against", "item-cf,item-cf-nearest,popularity", folder=tmp_path)
     beamtree("inspect", "run", "--m", "1", folder=tmp_path)
     done = beamtree("retrieve", "run", "--history", "who, knows", folder=tmp_path)
-    assert "1 user without a known item: answered with what is popular" in done.stderr
+    assert "1 user without a known item: popular items are recommended" in done.stderr
 
 
 def test_an_unfinished_run_says_so(copy):
