@@ -266,9 +266,9 @@ def test_what_is_no_list_of_ids_is_not_taken_for_one(shop):
         shop.recommend(pl.DataFrame({"item": ["a"]}))
     for wrong in (pl.DataFrame({"item": ["a"]}), shop.data.test, torch.tensor([1, 2])):
         if not isinstance(wrong, pl.DataFrame):
-            with pytest.raises(ValueError, match="is no list of ids"):
+            with pytest.raises(ValueError, match="is not a list of ids"):
                 shop.recommend(wrong)
-        with pytest.raises(ValueError, match="is no list of ids"):
+        with pytest.raises(ValueError, match="is not a list of ids"):
             shop.recommend([], allowed=wrong)
 
 
