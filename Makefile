@@ -58,7 +58,6 @@ bench: setup
 	$(BIN)/python benchmarks/bench_scale.py --to 20
 	$(BIN)/python benchmarks/bench_build.py
 	$(BIN)/python benchmarks/bench_load.py
-	$(BIN)/python benchmarks/bench_int8.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

@@ -184,7 +184,7 @@ def retrieve(
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
-    if mask.is_empty or not len(x):  # of all ranks, where there are several: none comes with nothing
+    if mask.is_empty or not len(x):
         nothing = torch.full((len(x), m), PAD, device=x.device)
         return nothing, nothing.float().fill_(-torch.inf)
 
@@ -198,7 +198,7 @@ def retrieve(
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     mask.searches += 1
     if (
-        not kernels.fits(x) or model.scorer.is_spread or (allowed is not None and mask.searches <= REHEARSALS)
+        not kernels.fits(x) or not model.scorer.capturable or (allowed is not None and mask.searches <= REHEARSALS)
     ):  # few searches: not recorded
         return search(*inputs)
     items, scores = _recorder_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)

@@ -10,7 +10,6 @@ from torch import Tensor
 from beamtree.beam import BeamSize, positive_int, retrieve
 from beamtree.data import Data
 from beamtree.data.frames import frame
-from beamtree.distributed.group import ranks
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
@@ -109,8 +108,6 @@ def evaluate(
         items, _ = retrieve(model, x.to(device), beam_size=beam_size, m=max(cuts), exclude=exclude.to(device))
         return items
 
-    if model.scorer.is_spread:
-        find, batch_size = ranks().shared_out(find), batch_size * ranks().size
     return measure(
         find, data, m=cuts, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
     )

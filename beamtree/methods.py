@@ -19,14 +19,12 @@ from beamtree.candidates import (
     uniform,
     with_negatives,
 )
-from beamtree.distributed.group import Ranks
 from beamtree.loss import bce
-from beamtree.model import Query, TreeModel
+from beamtree.model import BatchPart, Query, TreeModel
 from beamtree.targets import Targets, any_relevant, best_child, labels_at
 from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
-ALONE = Ranks()
 
 
 def every_positive(query: Query, positives: list[Targets]) -> list[Targets]:
@@ -56,7 +54,14 @@ class Method:
     single_target: bool = False  # |I_x| = 1: trained on one instance per target
     walks: bool = False  # S_h comes from a beam, which means nothing before the scorer does
 
-    def loss(self, model: TreeModel, x: Tensor, y: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+    def loss(
+        self,
+        model: TreeModel,
+        x: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
+        part_of: Callable[[int], BatchPart] | None = None,
+    ) -> Tensor:
         """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h.
 
         Args:
@@ -64,19 +69,19 @@ class Method:
             x: users.
             y: the items relevant to them.
             generator: what is random comes from it.
-            ranks: who shares the work; each has the part of its own instances.
+            part_of: gives the part of a batch of so many instances whose loss is computed; all of it unless given.
         """
         if self.single_target:
             x, y = one_per_target(x, y)
-        share = ranks.share(len(x))
-        x, y = share.of(x), share.of(y)
-        query = model.query(x, share)
+        part = BatchPart(0, len(x), len(x)) if part_of is None else part_of(len(x))
+        x, y = part.of(x), part.of(y)
+        query = model.query(x, part)
         # z, which marks S_h⁺. Where ẑ has to score a whole level, that must not cost more than scoring b|I_x| nodes.
         positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
         targets = self.labels(query, positives)  # z or ẑ
-        found = list(self.candidates(query, positives, generator))  # S_h
-        loss = bce(torch.cat(query.logits_of(found), dim=1), torch.cat(labels_at(targets, found), dim=1))
-        return loss * 0 if share.is_empty else loss
+        nodes = list(self.candidates(query, positives, generator))  # S_h
+        loss = bce(torch.cat(query.logits_of(nodes), dim=1), torch.cat(labels_at(targets, nodes), dim=1))
+        return loss * 0 if part.is_empty else loss
 
     def describe(self) -> dict[str, str | bool]:
         """What the method is, in words that a later run can compare: which functions, with which numbers."""

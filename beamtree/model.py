@@ -1,17 +1,17 @@
 """M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
-from beamtree.distributed.group import Share
-from beamtree.scorers import DeepScorer, Scorer, TableScorer
+from beamtree.scorers import Scorer, TableScorer
 from beamtree.tree import Tree
 
-State = tuple[Tensor, ...]  # what a beam carries for each of its nodes; the first part ranks them
+State = tuple[Tensor, ...]  # of each node of a beam; nodes are ordered by the first part
 
 
 def check_device(device: str) -> None:
@@ -97,9 +97,9 @@ class TreeModel(nn.Module):
             raise ValueError(f"{type(self.scorer).__name__} has no rows of nodes that could follow their items")
         return self.scorer
 
-    def query(self, x: Tensor, share: Share | None = None) -> "Query":
-        """Put a batch of users to this model, or a share of one."""
-        return Query(self, x, share)
+    def query(self, x: Tensor, part: "BatchPart | None" = None) -> "Query":
+        """Query this model for a batch of users x, or for those of a part of a batch."""
+        return Query(self, x, part)
 
     def expand(self, logits: Tensor, parents: State) -> State:
         """The ranking of children [B, nb] under their parents [B or 1, n].
@@ -120,36 +120,44 @@ class TreeModel(nn.Module):
         return self.query(x).log_prob(level, nodes)
 
 
-def quantized(model: TreeModel) -> TreeModel:
-    """The same model for search on a CPU, with int8 weights where that is faster.
+class BatchPart(NamedTuple):
+    """Consecutive rows of a batch: their part of the loss, and of what is drawn, is that in the whole batch.
 
-    It shares the weights. A search finds nearly the same: `benchmarks/bench_int8.py` measures what is lost.
+    An empty part takes the first row, whose loss counts 0, so that it still passes through every step.
     """
-    if not isinstance(model.scorer, DeepScorer):
-        name = type(model.scorer).__name__
-        raise ValueError(f"{name} would not be faster with int8 weights: search with it as it is")
-    return model.with_scorer(model.scorer.quantized()).eval()
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.start == self.stop
+
+    def of(self, rows: Tensor) -> Tensor:
+        """This part of the rows of a batch."""
+        return rows[:1] if self.is_empty else rows[self.start : self.stop]
 
 
 class Query:
-    """A batch of users x put to a model: search, targets and loss share one context.
+    """A batch of users x: search, targets and loss share one context.
 
     The context carries gradients if gradients were enabled when the query was made, so that a search
     that runs without them does not spoil the loss that follows.
     """
 
-    def __init__(self, model: TreeModel, x: Tensor, share: Share | None = None) -> None:
+    def __init__(self, model: TreeModel, x: Tensor, part: BatchPart | None = None) -> None:
         self.model = model
         self.tree = model.tree
         self.x = x
-        self.share = Share(0, len(x), len(x)) if share is None else share
+        self.part = BatchPart(0, len(x), len(x)) if part is None else part
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
         self.context = model.scorer.context(model.tree, x)
 
     def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
-        """These users' rows of what is drawn for all users of the batch: the same, whoever else draws for a share."""
-        rows = draw(self.share.total)
-        return self.share.of(rows) if len(rows) == self.share.total else rows
+        """The rows of these users, of those drawn for all users of the batch."""
+        rows = draw(self.part.total)
+        return self.part.of(rows) if len(rows) == self.part.total else rows
 
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""

@@ -17,8 +17,6 @@ from beamtree.data.frames import frame as make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.data.report import log_in_words
-from beamtree.distributed.consistency import check_alike
-from beamtree.distributed.group import join, ranks
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
 from beamtree.files.atomic import write_atomically
@@ -40,9 +38,10 @@ from beamtree.query import (
     parse_histories,
 )
 from beamtree.scorers import Scorer
-from beamtree.storage.models import load_model, save_model
+from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import remove_stale_beam
+from beamtree.train.backend import backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings, train_model
@@ -53,7 +52,6 @@ from beamtree.train.runs import (
     check_free,
     data_folder,
     describe_run,
-    holding,
     ids_of,
     open_data,
     open_model,
@@ -217,9 +215,9 @@ class Recommender(CatalogueUpdates):
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
-        began, together = time_now(), join(options.device)
-        with Reporter(verbose and together.is_first) as report:
-            with together.agreed():
+        began, here = time_now(), backend()
+        with Reporter(verbose and here.is_first) as report:
+            with here.guard():
                 data, own = open_log(log, options.seed, reading, report.stage)
                 settings = resolve_settings(data, options)
             for line in log_in_words(data.description):
@@ -228,7 +226,7 @@ class Recommender(CatalogueUpdates):
                 name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
             }
             run = describe_run(data.folder, replace(options, tree=self._tree_name, **files), settings)
-            check_alike(together, **{**run, "data": data.train.fingerprint()})
+            here.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
             model = build_model(settings, data, tree, report.progress)
@@ -376,8 +374,9 @@ class Recommender(CatalogueUpdates):
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
-        with holding(folder):
-            with ranks().agreed() as first:
+        here = backend()
+        with here.lock(folder):
+            with here.guard() as first:
                 if first:
                     check_free(folder, or_model=True)
                     write_run(folder, run, self.progress)  # first: a folder with run.json is a run
@@ -386,8 +385,8 @@ class Recommender(CatalogueUpdates):
                     replace_data(folder, source if source is not None and self._owns_data else None)
                     self._save_tables(folder)
                     self._save_changes(folder)
-            save_model(model, folder)
-            with ranks().agreed() as first:
+            here.save_model(model, folder)
+            with here.guard() as first:
                 if first:
                     remove_stale_beam(folder)
 

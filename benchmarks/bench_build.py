@@ -15,7 +15,7 @@ from timing import times
 from torch import Tensor
 
 from beamtree import Tree
-from beamtree.builders.split import split_tree
+from beamtree.builders.cluster import split_tree
 
 LEVEL = 6  # where groups are compared
 

@@ -14,17 +14,17 @@ import torch
 from timing import times
 
 import beamtree as bt
-from beamtree.closed_form.als import Factors
-from beamtree.closed_form.partners import Partners
+from beamtree.data.csr import CSR
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import recency_weights
 from beamtree.train.recipes import first_level
 
 
-def some_partners(items: int, most: int) -> Partners:
+def some_partners(items: int, most: int) -> CSR:
     """So many partners for every item, near it in number."""
     near = (torch.arange(items).unsqueeze(1) + torch.randint(1, 20 * most, (items, most))) % items
-    return Partners(torch.arange(items + 1) * most, near.flatten().int(), torch.rand(items * most))
+    return CSR(torch.arange(items + 1) * most, near.flatten().int(), torch.rand(items * most))
 
 
 def scorers(tree: bt.Tree, dim: int, most: int) -> dict[str, Scorer]:
@@ -33,7 +33,7 @@ def scorers(tree: bt.Tree, dim: int, most: int) -> dict[str, Scorer]:
     lists = [some_partners(tree.num_items, most) for _ in range(2)]
     closed = {
         "factors": FactorScorer.from_factors(tree, factors, 0.6),
-        "memory": MemoryScorer.from_partners(lists, [fading(0.6), fading(1.0, newest=20)]),
+        "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=20)]),
         "repeats": RepeatScorer(),
     }
     deep = DeepScorer(tree.num_nodes)

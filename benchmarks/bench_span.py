@@ -18,12 +18,12 @@ import torch
 from launch import measured
 
 import beamtree as bt
-from beamtree.closed_form.partners import Partners
+from beamtree.data.csr import CSR
 from beamtree.distributed.group import join
 from beamtree.distributed.load_shard import load_part
-from beamtree.distributed.remote_search import Lead, follow
+from beamtree.distributed.remote_search import Coordinator, follow
 from beamtree.scorers import DeepScorer, MemoryScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.memory import recency_weights
 
 WARM = 2  # batches before the clock starts
 
@@ -57,8 +57,8 @@ def make(args: argparse.Namespace) -> bt.TreeModel:
     entries = args.items * args.memory_of
     generator = torch.Generator().manual_seed(2)
     named = torch.randint(args.items, (entries,), generator=generator, dtype=torch.int32)
-    lists = Partners(torch.arange(0, entries + 1, args.memory_of), named, torch.rand(entries, generator=generator))
-    parts = {"memory": MemoryScorer.from_partners([lists], [fading(0.5)]), "deep": deep}
+    lists = CSR(torch.arange(0, entries + 1, args.memory_of), named, torch.rand(entries, generator=generator))
+    parts = {"memory": MemoryScorer.from_partners([lists], [recency_weights(0.5)]), "deep": deep}
     return bt.TreeModel(tree, SumScorer(parts, tree.height), first_level=6)
 
 
@@ -78,7 +78,7 @@ def work(args: argparse.Namespace, place: Path) -> dict[str, float]:
     if not now.is_first:
         follow(now, open_part)
     else:
-        lead = Lead(now, open_part)
+        lead = Coordinator(now, open_part)
         model = lead.open("")
         x = torch.randint(args.items, (args.users, 69), generator=torch.Generator().manual_seed(1))
         for batch in range(WARM + args.batches):

@@ -19,12 +19,15 @@ from timing import times
 from torch import Tensor
 
 from beamtree import DeepScorer, Tree, TreeModel, otm, retrieve, tdm
-from beamtree.closed_form import Factors, Partners
+from beamtree.data.csr import CSR
 from beamtree.distributed import group as distributed
-from beamtree.distributed.group import Ranks, _Group, join
+from beamtree.distributed.group import Ranks, _Group
+from beamtree.distributed.sharding import shard_model
+from beamtree.distributed.training import ShardedStepper, join
 from beamtree.distributed.partition import Shard
 from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import recency_weights
 from beamtree.train.optimizer import lazy
 from beamtree.train.recipes import first_level
 from beamtree.train.step import Stepper
@@ -46,9 +49,9 @@ def trained(items: int, steps: int, method: Any, share: bool, ranks: Ranks | Non
     scorer = DeepScorer(tree.num_nodes, share=share, seed=0)
     model = TreeModel(tree, scorer, first_level=first_level(tree, 50)).to("cuda")
     if ranks is not None:
-        scorer.spread_over(Shard.of(model.tree, ranks))
-    how = () if ranks is None else (ranks,)
-    stepper, generator = Stepper(model, lazy(model, 1e-3), *how), torch.Generator("cuda")
+        shard_model(model, Shard.of(model.tree, ranks))
+    kind = Stepper if ranks is None else ShardedStepper
+    stepper, generator = kind(model, lazy(model, 1e-3)), torch.Generator("cuda")
     losses = []
     for step in range(steps):
         seed = torch.Generator().manual_seed(step)
@@ -67,10 +70,10 @@ def with_parts(items: int) -> TreeModel:
     tree, generator = Tree(torch.arange(items)), torch.Generator().manual_seed(0)
     factors = Factors(torch.randn(items, 64, generator=generator), torch.ones(64), 0.1, 1.0)
     named = torch.randint(items, (items * 20,), generator=generator).int()
-    lists = Partners(torch.arange(0, len(named) + 1, 20), named, torch.rand(len(named), generator=generator))
+    lists = CSR(torch.arange(0, len(named) + 1, 20), named, torch.rand(len(named), generator=generator))
     parts = {
         "factors": FactorScorer.from_factors(tree, factors, 0.3),
-        "memory": MemoryScorer.from_partners([lists, lists], [fading(0.5), fading(2.0, newest=3)]),
+        "memory": MemoryScorer.from_partners([lists, lists], [recency_weights(0.5), recency_weights(2.0, newest=3)]),
     }
     return TreeModel(tree, SumScorer(parts, tree.height), first_level=first_level(tree, 400)).to("cuda").eval()
 
@@ -82,7 +85,7 @@ def parts_apart(items: int, rank: int) -> str:
     model = with_parts(items)
     alone, scores = retrieve(model, x, beam_size=400, m=100)
     distributed._now = Staged()
-    model.scorer.spread_over(Shard.of(model.tree, distributed.ranks()))
+    shard_model(model)
     found, theirs = retrieve(model, x, beam_size=400, m=100)
     distributed._now = Ranks()
     alike, apart = float((found == alone).float().mean()), float((scores - theirs).abs().max())

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from beamtree import Tree, cluster_tree, random_tree
 from beamtree.builders.category import in_order
-from beamtree.builders.cluster import of_categories, shared_nodes
-from beamtree.builders.split import Chosen, split_tree
+from beamtree.builders.cluster import Chosen, near_category, shared_nodes, split_tree
 from beamtree.data import BeforeAfter, Events, factors
-from beamtree.distributed.exchange import deal
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.
@@ -102,7 +100,7 @@ def test_a_category_lies_between_the_one_above_and_its_items():
             below = [vectors[other] for other in range(5) if paths[other][depth] == path[depth]]
             at = unit(sum(below) + 2 * at)
         expected = unit(vectors[item] + 2 * at)
-        assert torch.allclose(of_categories(vectors, categories, category_weight=2.0)[item], expected, atol=1e-6)
+        assert torch.allclose(near_category(vectors, categories, category_weight=2.0)[item], expected, atol=1e-6)
 
 
 class Tastes:
@@ -114,7 +112,7 @@ class Tastes:
         generator = torch.Generator().manual_seed(0)
         self.train = self._users(100, 0, generator)
         self.val = self._users(50, 32 if new else 0, generator)
-        self.own_factors = deal(factors(self.train.events, 64, dim=8))
+        self.factors = factors(self.train.events, 64, dim=8)
 
     def _users(self, users, later, generator):
         first, then = (torch.randint(0, 8, (users, 6), generator=generator) for _ in range(2))

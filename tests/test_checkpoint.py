@@ -89,7 +89,7 @@ def test_a_run_can_be_made_longer(tmp_path):
     assert torch.equal(weights(longer), weights(train(tmp_path / "whole", epochs=4)))
 
 
-@pytest.mark.parametrize("moment", ["save_file", "os.replace", "flush", "unlink"])
+@pytest.mark.parametrize("moment", ["save_file", "os.replace", "fsync", "unlink"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, unbroken, moment, call):
     folder = tmp_path / "run"
@@ -98,7 +98,7 @@ def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monke
     owner, name = {
         "save_file": (safetensors.torch, "save_file"),
         "os.replace": (os, "replace"),
-        "flush": (models, "flush"),
+        "fsync": (models, "fsync"),
         "unlink": (Path, "unlink"),
     }[moment]
     real, calls = getattr(owner, name), 0
@@ -188,7 +188,7 @@ def test_a_finished_model_comes_with_the_vectors_that_a_search_reads(tmp_path):
     bt.save_model(model, tmp_path)
     table = bt.load_model(tmp_path).scorer.table
     with torch.no_grad():
-        assert torch.equal(table._kept[2], model.scorer.table.vectors(model.tree))
+        assert torch.equal(table._cached[2], model.scorer.table.vectors(model.tree))
     (search,) = tmp_path.glob("search*")
     update_checksums(tmp_path, lambda settings: settings["files"].pop("search"))  # as a checkpoint of training has none
     search.unlink()

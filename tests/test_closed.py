@@ -10,13 +10,13 @@ import torch
 
 from beamtree import PAD
 from beamtree.closed_form import ridge
-from beamtree.closed_form.als import Factors, fold_in, ials, turned
-from beamtree.closed_form.cooccurrence import followed, newest_of_each, sum_pairs, together
-from beamtree.closed_form.lists import as_lists
-from beamtree.closed_form.partners import Collected, strongest
+from beamtree.closed_form.als import implicit_als, rotate
+from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
-from beamtree.closed_form.transitions import next_partners
+from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import Events
+from beamtree.data.csr import group_rows, strongest, strongest_in_rounds
+from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 
 NUM_ITEMS = 12
 
@@ -34,14 +34,14 @@ def by_user(events):
 
 
 def dense(pairs):
-    found = torch.zeros(pairs.num_items, pairs.num_items)
+    found = torch.zeros(len(pairs), len(pairs))
     found[torch.repeat_interleave(pairs.offsets.diff()), pairs.columns] = pairs.values
     return found
 
 
 def dense_partners(partners):
     found = torch.zeros(len(partners), len(partners))
-    found[torch.repeat_interleave(partners.offsets.diff()), partners.items.long()] = partners.weights
+    found[torch.repeat_interleave(partners.offsets.diff()), partners.columns.long()] = partners.values
     return found
 
 
@@ -56,17 +56,17 @@ def chosen_matrix(events, num_items=NUM_ITEMS):
 
 
 @pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
-def test_together_counts_users_that_have_both(monkeypatch, cells):
+def test_cooccurrence_counts_users_that_have_both(monkeypatch, cells):
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", cells)
     events = a_log()
     matrix = chosen_matrix(events)
-    assert np.array_equal(dense(together(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
+    assert np.array_equal(dense(cooccurrence(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
 
 
 def test_a_user_of_many_events_counts_in_runs(monkeypatch):
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.LONGEST", 3)
     events = Events(torch.tensor([0, 5]), torch.tensor([0, 1, 2, 3, 4]).int(), "one user")
-    found = dense(together(events, 5))
+    found = dense(cooccurrence(events, 5))
     assert found[0, 1] == 1
     assert found[3, 4] == 1
     assert found[0, 4] == 0
@@ -74,23 +74,23 @@ def test_a_user_of_many_events_counts_in_runs(monkeypatch):
 
 def test_pairs_are_summed_also_where_they_do_not_fit_at_once(monkeypatch):
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", 0)
-    monkeypatch.setattr("beamtree.closed_form.cooccurrence.WAITING", 10)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.PENDING", 10)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randint(6, (2, 7), generator=generator) for _ in range(9)]
-    found = sum_pairs(((a, b, torch.ones(7)) for a, b in parts), 6, torch.device("cpu"))
+    found = sum_entries(((a, b, torch.ones(7)) for a, b in parts), 6, torch.device("cpu"))
     expected = torch.zeros(6, 6)
     for a, b in parts:
         for one, other in zip(a.tolist(), b.tolist(), strict=True):
             expected[one, other] += 1
     assert torch.equal(dense(found), expected)
-    assert torch.equal(dense(found.turned()), expected.T)
+    assert torch.equal(dense(found.transpose()), expected.T)
     assert torch.equal(found.diagonal(), expected.diagonal())
 
 
 def test_what_followed_is_counted_from_the_past_to_the_future():
     """A user of two events has one cut: the first is the past, and the second followed."""
     events = Events(torch.tensor([0, 2, 4]), torch.tensor([3, 1, 3, 2]).int(), "pairs")
-    past, future = followed(events, 5, torch.full((69,), 0.5), readings=4, seed=0)
+    past, future = past_and_future(events, 5, torch.full((69,), 0.5), readings=4, seed=0)
     assert dense(past)[3, 3] == pytest.approx(4 * 2 * 0.25)
     assert dense(future)[3, 1] == pytest.approx(4 * 0.5)
     assert dense(future)[3, 2] == pytest.approx(4 * 0.5)
@@ -124,8 +124,8 @@ def test_each_item_keeps_its_strongest_partners():
     source, target = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 2, 3, 0])
     found = strongest(source, target, torch.tensor([0.5, -2.0, 1.0, 3.0]), 4, most=2)
     assert found.offsets.tolist() == [0, 2, 3, 3, 3]
-    assert found.items.tolist() == [2, 3, 0]
-    assert found.weights.tolist() == [-2.0, 1.0, 3.0]
+    assert found.columns.tolist() == [2, 3, 0]
+    assert found.values.tolist() == [-2.0, 1.0, 3.0]
 
 
 # Ridge
@@ -147,7 +147,7 @@ def test_ridge_partners_are_ease(monkeypatch, whole, popular):
     monkeypatch.setattr(ridge, "POPULAR", popular)
     events = a_log()
     order = torch.randperm(NUM_ITEMS, generator=torch.Generator().manual_seed(1))
-    found = ridge_partners(together(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)
+    found = ridge_partners(cooccurrence(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)
     expected = ease(chosen_matrix(events), 2.0)
     assert np.allclose(dense_partners(found).numpy(), expected, atol=1e-4)
 
@@ -168,7 +168,7 @@ def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
 def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
     monkeypatch.setattr(ridge, "WHOLE", 0)
     monkeypatch.setattr(ridge, "BLOCK", 3)
-    gram, order = together(a_log(), NUM_ITEMS), torch.arange(NUM_ITEMS)
+    gram, order = cooccurrence(a_log(), NUM_ITEMS), torch.arange(NUM_ITEMS)
     whole = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS))
     trial = dense_partners(ridge_partners(gram, order[:3], 2.0, NUM_ITEMS))
     assert torch.equal(trial[:, :3], whole[:, :3])
@@ -179,7 +179,7 @@ def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
 def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monkeypatch, whole):
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
-    past, future = followed(a_log(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
+    past, future = past_and_future(a_log(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
     found = follow_partners(past, future, torch.arange(NUM_ITEMS), 0.5, NUM_ITEMS, features=NUM_ITEMS)
     gram, cross = dense(past).double(), dense(future).double()
     penalty = 0.5 * float(gram.diagonal().mean())
@@ -189,7 +189,7 @@ def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monk
 
 def test_an_item_without_partners_has_none():
     events = Events(torch.tensor([0, 2, 4]), torch.tensor([0, 1, 1, 0]).int(), "two of five items")
-    found = ridge_partners(together(events, 5), torch.arange(5), 1.0)
+    found = ridge_partners(cooccurrence(events, 5), torch.arange(5), 1.0)
     assert found.offsets.diff().tolist() == [1, 1, 0, 0, 0]
 
 
@@ -199,7 +199,7 @@ def test_an_item_without_partners_has_none():
 @pytest.mark.parametrize("length", [3, 40], ids=["shorter than a vector", "longer"])
 def test_a_fold_in_minimises_its_loss(length):
     torch.manual_seed(0)
-    factors = turned(torch.randn(50, 6).double(), 0.1, 0.05)
+    factors = rotate(torch.randn(50, 6).double(), 0.1, 0.05)
     history = factors.items[torch.randint(50, (2, length))]
     weights = torch.rand(2, length).double()
     weights[0, -1] = 0
@@ -215,20 +215,20 @@ def test_a_fold_in_minimises_its_loss(length):
     assert float(gradient.abs().max()) < 1e-9
 
 
-def test_turning_vectors_changes_no_product():
+def test_rotating_vectors_changes_no_product():
     vectors = torch.randn(20, 4).double()
-    found = turned(vectors, 0.1, 0.5)
+    found = rotate(vectors, 0.1, 0.5)
     torch.testing.assert_close(found.items @ found.items.T, vectors @ vectors.T)
-    torch.testing.assert_close(0.5 * found.items.T @ found.items, torch.diag(found.spread), atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(0.5 * found.items.T @ found.items, torch.diag(found.gram_diagonal), atol=1e-9, rtol=1e-6)
 
 
-def test_each_round_of_ials_lowers_the_loss():
+def test_each_round_of_als_lowers_the_loss():
     events = a_log(users=40)
     matrix = torch.from_numpy(chosen_matrix(events)).float()
     penalty, everywhere = 0.05, 0.1
 
     def loss(rounds):
-        found = ials(events, NUM_ITEMS, dim=5, penalty=penalty, everywhere=everywhere, rounds=rounds)
+        found = implicit_als(events, NUM_ITEMS, dim=5, penalty=penalty, everywhere=everywhere, rounds=rounds)
         rows = torch.stack([found.items] * len(matrix))
         users = fold_in(found, rows, matrix)
         product = users @ found.items.T
@@ -243,29 +243,29 @@ def test_each_round_of_ials_lowers_the_loss():
 
 def test_an_item_that_nobody_chose_is_0_and_seeds_decide(monkeypatch):
     events = Events(torch.tensor([0, 2, 4]), torch.tensor([0, 1, 1, 0]).int(), "two of five items")
-    one, same, other = (ials(events, 5, dim=3, rounds=2, seed=seed).items for seed in (0, 0, 1))
+    one, same, other = (implicit_als(events, 5, dim=3, rounds=2, seed=seed).items for seed in (0, 0, 1))
     assert not one[2:].any()
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    monkeypatch.setattr(import_module("beamtree.closed_form.als"), "ROOM", 1)  # one list at a time
-    torch.testing.assert_close(ials(events, 5, dim=3, rounds=2).items.abs(), one.abs(), atol=1e-5, rtol=1e-4)
+    monkeypatch.setattr(import_module("beamtree.closed_form.als"), "CELLS", 1)  # one list at a time
+    torch.testing.assert_close(implicit_als(events, 5, dim=3, rounds=2).items.abs(), one.abs(), atol=1e-5, rtol=1e-4)
 
 
 def test_lists_are_read_in_batches_that_fit():
     generator = torch.Generator().manual_seed(0)
     row = torch.randint(20, (100,), generator=generator).sort().values
-    lists = as_lists(row, torch.arange(100), 22)
+    lists = group_rows(row, torch.arange(100), 22)
     seen = []
     for which, width in lists.batches(30):
         assert len(which) * width <= 30 or len(which) == 1
-        entries, real = lists.read(which, width)
+        entries, real = lists.padded(which, width)
         assert torch.equal(real.sum(1), lists.counts()[which])
         seen += entries[real].tolist()
     assert sorted(seen) == list(range(100))
 
 
 def test_factors_know_what_a_fold_in_needs():
-    found = ials(a_log(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
+    found = implicit_als(a_log(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
     assert isinstance(found, Factors)
     assert (found.penalty, found.everywhere) == (0.02, 0.5 * NUM_ITEMS)
 
@@ -273,10 +273,10 @@ def test_factors_know_what_a_fold_in_needs():
 def test_cut_partners_are_the_strongest():
     source, target = torch.tensor([0, 0, 0, 2, 2]), torch.tensor([1, 2, 3, 0, 3])
     partners = strongest(source, target, torch.tensor([0.1, -0.9, 0.5, 0.2, 0.3]), 4)
-    found = partners.cut(2)
+    found = partners.head(2)
     assert found.offsets.tolist() == [0, 2, 2, 4, 4]
-    assert found.items.tolist() == [2, 3, 3, 0]
-    assert found.weights.tolist() == pytest.approx([-0.9, 0.5, 0.3, 0.2])
+    assert found.columns.tolist() == [2, 3, 3, 0]
+    assert found.values.tolist() == pytest.approx([-0.9, 0.5, 0.3, 0.2])
 
 
 def test_entries_are_cut_alike_in_one_round_and_in_several(monkeypatch):
@@ -284,11 +284,8 @@ def test_entries_are_cut_alike_in_one_round_and_in_several(monkeypatch):
     pairs = torch.randperm(40 * 40, generator=generator)[:900]
     weight = torch.randn(900, generator=generator)
     whole = strongest(pairs // 40, pairs % 40, weight, 40, 7)
-    monkeypatch.setattr("beamtree.closed_form.partners.SORTED", 64)
-    entries = Collected(1000, torch.device("cpu"))
-    for some in torch.arange(900).split(130):
-        entries.add(pairs[some] // 40, pairs[some] % 40, weight[some])
-    found = entries.strongest(40, 7)
+    monkeypatch.setattr("beamtree.data.csr.SORTED_AT_ONCE", 64)
+    found = strongest_in_rounds(pairs // 40, pairs % 40, weight, 40, 7)
     assert torch.equal(found.offsets, whole.offsets)
-    assert torch.equal(found.items, whole.items)
-    assert torch.equal(found.weights, whole.weights)
+    assert torch.equal(found.columns, whole.columns)
+    assert torch.equal(found.values, whole.values)

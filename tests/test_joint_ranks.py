@@ -10,11 +10,13 @@ from test_ranks import errors_of, farthest, whole
 import beamtree as bt
 from beamtree.data.instances import Instances
 from beamtree.distributed import partition as shards
-from beamtree.distributed import reshard as carried
-from beamtree.distributed.group import join, ranks
+from beamtree.distributed import sharded_table
+from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
-from beamtree.distributed.remote_rows import SpreadVectors
-from beamtree.distributed.sharded_table import SpreadTable
+from beamtree.distributed.remote_rows import ShardedVectors
+from beamtree.distributed.sharded_table import ShardedTable
+from beamtree.distributed.sharding import is_sharded, shard_model
+from beamtree.distributed.training import join
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, SumScorer
 from beamtree.scorers.table import NodeTable, same_depth
@@ -96,27 +98,27 @@ def above_of(tree, node, level):
 def test_rows_follow_their_items(name, share):
     old, new = cases()[name, share]
     table = table_of(old)
-    torch.testing.assert_close(table.on_tree(old, new, share=share), plain(table, old, new, share))
+    torch.testing.assert_close(table.on_tree(old, new, share=share).weight.detach(), plain(table, old, new, share))
 
 
 def carry_all(top):
     """How far this rank's rows are from those of one rank, and the most rows that it pulled at once."""
-    shards.TOP, carried.PULLED = top, PULLED
+    shards.TOP, sharded_table.PULL_AT_ONCE = top, PULLED
     join()
-    fill, pulled, away = SpreadVectors._fill, [0], {}
+    fill, pulled, away = ShardedVectors._append, [0], {}
 
     def counted(self, rows):
         pulled.append(sum(map(len, rows)))
         fill(self, rows)
 
-    SpreadVectors._fill = counted
+    ShardedVectors._append = counted
     for case, (old, new) in cases().items():
         table, share = table_of(old), case[1]
-        own = SpreadTable.of(table, Shard.of(old, ranks())).on_tree(old, new, share=share)
-        whole = Shard.of(new, ranks()).part(table.on_tree(old, new, share=share))
+        own = ShardedTable.of(table, Shard.of(old, ranks())).on_tree(old, new, share=share).weight
+        whole = Shard.of(new, ranks()).part(table.on_tree(old, new, share=share).weight)
         assert own.shape == whole.shape, case
-        away[case] = float((own - whole).abs().max())
-    SpreadVectors._fill = fill
+        away[case] = float((own - whole).detach().abs().max())
+    ShardedVectors._append = fill
     scorers_are_carried()
     return away, max(pulled)
 
@@ -129,9 +131,9 @@ def scorers_are_carried():
         one, other = (
             bt.TreeModel(old, wrap(DeepScorer(old.num_nodes, DIM, scale=1.0).double()), first_level=2) for _ in range(2)
         )
-        other.scorer.spread_over(Shard.of(old, ranks()))
+        shard_model(other)
         one, other = one.on_tree(new), other.on_tree(new)
-        assert other.scorer.is_spread
+        assert is_sharded(other)
         assert (one.first_level, one.scorer.settings()) == (other.first_level, other.scorer.settings())
         with torch.no_grad():
             for level in range(1, new.height + 1):
@@ -185,7 +187,7 @@ def _train_jointly(folder, cut_short, seed):
 
     how = {"rounds": 3, "stay": 0.0, "seed": seed, "folder": folder, "say": lines.append}
     model = fit_jointly(model, instances(40, 4), instances(25, 5), train, **how)
-    assert model.scorer.is_spread == (ranks().size > 1)
+    assert is_sharded(model) == (ranks().size > 1)
     return lines, model.tree.fingerprint(), whole(model)
 
 

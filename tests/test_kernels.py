@@ -18,7 +18,7 @@ from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.rows import adam  # noqa: E402
 from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
-from beamtree.scorers.subtree_max import Lifted, Runs  # noqa: E402
+from beamtree.scorers.subtree_max import Runs, SubtreeMax  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -210,7 +210,7 @@ def test_maxima_are_those_of_the_levels_and_of_the_runs(generator, arity, rows, 
     slots = torch.arange(rows).unsqueeze(1) * size + leaves - tree.level(tree.height).start
     keys = slots.masked_fill(leaves == bt.PAD, rows * size).flatten()
     runs = Runs(tree.moved(lambda part: part.to(DEVICE)), rows, keys.to(DEVICE), scores.flatten().to(DEVICE))
-    expected = Lifted(tree, leaves, scores)
+    expected = SubtreeMax(tree, leaves, scores)
     for level in range(1, tree.height + 1):
         span, width = tree.level(level), arity ** (tree.height - level)
         nodes = torch.randint(span.start - 1, span.stop, (rows, 70)).masked_fill_(torch.rand(rows, 70) < 0.1, bt.PAD)

@@ -9,12 +9,13 @@ from test_scorers import histories
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.closed_form.als import fold_in, ials
-from beamtree.closed_form.partners import strongest
+from beamtree.closed_form.als import implicit_als
 from beamtree.data import Events
+from beamtree.data.csr import strongest
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
-from beamtree.scorers.memory import fading
-from beamtree.scorers.subtree_max import Lifted
+from beamtree.scorers.factors import fold_in
+from beamtree.scorers.memory import recency_weights
+from beamtree.scorers.subtree_max import SubtreeMax
 
 NUM_ITEMS = 50
 
@@ -32,7 +33,7 @@ def some_partners(seed=0, most=8):
 
 
 def a_sum(tree):
-    memory = MemoryScorer.from_partners([some_partners()], [fading(0.5)])
+    memory = MemoryScorer.from_partners([some_partners()], [recency_weights(0.5)])
     parts = {"memory": memory, "repeats": RepeatScorer(), "deep": DeepScorer(tree.num_nodes, scale=1.0)}
     return SumScorer(parts, tree.height, "deep").weigh(memory=2.0, repeats=0.5, deep=0.1)
 
@@ -45,7 +46,7 @@ def test_a_node_scores_what_the_best_item_below_it_scores(case, seed):
     generator = torch.Generator().manual_seed(seed)
     items = torch.randint(-1, case.tree.num_items, (2, 9), generator=generator)
     scores = torch.randn(2, 9, generator=generator)
-    lifted = Lifted(case.tree, case.tree.leaf_of_item(items), scores)
+    lifted = SubtreeMax(case.tree, case.tree.leaf_of_item(items), scores)
     for user in range(2):
         said = [0.0] * case.tree.num_items
         for item, score in zip(items[user].tolist(), scores[user].tolist(), strict=True):
@@ -72,7 +73,7 @@ def test_a_beam_over_memory_alone_finds_its_best_exactly(case, seed, m):
     pairs = dict(zip(zip(source.tolist(), target.tolist(), strict=True), weight.tolist(), strict=True))
     keys = torch.tensor(list(pairs))
     partners = strongest(keys[:, 0], keys[:, 1], torch.tensor(list(pairs.values())), num_items)
-    memory = MemoryScorer.from_partners([partners], [fading(0.3)])
+    memory = MemoryScorer.from_partners([partners], [recency_weights(0.3)])
     model = bt.TreeModel(case.tree, memory)
     x = torch.randint(num_items, (2, 4), generator=generator)
     _, scores = bt.retrieve(model, x, beam_size=m, m=m)
@@ -86,7 +87,7 @@ def test_a_beam_over_memory_alone_finds_its_best_exactly(case, seed, m):
 
 def test_memory_adds_what_the_partners_say_by_recency(tree):
     first, second = some_partners(0), some_partners(1)
-    memory = MemoryScorer.from_partners([first, second], [fading(0.5), 2 * fading(1.0, newest=3)])
+    memory = MemoryScorer.from_partners([first, second], [recency_weights(0.5), 2 * recency_weights(1.0, newest=3)])
     x = histories(NUM_ITEMS)
     found = memory.whole_level(memory.context(tree, x), tree, tree.height)
     for user, history in enumerate(x.tolist()):
@@ -97,7 +98,7 @@ def test_memory_adds_what_the_partners_say_by_recency(tree):
             for partners, by in ((first, (1 + t) ** -0.5), (second, 2 * (1 + t) ** -1.0 * (t < 3))):
                 a, b = partners.offsets[item : item + 2].tolist()
                 for partner, weight in zip(
-                    partners.items[a:b].tolist(), partners.weights[a:b].half().tolist(), strict=True
+                    partners.columns[a:b].tolist(), partners.values[a:b].half().tolist(), strict=True
                 ):
                     said[partner] += by * weight
         items = tree.item_of_leaf(torch.arange(tree.level(tree.height).start, tree.level(tree.height).stop)).tolist()
@@ -114,7 +115,9 @@ def test_repeats_speak_for_what_the_user_has(tree):
 
 
 def test_a_user_without_history_and_an_item_without_partners_score_0(tree):
-    memory = MemoryScorer.from_partners([strongest(*map(torch.tensor, ([0], [1], [1.0])), NUM_ITEMS)], [fading(0.5)])
+    memory = MemoryScorer.from_partners(
+        [strongest(*map(torch.tensor, ([0], [1], [1.0])), NUM_ITEMS)], [recency_weights(0.5)]
+    )
     x = torch.tensor([[PAD, PAD], [5, PAD]])
     assert not memory.whole_level(memory.context(tree, x), tree, tree.height).any()
 
@@ -129,7 +132,7 @@ def test_repeats_of_users_without_any_history_score_0_on_every_level(tree):
 
 
 def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
-    memory = MemoryScorer.from_partners([some_partners()], [fading(0.5)])
+    memory = MemoryScorer.from_partners([some_partners()], [recency_weights(0.5)])
     other = bt.random_tree(NUM_ITEMS + 1, arity=3)
     for scorer in (memory, SumScorer({"memory": memory, "repeats": RepeatScorer()}, other.height)):
         with pytest.raises(ValueError, match="memory is of 50 items and the tree has 51"):
@@ -138,7 +141,7 @@ def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
 
 def test_a_memory_without_any_partners_says_nothing(tree):
     nothing = strongest(torch.empty(0).long(), torch.empty(0).long(), torch.empty(0), NUM_ITEMS)
-    memory = MemoryScorer.from_partners([nothing, nothing], [fading(0.5), fading(0.5)])
+    memory = MemoryScorer.from_partners([nothing, nothing], [recency_weights(0.5), recency_weights(0.5)])
     x = torch.tensor([[PAD, PAD], [5, PAD]])
     assert not memory.whole_level(memory.context(tree, x), tree, 2).any()
 
@@ -151,7 +154,7 @@ def test_folded_factors_are_the_product_with_the_mean_below(tree):
     counts = torch.full((40,), 8)
     items = torch.randint(NUM_ITEMS, (320,), generator=generator).int()
     events = Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "made up")
-    factors = ials(events, NUM_ITEMS, dim=6, rounds=2)
+    factors = implicit_als(events, NUM_ITEMS, dim=6, rounds=2)
     scorer = FactorScorer.from_factors(tree, factors, power=0.5)
     x = torch.tensor([[3, 8, 3, PAD]])
     weights = torch.tensor([[1.0, 2**-0.5, 0.0, 0.0]])

@@ -4,11 +4,11 @@ import pytest
 import torch
 from plan_scale import LISTS, Group, plan
 
-from beamtree.closed_form import Partners
+from beamtree.data.csr import CSR
 from beamtree.distributed.partition import TOP, Shard
-from beamtree.distributed.sharded_table import SpreadTable
+from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.scorers import MemoryScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.memory import recency_weights
 from beamtree.tree import Tree
 
 
@@ -16,7 +16,7 @@ from beamtree.tree import Tree
 def test_a_plan_counts_the_rows_that_a_rank_has(items, arity, gpus):
     tree = Tree(range(items), arity)
     shard = Shard.of(tree, Group(gpus), TOP)
-    table = SpreadTable(shard, 24, seed=None)
+    table = ShardedTable(shard, torch.empty(shard.num_rows, 24))
     found = plan(items, gpus, arity=arity)
     assert (found.nodes, found.rows) == (tree.num_nodes, len(table.weight))
     assert found.weights_gb == pytest.approx(table.weight.nbytes / 1e9)
@@ -25,12 +25,15 @@ def test_a_plan_counts_the_rows_that_a_rank_has(items, arity, gpus):
 def test_a_plan_counts_the_parts_that_a_rank_has():
     """Of three ranks the first, of lists that are all full."""
     tree, gpus = Tree(range(9000), 2), Group(3)
-    factors = SpreadTable(Shard.of(tree, gpus, TOP), 192, seed=None, dtype=torch.float16)
-    lists = Partners(torch.arange(0, 90_001, 10), torch.zeros(90_000, dtype=torch.int32), torch.rand(90_000))
-    memory = MemoryScorer.from_partners([lists] * LISTS, [fading(0.5)] * LISTS).kept
+    shard = Shard.of(tree, gpus, TOP)
+    factors = ShardedTable(shard, torch.empty(shard.num_rows, 192, dtype=torch.float16))
+    lists = CSR(torch.arange(0, 90_001, 10), torch.zeros(90_000, dtype=torch.int32), torch.rand(90_000))
+    memory = MemoryScorer.from_partners([lists] * LISTS, [recency_weights(0.5)] * LISTS).rows
     alone, found = (plan(9000, size, factors=192, partners=10 * LISTS) for size in (1, 3))
     assert found.factors_gb == pytest.approx(factors.weight.nbytes / 1e9)
-    assert alone.memory_gb == pytest.approx(sum(each.nbytes for each in memory) / 1e9, rel=1e-4)
+    assert alone.memory_gb == pytest.approx(
+        sum(each.nbytes for each in (memory.offsets, memory.columns, memory.values)) / 1e9, rel=1e-4
+    )
     assert found.memory_gb == pytest.approx(alone.memory_gb / 3)
     plain = plan(9000, 3)
     assert found.total_gb - plain.total_gb == pytest.approx(found.factors_gb + found.memory_gb)

@@ -15,12 +15,14 @@ from ranks import environment, free_port, run_ranks
 import beamtree as bt
 from beamtree.data.instances import Instances
 from beamtree.distributed import partition as shards
-from beamtree.distributed.group import join
-from beamtree.distributed.sharded_table import SpreadTable
+from beamtree.distributed.sharded_table import ShardedTable
+from beamtree.distributed.sharding import is_sharded
+from beamtree.distributed.training import join
 from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
 from beamtree.train import Checkpoints, Schedule, Validation, constant
+from beamtree.train.backend import backend
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.tree import PAD
 
@@ -75,12 +77,12 @@ def fitted(name, steps, dtype=torch.float64, **more):
 def whole(model):
     """All weights of a model, of whichever rank they are."""
     weights = {name: value.tolist() for name, value in model.scorer.state_dict().items()}
-    if model.scorer.is_spread:
+    if is_sharded(model):
         table = model.scorer.table
-        assert isinstance(table, SpreadTable)
+        assert isinstance(table, ShardedTable)
         rows = torch.zeros(table.num_nodes, table.weight.shape[1], dtype=table.weight.dtype)
         ranks = table.shard.ranks
-        for place, (nodes, own) in enumerate(table.shard.pieces()):
+        for place, (nodes, own) in enumerate(table.shard.spans()):
             if place or ranks.is_first:
                 rows[nodes.start : nodes.stop] = table.weight.detach()[own]
         weights["table.weight"] = ranks.sum_(rows).tolist()
@@ -182,7 +184,7 @@ def validated(folder, top):
         histories(9, seed=5), beam_size=8, m=6, every=2, on_check=lambda step, recall: found.append(recall)
     )
     model = fitted("otm, lazy", 8, val=val, checkpoints=Checkpoints(folder / "training"))
-    bt.save_model(model, folder / "model")
+    backend().save_model(model, folder / "model")
     return found, whole(model)
 
 
@@ -192,7 +194,7 @@ def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
         assert seen == recalls
         assert farthest(weights, theirs) < 1e-6
     model = bt.load_model(tmp_path / "three" / "model")
-    assert not model.scorer.is_spread
+    assert not is_sharded(model)
     assert farthest(weights, whole(model)) < 1e-6
     x = histories(9, seed=5).x
     assert torch.equal(
@@ -208,14 +210,14 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 import test_ranks as here
 from beamtree.cli import app
-from beamtree.train import step
+from beamtree.distributed import training as step
 
 def dies(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if os.environ["RANK"] == "1":
     step.sum_gradients = dies
-app.app = lambda standalone_mode: here.fitted("otm, lazy", 3)
+app.app = lambda standalone_mode: (here.join(), here.fitted("otm, lazy", 3))
 app.main()
 """
     port, started = free_port(), []
@@ -284,7 +286,7 @@ def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path, prepar
 KILLED = """
 import os, signal
 from beamtree.cli import train
-from beamtree.train import step
+from beamtree.distributed import training as step
 
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     was, steps = step.sum_gradients, []

@@ -1,30 +1,34 @@
-"""What is made over ranks, each having a part of the rows: the same as one rank makes."""
-
-import sys
+"""The closed form over ranks, each with a part of the rows: the same as one rank fits."""
 
 import pytest
 import torch
 from ranks import run_ranks
 
 import beamtree as bt
-from beamtree.builders import learn_tree, split
-from beamtree.builders.matching import rank_in
-from beamtree.builders.select import parts_over_ranks
-from beamtree.closed_form import follow_partners, next_partners, ridge, ridge_partners
-from beamtree.closed_form import ials as factorise
-from beamtree.closed_form import pairs as pairs_room
-from beamtree.closed_form.als import ials_by_rows
-from beamtree.closed_form.builder import Start
-from beamtree.closed_form.cooccurrence import followed, together
-from beamtree.data import Events, factors
-from beamtree.data.factors import pairs
+from beamtree.builders import learn_tree
+from beamtree.closed_form import als, cooccurrence, ridge
+from beamtree.closed_form.als import implicit_als
+from beamtree.closed_form.ridge import EASE, Regression, follow_partners, ridge_partners
+from beamtree.closed_form.transitions import next_partners, past_and_future
+from beamtree.data import Events
+from beamtree.data.csr import CSR, concatenate
 from beamtree.data.instances import Instances
 from beamtree.data.seeds import draw_rows
-from beamtree.distributed import exchange as routes
-from beamtree.distributed.group import Ranks, join, ranks
+from beamtree.distributed import exchange
+from beamtree.distributed.closed_form import (
+    sharded_als,
+    sharded_cooccurrence,
+    sharded_partners,
+    sharded_past_and_future,
+    sharded_rules,
+)
+from beamtree.distributed.exchange import InterleavedTable, concatenate_all, own_rows
+from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
-from beamtree.research.baselines.sparse import partner_matrix
+from beamtree.distributed.sharding import shard_model
+from beamtree.distributed.training import join
 from beamtree.scorers import DeepScorer, FixedScorer
+from beamtree.train.backend import backend
 from beamtree.train.recipes import first_level
 
 SIZES = (2, 3)
@@ -57,19 +61,20 @@ def ways():
     rank, size = ranks().rank, ranks().size
     to = torch.arange(5 * rank) % size
     rows = torch.stack([to, torch.full_like(to, rank), torch.arange(len(to))], dim=1)
-    route = routes.Route(to)
-    came = route.there(rows)
-    assert bool((came[:, 0] == rank).all())
-    assert torch.equal(came[:, 1], route.sender(came.device))
-    assert torch.equal(route.back(came), rows)
+    route = exchange.Route(to)
+    received = route.send(rows)
+    assert bool((received[:, 0] == rank).all())
+    assert torch.equal(received[:, 1], route.sender(received.device))
+    assert torch.equal(route.reply(received), rows)
     table = torch.arange(22.0).view(11, 2)
-    part = table[routes.dealt(11)]
-    assert torch.equal(routes.whole(part, 11), table)
+    interleaved = InterleavedTable.of(table)
+    assert torch.equal(interleaved.part, table[own_rows(11)])
+    assert torch.equal(interleaved.whole(), table)
     wanted = torch.tensor([7, 0, 10, 3])[: 2 * rank]
-    assert torch.equal(routes.pull(part, wanted), table[wanted])
+    assert torch.equal(interleaved.at(wanted), table[wanted])
     uneven = torch.full((2 * rank, 3), rank)
-    assert routes.joined(uneven)[:, 0].tolist() == [each for each in range(size) for _ in range(2 * each)]
-    assert list(routes.in_step(rank)) == [*range(rank), *[None] * (size - 1 - rank)]
+    assert concatenate_all(uneven)[:, 0].tolist() == [each for each in range(size) for _ in range(2 * each)]
+    assert list(exchange.lockstep(rank)) == [*range(rank), *[None] * (size - 1 - rank)]
     turned = torch.arange(6.0).view(2, 3).T * (rank + 1)
     assert ranks().broadcast_(turned, 1)[2, 1] == 10, "also where rows do not follow each other in memory"
     return "well"
@@ -82,10 +87,10 @@ def test_rows_go_where_they_belong_and_answers_come_back(size):
 
 def test_alone_nothing_goes_anywhere():
     rows = torch.arange(12).view(6, 2)
-    assert routes.send(torch.zeros(6, dtype=torch.int64), rows)[0] is rows
-    assert routes.whole(rows, 6) is rows
-    assert routes.joined(rows) is rows
-    assert torch.equal(routes.pull(rows, torch.tensor([3, 1])), rows[[3, 1]])
+    assert exchange.send(torch.zeros(6, dtype=torch.int64), rows)[0] is rows
+    assert InterleavedTable(rows, 6).whole() is rows
+    assert concatenate_all(rows) is rows
+    assert torch.equal(InterleavedTable(rows, 6).at(torch.tensor([3, 1])), rows[[3, 1]])
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 80])
@@ -102,23 +107,19 @@ FACTORS = {"whole": (41, 1 << 19), "pulled": (41, 30), "few users": (2, 30)}  # 
 HOW = {"dim": 7, "penalty": 0.05, "everywhere": 0.1}
 
 
-def products(events):
-    """Products of all items, by factors of both kinds: axes that are as strong as each other can turn."""
-    found = factorise(events, 53, **HOW)
-    other = [factors(events, 53, dim=5, run_length=length) for length in (None, 4)]
-    return [(each @ each.T).tolist() for each in (found.items, *other)], found.spread.tolist(), found.everywhere
+def products(found):
+    """Products of all items: axes that are as strong as each other can be swapped."""
+    items = InterleavedTable(found.items, 53).whole()
+    return (items @ items.T).tolist(), found.gram_diagonal.tolist(), found.everywhere
 
 
 def factors_over_ranks():
-    import beamtree.closed_form.als as room
-
     join()
-    sys.modules["beamtree.data.factors"].ALIKE = 0  # the package has a function of this name
-    room.ROOM, found = 64, {}
-    for name, (users, room.PULLED) in FACTORS.items():
-        found[name] = products(a_log(users))
-    own = ials_by_rows(a_log(), 53, **HOW, rounds=1, seed=0)
-    assert len(own.items) == len(routes.dealt(53))
+    als.CELLS, found = 64, {}
+    for name, (users, exchange.PULL_AT_ONCE) in FACTORS.items():
+        own = sharded_als(a_log(users), 53, **HOW)
+        assert len(own.items) == len(own_rows(53))
+        found[name] = products(own)
     return found
 
 
@@ -126,13 +127,12 @@ def factors_over_ranks():
 def test_factors_do_not_depend_on_the_number_of_ranks(size):
     found = on_ranks(size, factors_over_ranks)
     for name, (users, _) in FACTORS.items():
-        (alone, *others), spread, everywhere = products(a_log(users))
-        (theirs, *their_others), their_spread, their_everywhere = found[name]
+        alone, diagonal, everywhere = products(implicit_als(a_log(users), 53, **HOW))
+        theirs, their_diagonal, their_everywhere = found[name]
         assert everywhere == their_everywhere
-        for ours, other in ((alone, theirs), (spread, their_spread)):
+        for ours, other in ((alone, theirs), (diagonal, their_diagonal)):
             ours, other = torch.tensor(ours), torch.tensor(other)
             torch.testing.assert_close(other, ours, atol=1e-5 * float(ours.abs().max()), rtol=1e-5)
-        torch.testing.assert_close(torch.tensor(their_others), torch.tensor(others), atol=1e-4, rtol=1e-4)
 
 
 # Partners
@@ -146,14 +146,23 @@ LIMITS = {
 }
 
 
-def all_partners(name, users):
-    """The partners of all three kinds, and how many entries of the Gram matrix are here."""
+def limits(name):
+    cooccurrence.DENSE, ridge.WHOLE, ridge.POPULAR = LIMITS[name]
+    cooccurrence.PENDING, ridge.BLOCK = 50, 4
+
+
+def case(users):
     most = 9 if users > 2 else 53  # of few users much is equal, and which of these are the strongest says nothing
-    pairs_room.DENSE, ridge.WHOLE, ridge.POPULAR = LIMITS[name]
-    pairs_room.WAITING, ridge.BLOCK = 50, 4
-    events, order = a_log(users), torch.randperm(53, generator=torch.Generator().manual_seed(1))
-    gram = together(events, 53, order)
-    past, future = followed(events, 53, torch.linspace(1, 0.1, 69), readings=2, seed=0, order=order)
+    order = torch.randperm(53, generator=torch.Generator().manual_seed(1))
+    return a_log(users), order, torch.linspace(1, 0.1, 69), most
+
+
+def all_partners(name, users):
+    """The partners of all kinds, and how many entries the Gram matrix has."""
+    limits(name)
+    events, order, recency, most = case(users)
+    gram = cooccurrence.cooccurrence(events, 53)
+    past, future = past_and_future(events, 53, recency, readings=2, seed=0)
     found = {
         "together": ridge_partners(gram, order, 2.0, most, features=12),
         "some": ridge_partners(gram, order[:21], 2.0, most, features=12),
@@ -163,15 +172,38 @@ def all_partners(name, users):
     return {kind: dense(each).tolist() for kind, each in found.items()}, len(gram.values)
 
 
+def own_partners(name, users):
+    """The same over ranks."""
+    limits(name)
+    events, order, recency, most = case(users)
+    gram = sharded_cooccurrence(events, 53, order)
+    past, future = sharded_past_and_future(events, 53, recency, 2, 0, order)
+    found = {
+        "together": sharded_partners(EASE(gram, 2.0, 12), order, most),
+        "some": sharded_partners(EASE(gram, 2.0, 12), order[:21], most),
+        "follows": sharded_partners(Regression(past, future, 0.5, 12), order, most),
+        "next": sharded_rules(events, 53, most),
+    }
+    return {kind: dense(gathered(each)).tolist() for kind, each in found.items()}, len(gram.values)
+
+
+def gathered(own):
+    """The lists of all items, from the interleaved ones of each rank."""
+    parts = [CSR(*map(torch.tensor, part)) for part in ranks().gather([each.tolist() for each in vars(own).values()])]
+    parts = [CSR(part.offsets, part.columns.long(), part.values.float()) for part in parts]
+    rows = torch.cat([torch.arange(rank, 53, ranks().size) for rank in range(ranks().size)])
+    return concatenate(parts).take(rows.argsort())
+
+
 def dense(partners):
-    partners, found = partners.whole(), torch.zeros(len(partners), len(partners))
-    found[torch.repeat_interleave(partners.offsets.diff()), partners.items.long()] = partners.weights
+    found = torch.zeros(len(partners), len(partners))
+    found[partners.row_of_entry(), partners.columns.long()] = partners.values
     return found
 
 
 def partners_over_ranks(users):
     join()
-    found = {name: all_partners(name, users) for name in LIMITS}
+    found = {name: own_partners(name, users) for name in LIMITS}
     return {name: each for name, (each, _) in found.items()}, sum(ranks().gather(found["by rows"][1]))
 
 
@@ -179,8 +211,8 @@ def partners_over_ranks(users):
 def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch):
     found, entries = on_ranks(size, partners_over_ranks, users)
     for room, name in (
-        (pairs_room, "DENSE"),
-        (pairs_room, "WAITING"),
+        (cooccurrence, "DENSE"),
+        (cooccurrence, "PENDING"),
         *((ridge, n) for n in ("WHOLE", "POPULAR", "BLOCK")),
     ):
         monkeypatch.setattr(room, name, getattr(room, name))  # put back at the end
@@ -192,90 +224,7 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
         assert held == entries, "every entry is with one rank"
 
 
-def rules_of_a_baseline(size):
-    if size > 1:
-        join()
-    return partner_matrix(next_partners(a_log(), 53)).toarray().tolist()
-
-
-def test_a_baseline_has_the_partners_of_all_items_on_every_rank():
-    found, alone = (torch.tensor(each) for each in (on_ranks(2, rules_of_a_baseline, 2), rules_of_a_baseline(1)))
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-4)
-
-
 # Trees
-
-
-def entries(kind, seed):
-    """Values of groups with ties, signs, zeros of both kinds, and a group of one and of none."""
-    generator = torch.Generator().manual_seed(seed)
-    values = (torch.randn(200, generator=generator) * 3).round().mul(0.5).to(kind)
-    values[:20] *= torch.tensor(-0.0 if seed % 2 else 1e-30, dtype=kind)
-    group = torch.randint(3, (200,), generator=generator) * 2
-    group[7] = 1
-    return values, group
-
-
-def parts_of(kind, seed, parts, over):
-    values, group = entries(kind, seed)
-    size = torch.bincount(group, minlength=6)
-    share = over.share(200)
-    own = slice(share.start, share.stop)
-    return routes.joined(parts_over_ranks(values[own], group[own], size, parts, over)).tolist()
-
-
-def all_parts():
-    join()
-    return {
-        (kind, seed, parts): parts_of(kind, seed, parts, ranks())
-        for kind in (torch.float32, torch.float64)
-        for seed in range(3)
-        for parts in (2, 5)
-    }
-
-
-def check_parts(found):
-    for (kind, seed, parts), ours in found.items():
-        values, group = entries(kind, seed)
-        size = torch.bincount(group, minlength=6)
-        expected = rank_in(group, -values) * parts // size[group]
-        assert ours == expected.tolist(), (kind, seed, parts)
-
-
-def test_parts_are_those_of_a_sorted_list():
-    kinds = [(kind, seed, parts) for kind in (torch.float32, torch.float64) for seed in range(6) for parts in (2, 3)]
-    check_parts({case: parts_of(*case, Ranks()) for case in kinds})
-
-
-def bundles(count, dim=6):
-    """Vectors in double precision, so that no rounding error is as large as two of them are apart."""
-    generator = torch.Generator().manual_seed(5)
-    centres = torch.randn(7, dim, generator=generator, dtype=torch.float64)
-    return centres[torch.arange(count) % 7] + 0.3 * torch.randn(count, dim, generator=generator, dtype=torch.float64)
-
-
-TREES = [(53, 2, False), (200, 2, True), (200, 3, True), (9, 4, False), (2, 2, False), (1, 2, False)]
-
-
-def tree_of(count, arity, shared):
-    chosen = split.Chosen(*pairs(a_log(41, count), count)) if shared else None
-    return split.split_tree(bundles(count), chosen, arity=arity, seed=3).items().tolist()
-
-
-def all_trees():
-    join()
-    return all_parts(), {case: tree_of(*case) for case in TREES}, {case: learned(*case) for case in LEARNED}, unclean()
-
-
-def unclean():
-    """What every rank says of a vector that one of them has."""
-    vectors = torch.zeros(30, 2)
-    vectors[29] = torch.nan
-    try:
-        split.split_tree(vectors)
-    except ValueError as error:
-        return str(error).removeprefix(f"rank {ranks().size - 1}: ")
-
 
 LEARNED = [(2, 1, 1), (2, 2, 2), (3, 2, 1), (2, 4, 3)]  # arity, levels at once, and first level
 
@@ -290,21 +239,21 @@ def learned(arity, at_once, first):
     one = learn_tree(fixed, Instances(FixedScorer.every(31), y), **how)
     deep = bt.TreeModel(tree, DeepScorer(tree.num_nodes, 4, scale=1.0), first_level=first)
     if ranks().size > 1:
-        deep.scorer.spread_over(Shard.of(tree, ranks(), top=3))
+        shard_model(deep, Shard.of(tree, ranks(), top=3))
     other = learn_tree(deep, Instances(torch.randint(40, (31, 5), generator=generator), y), **how)
     assert one.fingerprint() != tree.fingerprint() != other.fingerprint()
     return one.items().tolist(), other.items().tolist()
 
 
+def all_trees():
+    join()
+    return {case: learned(*case) for case in LEARNED}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_trees_do_not_depend_on_the_number_of_ranks(size):
-    parts, trees, moved, said = on_ranks(size, all_trees)
-    check_parts(parts)
-    for case, slots in trees.items():
-        assert slots == tree_of(*case), case
-    for case, slots in moved.items():
+    for case, slots in on_ranks(size, all_trees).items():
         assert slots == learned(*case), case
-    assert said.startswith("the vector of item 29 holds NaN")
 
 
 # The start
@@ -316,16 +265,14 @@ def start_of(folder):
     tree = bt.random_tree(data.num_items, seed=1)  # the walk is so even that a cluster tree is all rounding errors
     assert bt.cluster_tree(data).num_items == data.num_items
     first = first_level(tree, 60)
-    parts = Start(tree, data, 0, "cpu", first).all_parts()
+    parts = backend().closed_form(tree, data, 0, "cpu", first).all_parts()
     x = data.test.batch(torch.arange(len(data.test)))[0]
     return parts.made, bt.retrieve(bt.TreeModel(tree, parts, first_level=first), x, beam_size=60, m=10)[1].tolist()
 
 
 def start_over_ranks(folder):
     join()
-    import beamtree.closed_form.als as room
-
-    pairs_room.DENSE, ridge.WHOLE, ridge.POPULAR, ridge.BLOCK, room.PULLED = 0, 20, 10, 16, 40
+    cooccurrence.DENSE, ridge.WHOLE, ridge.POPULAR, ridge.BLOCK, exchange.PULL_AT_ONCE = 0, 20, 10, 16, 40
     return start_of(folder)
 
 

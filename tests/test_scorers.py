@@ -5,11 +5,9 @@ import torch
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.closed_form.als import turned
-from beamtree.closed_form.partners import strongest
-from beamtree.distributed.exchange import deal
+from beamtree.closed_form.als import rotate
+from beamtree.data.csr import strongest
 from beamtree.kernels import products
-from beamtree.model import quantized
 from beamtree.scorers import (
     SCORERS,
     DeepScorer,
@@ -21,7 +19,7 @@ from beamtree.scorers import (
     SumScorer,
     linear,
 )
-from beamtree.scorers.memory import fading
+from beamtree.scorers.memory import recency_weights
 
 
 def a_linear(tree):
@@ -43,7 +41,7 @@ def a_deep_without_sharing(tree):
 def a_memory(tree):
     source, target = torch.randint(tree.num_items, (2, 300)).unique(dim=1)
     partners = strongest(source, target, torch.randn(len(source)), tree.num_items)
-    return MemoryScorer.from_partners([partners], [fading(0.5)]), histories(tree.num_items)
+    return MemoryScorer.from_partners([partners], [recency_weights(0.5)]), histories(tree.num_items)
 
 
 def some_repeats(tree):
@@ -51,7 +49,7 @@ def some_repeats(tree):
 
 
 def some_factors(tree):
-    factors = turned(torch.randn(tree.num_items, 6), 0.1, 0.05)
+    factors = rotate(torch.randn(tree.num_items, 6), 0.1, 0.05)
     return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
 
 
@@ -189,7 +187,7 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
     scorer = DeepScorer(tree.num_nodes, share=share).start_from(tree, vectors)
     with torch.no_grad():
         scorer.table.weight.zero_()
-        scorer.table.start_from(tree, deal(vectors[:, :24]), share=share)
+        scorer.table.add_means(tree, vectors[:, :24], share=share)
         table = scorer.table.vectors(tree) if share else scorer.table.weight
         for node in range(tree.num_nodes):
             items = [int(i) for i in tree.item_of_leaf(torch.tensor(tree.leaves(node))) if i != PAD]
@@ -225,21 +223,6 @@ def test_a_deep_scorer_that_learns_nothing_says_the_same(share, monkeypatch):
                     torch.testing.assert_close(found, scorer(context, level, some))
         scorer(context, 1, tree.mask.nodes(1).unsqueeze(0)).sum().backward()
         torch.optim.SGD(scorer.parameters(), lr=1e-2).step()  # and again with other weights
-
-
-def test_int8_says_nearly_the_same_and_learns_as_before():
-    torch.manual_seed(0)
-    tree = bt.random_tree(50, arity=3, seed=1)
-    model, x = bt.TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0)), histories(50)
-    small = quantized(model)
-    level, nodes = tree.height, tree.mask.nodes(tree.height).unsqueeze(0)
-    exact = model.query(x).logits(level, nodes)
-    with torch.no_grad():
-        rounded = small.query(x).logits(level, nodes)
-    assert 0 < (rounded - exact).abs().max() < 0.1 * exact.std()
-    assert torch.equal(small.query(x).logits(level, nodes), exact)  # where something is learned
-    with pytest.raises(ValueError, match="LinearScorer would not be faster"):
-        quantized(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 5)))
 
 
 def test_a_deep_scorer_refuses_what_is_no_history():

@@ -8,21 +8,22 @@ import torch
 from ranks import run_ranks
 
 import beamtree as bt
-from beamtree.closed_form.als import Factors
-from beamtree.closed_form.partners import strongest
 from beamtree.data import Ids
+from beamtree.data.csr import strongest
 from beamtree.diagnose.explain import explain
 from beamtree.distributed import partition as shards
 from beamtree.distributed import remote_search as following
-from beamtree.distributed.checkpoint import write_spread
-from beamtree.distributed.exchange import deal
-from beamtree.distributed.group import Ranks, join
-from beamtree.distributed.load_shard import InShards, load_part
-from beamtree.distributed.local_shard import OwnTable
+from beamtree.distributed.checkpoint import write_sharded
+from beamtree.distributed.group import Ranks
+from beamtree.distributed.load_shard import ShardFiles, load_part
 from beamtree.distributed.partition import Shard
-from beamtree.distributed.remote_search import Lead, follow
+from beamtree.distributed.remote_search import Coordinator, follow
+from beamtree.distributed.sharded_search import LocalTable
+from beamtree.distributed.sharding import shard_model
+from beamtree.distributed.training import join
 from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScorer, NodeTable, RepeatScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import recency_weights
 from beamtree.storage.settings import fingerprint, read_settings
 from beamtree.tree import PAD
 
@@ -36,15 +37,14 @@ def deep(tree, share=True, lift=True):
 def factors(tree):
     generator = torch.Generator().manual_seed(3)
     vectors = torch.randn(ITEMS, 5, generator=generator)
-    own = deal(vectors).part
-    return FactorScorer.from_factors(tree, Factors(own, torch.ones(5), 0.1, 1.0), power=0.3)
+    return FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
 
 
 def memory(tree, seed=0):
     generator = torch.Generator().manual_seed(seed)
     key = torch.randperm(ITEMS**2, generator=generator)[:700]
     lists = strongest(key // ITEMS, key % ITEMS, torch.randn(700, generator=generator), ITEMS, 8)
-    return MemoryScorer.from_partners([lists, lists], [fading(0.5), fading(2.0, newest=3)])
+    return MemoryScorer.from_partners([lists, lists], [recency_weights(0.5), recency_weights(2.0, newest=3)])
 
 
 def everything(tree):
@@ -130,7 +130,7 @@ def looked_at(model):
 def work(folder):
     """All ranks search at once, each with its part; then the first one searches, and the others follow."""
     now = join()
-    following.ROOM = 100  # so that some nodes go along with what is to be done, and others after it
+    following.INLINE = 100  # so that some nodes go along with what is to be done, and others after it
 
     def open_part(name):
         return load_part(folder / name, now, top=CASES[name][3]), fingerprint(folder / name)
@@ -143,7 +143,7 @@ def work(folder):
     if now.rank:
         follow(now, open_part)
         return together, {}
-    lead, led = Lead(now, open_part), {}
+    lead, led = Coordinator(now, open_part), {}
     for case in CASES:
         model = lead.open(case)
         led[case] = {name: searched(model, name) for name in SEARCHES}, looked_at(model)
@@ -155,10 +155,10 @@ def as_ranks_write_it(place, now):
     """The part of a model that all ranks wrote in training."""
     shards.TOP = TOP
     model = a_model("sum")
-    model.scorer.spread_over(Shard.of(model.tree, now))
-    write_spread(place, model, 0, {}, set(), {})
+    shard_model(model)
+    write_sharded(place, model, 0, {}, set(), {})
     shard, settings = Shard.of(model.tree, now), read_settings(place)
-    read = InShards(place, settings, model.tree, shard).read("parts.memory.partners", range(2000))
+    read = ShardFiles(place, settings, model.tree, shard).read("parts.memory.partners", range(2000))
     assert bool(shard.owned(shard.height, model.tree.leaf_of_item(read.long())).all()), "of others nothing is kept"
     assert now.sum_(torch.tensor(len(read))) == settings["scorer_settings"]["parts"]["memory"][1]["entries"]
     return load_part(place, now, top=TOP)
@@ -166,7 +166,7 @@ def as_ranks_write_it(place, now):
 
 def weights_of(model):
     """The rows of tables and the partners that a rank has."""
-    rows = sum(len(each.weight) for each in model.modules() if isinstance(each, OwnTable))
+    rows = sum(len(each.weight) for each in model.modules() if isinstance(each, LocalTable))
     return rows, sum(len(each.partners) for each in model.modules() if isinstance(each, MemoryScorer))
 
 
@@ -224,7 +224,7 @@ def test_a_rank_has_its_share_of_rows_and_partners(found, case):
 def test_a_kind_that_cannot_be_divided_is_refused_in_one_line(tmp_path):
     tree = bt.random_tree(20)
     bt.save_model(bt.TreeModel(tree, LinearScorer(tree.num_nodes, 3)), tmp_path)
-    with pytest.raises(ValueError, match="a LinearScorer cannot be divided over ranks: start one rank"):
+    with pytest.raises(ValueError, match="a LinearScorer cannot be sharded over ranks: start one process"):
         load_part(tmp_path, Ranks())
 
 

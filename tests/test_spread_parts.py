@@ -1,9 +1,7 @@
 """Parts in closed form over ranks: each has some of the rows and lists, and all get the same answers."""
 
 import errno
-import sys
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,26 +11,27 @@ from safetensors import safe_open
 
 import beamtree as bt
 from beamtree import recommender
-from beamtree.closed_form.als import Factors
-from beamtree.closed_form.partners import strongest
 from beamtree.data import Ids
+from beamtree.data.csr import CSR, strongest
 from beamtree.data.instances import Instances
 from beamtree.distributed import partition as shards
-from beamtree.distributed import sharded_lists as dealt
-from beamtree.distributed.exchange import Route, deal
-from beamtree.distributed.group import Ranks, join, ranks
-from beamtree.distributed.partition import Shard
-from beamtree.distributed.sharded_lists import Kept, dealt_lists, merged_lists
-from beamtree.distributed.sharded_table import SpreadTable
+from beamtree.distributed import sharded_table
+from beamtree.distributed.checkpoint import load_weights, write_sharded
+from beamtree.distributed.exchange import Route
+from beamtree.distributed.group import ranks
+from beamtree.distributed.sharded_table import ShardedTable
+from beamtree.distributed.sharding import ShardedMemoryScorer, is_sharded, shard_model
+from beamtree.distributed.training import join
 from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import recency_weights
 from beamtree.storage import models
-from beamtree.storage.models import load_weights
 from beamtree.storage.settings import read_settings
+from beamtree.storage.sharded_files import MEMORY_TENSORS, merge_parts
 from beamtree.train import Checkpoints, Schedule, Validation, constant
-from beamtree.train.checkpoint import keep_model
+from beamtree.train.backend import backend
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings
@@ -49,7 +48,9 @@ def lists_of(seed, items=ITEMS):
 
 
 def a_memory():
-    return MemoryScorer.from_partners([lists_of(0), lists_of(1)], [fading(0.5), fading(2.0, newest=3)])
+    return MemoryScorer.from_partners(
+        [lists_of(0), lists_of(1)], [recency_weights(0.5), recency_weights(2.0, newest=3)]
+    )
 
 
 def a_model(dtype=torch.float32):
@@ -74,8 +75,8 @@ def histories(users=23, seed=0):
 
 def spread(model):
     """The same model, of which this rank keeps its part."""
-    model.scorer.spread_over(Shard.of(model.tree, join()))
-    return model
+    join()
+    return shard_model(model)
 
 
 def test_a_list_comes_for_every_row_that_went_out():
@@ -87,32 +88,31 @@ def lists_that_came():
     now = join()
     to = torch.tensor([2, 0, 1, 1, 0][: 2 + now.rank])
     route = Route(to)
-    row = route.there(torch.arange(len(to)) + 10 * now.rank)
+    row = route.send(torch.arange(len(to)) + 10 * now.rank)
     lengths = row % 4
-    values = row.repeat_interleave(lengths)
-    held, found = route.back_lists(lengths, values)
+    found = route.reply_lists(CSR(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), row.repeat_interleave(lengths)))
     own = torch.arange(len(to)) + 10 * now.rank
-    assert torch.equal(held, own % 4)
-    assert torch.equal(found, own.repeat_interleave(own % 4))
+    assert torch.equal(found.counts(), own % 4)
+    assert torch.equal(found.columns, own.repeat_interleave(own % 4))
     return "well"
 
 
 @pytest.mark.parametrize(("came_from", "size"), [(3, 2), (1, 3), (4, 1), (2, 5)])
-def test_lists_of_some_ranks_are_dealt_anew(came_from, size, monkeypatch):
-    """Also to ranks that get none: there are four items."""
-    whole = MemoryScorer.from_partners([lists_of(0, 4), lists_of(1, 4)], [fading(0.5)] * 2).kept
+def test_lists_of_some_ranks_are_divided_anew(came_from, size):
+    """Also for ranks that get none: there are four items."""
+    whole = MemoryScorer.from_partners([lists_of(0, 4), lists_of(1, 4)], [recency_weights(0.5)] * 2).rows
 
-    def as_rank(rank, count, work):
-        now = Ranks()
-        now.rank, now.size = rank, count
-        monkeypatch.setattr(dealt, "ranks", lambda: now)
-        return work(now)
+    def part(rank, count):
+        items = torch.arange(rank, 4, count) if rank < 4 else torch.arange(0)
+        return items, whole.take((torch.arange(2).unsqueeze(1) * 4 + items).flatten())
 
-    parts = [as_rank(rank, came_from, lambda now: dealt_lists(whole, 2)) for rank in range(came_from)]
+    parts = [part(rank, came_from)[1] for rank in range(came_from)]
     for rank in range(size):
-        ours = as_rank(rank, size, lambda now: merged_lists(parts, 2, came_from, now))
-        expected = as_rank(rank, size, lambda now: dealt_lists(whole, 2))
-        assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+        items, expected = part(rank, size)
+        ours = merge_parts(parts, 2, came_from, items)
+        assert all(
+            torch.equal(one, other) for one, other in zip(vars(ours).values(), vars(expected).values(), strict=True)
+        )
 
 
 def answers(model, rank, size):
@@ -136,7 +136,7 @@ def answers_of_ranks(top):
 
 def whole_names():
     rows = [f"parts.{name}.table.weight" for name in ("deep", "factors")]
-    return [*rows, *(f"parts.memory.{name}" for name in Kept._fields)]
+    return [*rows, *(f"parts.memory.{name}" for name in MEMORY_TENSORS)]
 
 
 @pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10), (2, 1000)])
@@ -149,7 +149,7 @@ def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
         torch.testing.assert_close(torch.tensor(theirs[1]), torch.tensor(scores), atol=1e-6, rtol=1e-6)
         for one, other in zip(theirs[2], levels, strict=True):
             torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-5, rtol=1e-5)
-        assert all(own[f"parts.memory.{name}"] < 1.3 / size * parts[f"parts.memory.{name}"] for name in Kept._fields)
+        assert all(own[f"parts.memory.{name}"] < 1.3 / size * parts[f"parts.memory.{name}"] for name in MEMORY_TENSORS)
         if top < 1000:
             assert all(own[name] < parts[name] for name in parts), "each has a part"
 
@@ -159,8 +159,9 @@ def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
 
 def saved(folder, top, dtype):
     shards.TOP = top
-    sys.modules[SpreadTable.__module__].SENT = dealt.SENT = 7
-    bt.save_model(spread(a_model(dtype)), folder)
+    sharded_table.SEND_AT_ONCE = 7
+    model = spread(a_model(dtype))
+    backend().save_model(model, folder)
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.float32), (2, torch.bfloat16)])
@@ -189,7 +190,7 @@ def write_nothing(*arguments):
 def told_by_saving(folder, moment):
     """What each rank says where the first finds its disk full."""
     shards.TOP = TOP
-    sys.modules[SpreadTable.__module__].SENT = dealt.SENT = 7
+    sharded_table.SEND_AT_ONCE = 7
     shop = bt.Recommender()
     shop._model = spread(a_model())
     place = nullcontext()
@@ -218,16 +219,15 @@ def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path, moment):
 def one_item(folder):
     """All that is done with lists of one item, of which two of three ranks have none."""
     lists = strongest(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]), 1)
-    memory = MemoryScorer.from_partners([lists], [fading(0.5)])
+    memory = MemoryScorer.from_partners([lists], [recency_weights(0.5)])
     tree = bt.random_tree(1, 2, seed=0)
-    bt.save_model(spread(bt.TreeModel(tree, memory)), folder)
-    own = replace(lists, offsets=lists.offsets[: 2 if ranks().is_first else 1], total=1)
-    own = own if ranks().is_first else replace(own, items=own.items[:0], weights=own.weights[:0])
-    return own.whole().weights.tolist()
+    model = spread(bt.TreeModel(tree, memory))
+    backend().save_model(model, folder)
+    return model.scorer.entries(torch.tensor([[0]]))[1].tolist()
 
 
 def test_ranks_that_no_item_is_dealt_to_take_part(tmp_path):
-    assert run_ranks(3, one_item, tmp_path / "model") == [[0.5]] * 3
+    assert run_ranks(3, one_item, tmp_path / "model") == [[[0.5]]] * 3
     found = bt.load_model(tmp_path / "model").scorer
     assert found.offsets.tolist() == [0, 1]
     assert found.weights.tolist() == [0.5]
@@ -242,7 +242,7 @@ def trained(folder, steps, asks=False):
     model = a_model(torch.float64)
     now = join()
     if (folder / "settings.json").exists():
-        model = bt.load_model(folder)
+        model = backend().load_model(folder, "cpu")
     bt.fit(
         model,
         histories(),
@@ -255,7 +255,7 @@ def trained(folder, steps, asks=False):
         checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True),
     )
     final = folder.parent / f"{folder.name}-{steps}-{now.size}"
-    bt.save_model(model, final)
+    backend().save_model(model, final)
     now.wait()
     return {name: value.tolist() for name, value in bt.load_model(final).scorer.state_dict().items()}
 
@@ -281,8 +281,10 @@ def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch
 
 def with_fewer_partners():
     model = a_model()
-    lists = [lists_of(0).cut(3), lists_of(1).cut(3)]
-    model.scorer.put("memory", MemoryScorer.from_partners(lists, [fading(0.5), fading(2.0, newest=3)]))
+    lists = [lists_of(0).head(3), lists_of(1).head(3)]
+    model.scorer.put(
+        "memory", MemoryScorer.from_partners(lists, [recency_weights(0.5), recency_weights(2.0, newest=3)])
+    )
     return model
 
 
@@ -291,10 +293,13 @@ def taken_over(folder, by_all):
     shards.TOP = TOP
     given, model = a_model(), with_fewer_partners()
     join()
-    keep_model(folder / "given", spread(given) if by_all else given)
+    if by_all:
+        write_sharded(folder / "given", spread(given), 0, {}, set(), {})
+    elif ranks().is_first:
+        bt.save_model(given, folder / "given")
     ranks().wait()
     load_weights(folder / "given", read_settings(folder / "given"), spread(model))
-    bt.save_model(model, folder / "again")
+    backend().save_model(model, folder / "again")
 
 
 @pytest.mark.parametrize("by_all", [True, False])
@@ -328,13 +333,13 @@ def started(folder, out):
     shards.TOP = TOP
     now = join()
     data = bt.load_data(folder)
-    model = build_model(
-        resolve_settings(data, TrainingOptions(steps=2)), data, bt.random_tree(data.num_items, 2, seed=0)
-    )
-    bt.save_model(model, out)
-    tables = {name: isinstance(part.table, SpreadTable) for name, part in model.scorer.tables().items()}
-    lists = {name: part.is_spread for name, part in model.scorer.parts.items() if isinstance(part, MemoryScorer)}
-    return model.scorer.is_spread, tables, lists, now.size
+    settings = resolve_settings(data, TrainingOptions(steps=2))
+    model = build_model(settings, data, bt.random_tree(data.num_items, 2, seed=0))
+    backend().save_model(model, out)
+    tables = {name: isinstance(part.table, ShardedTable) for name, part in model.scorer.tables().items()}
+    memories = {name: part for name, part in model.scorer.parts.items() if isinstance(part, MemoryScorer)}
+    lists = {name: isinstance(part, ShardedMemoryScorer) for name, part in memories.items()}
+    return is_sharded(model), tables, lists, now.size
 
 
 def test_what_is_made_over_ranks_stays_there(tmp_path, prepared, monkeypatch):
@@ -363,20 +368,6 @@ def told_by(scorer):
     return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
 
 
-def from_whole_factors():
-    """Rows of factors that every rank has whole, as `ials` gives them."""
-    shards.TOP = TOP
-    alone = a_model().scorer.part("factors")
-    join()
-    after = a_model().scorer.part("factors")
-    alone.spread_over(after.table.shard)
-    return torch.equal(alone.table.weight, after.table.weight)
-
-
-def test_factors_that_every_rank_has_are_not_taken_for_a_part():
-    assert run_ranks(3, from_whole_factors) == [True] * 3
-
-
 def moved(size):
     shards.TOP = TOP
     model = a_model()
@@ -384,7 +375,7 @@ def moved(size):
     if size > 1:
         model = spread(model)
     found = model.scorer.part("factors").on_tree(model.tree, other)
-    assert found.is_spread == (size > 1)
+    assert isinstance(found.table, ShardedTable) == (size > 1)
     x = histories().x
     with torch.no_grad():
         return [level.tolist() for level in levels_of(bt.TreeModel(other, found), x)]
@@ -400,7 +391,3 @@ def test_factors_follow_their_items_to_another_tree_over_ranks():
     for theirs in run_ranks(2, moved, 2):
         for one, other in zip(alone, theirs, strict=True):
             torch.testing.assert_close(torch.tensor(other), torch.tensor(one), atol=1e-3, rtol=1e-3)
-
-
-def test_whole_vectors_are_dealt():
-    assert torch.equal(deal(torch.arange(6)).whole(), torch.arange(6))

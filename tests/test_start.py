@@ -238,7 +238,7 @@ def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
 )
 def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, found, expected):
     tree = bt.cluster_tree(data)
-    one = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+    one = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
     one.most = 8
     monkeypatch.setattr(one, "recalls", lambda most, cuts: dict(zip((4, 8), found, strict=True))[most])
     assert one.how_many(lambda most: most) == expected
@@ -250,13 +250,13 @@ def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data,
     once = bt.load_data(tmp_path / "once")
     for each, expected in ((once, False), (data, True)):
         tree = bt.cluster_tree(each)
-        assert start.Start(tree, each, 0, "cpu", first_level(tree, 60)).come_back is expected
+        assert start.ClosedFormBuilder(tree, each, 0, "cpu", first_level(tree, 60)).come_back is expected
 
 
 @pytest.mark.parametrize("best", [3.0, 30.0, 100.0, 3000.0])
 def test_the_penalty_is_climbed_to_from_the_middle(data, monkeypatch, best):
     tree, tried = bt.cluster_tree(data), []
-    begun = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+    begun = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
 
     def quality(penalty, cuts):
         tried.append(penalty)
@@ -271,7 +271,7 @@ def test_the_penalty_is_climbed_to_from_the_middle(data, monkeypatch, best):
 def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
     monkeypatch.setattr(start, "TRIED", 10)
     tree = bt.cluster_tree(data)
-    begun = start.Start(tree, data, 0, "cpu", first_level(tree, 60))
+    begun = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
     counts = data.train.events.popularity(data.num_items)
     assert len(begun.tried) == 10
     assert int(counts[begun.tried].min()) >= int(counts.sort(descending=True).values[9])

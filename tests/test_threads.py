@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from beamtree.closed_form.als import ials
+from beamtree.closed_form.als import implicit_als
 from beamtree.data import Events
 from beamtree.threads import available_cpus, in_threads, one_thread, use_threads
 
@@ -69,6 +69,6 @@ def test_the_number_given_wins_and_a_variable_of_the_user_is_left_alone(monkeypa
 def test_factors_do_not_depend_on_how_lists_are_cut_into_pieces(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     events = Events(torch.arange(0, 1201, 12), torch.randint(40, (1200,), generator=generator), "some")
-    whole = ials(events, 40, dim=8)
-    monkeypatch.setitem(ials.__globals__, "PIECE", 30)
-    torch.testing.assert_close(ials(events, 40, dim=8).items, whole.items, rtol=1e-4, atol=1e-5)
+    whole = implicit_als(events, 40, dim=8)
+    monkeypatch.setitem(implicit_als.__globals__, "CELLS_PER_THREAD", 30)
+    torch.testing.assert_close(implicit_als(events, 40, dim=8).items, whole.items, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from beamtree.cli.compare import parse_rows
-from beamtree.closed_form.als import ials as factorise
+from beamtree.closed_form.als import implicit_als as factorise
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
 from beamtree.research.baselines import TUNED, als, build, ease, neighbours

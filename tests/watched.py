@@ -5,12 +5,12 @@ from functools import cache
 import torch
 
 import beamtree as bt
-from beamtree.closed_form.partners import strongest
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.data.csr import strongest
 from beamtree.diagnose.explore import record, variants
 from beamtree.scorers import DeepScorer, MemoryScorer, RepeatScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.memory import recency_weights
 
 NUM_ITEMS, NUM_USERS = 180, 30
 HOSTILE = (
@@ -33,7 +33,7 @@ def a_model(num_items=NUM_ITEMS, seed=1):
     pairs = torch.unique(pairs, dim=1)
     partners = strongest(pairs[0], pairs[1], torch.rand(pairs.shape[1], generator=generator), num_items, 8)
     parts = {
-        "memory": MemoryScorer.from_partners([partners], [fading(0.5)]),
+        "memory": MemoryScorer.from_partners([partners], [recency_weights(0.5)]),
         "repeats": RepeatScorer(),
         "deep": DeepScorer(tree.num_nodes, scale=1.0, seed=seed),
     }

@@ -1,20 +1,24 @@
-"""A balanced tree over items that are alike: by their vectors, and by which users chose them together."""
+"""A balanced tree over similar items: balanced k-means of their vectors, refined by which users chose them."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from beamtree.builders.category import category_order
-from beamtree.builders.split import Chosen, split_rows, sums
+from beamtree.builders.matching import rank_in
 from beamtree.data import BeforeAfter, Prepared
-from beamtree.data.factors import pairs
-from beamtree.distributed.exchange import deal
-from beamtree.distributed.group import ranks
+from beamtree.data.factors import distinct_pairs
+from beamtree.data.seeds import draw_rows
 from beamtree.metrics import hits
-from beamtree.tree import PAD, Tree
+from beamtree.tree import PAD, Tree, height_for
 
-CATEGORY_WEIGHT = 1e6  # how often items are to be chosen before their category leaves the one above it for good
-USERS = 500  # are asked which of two trees is better
+CATEGORY_WEIGHT = 1e6  # how often items must be chosen before their category moves away from the one above it
+USERS = 500  # whose histories decide between trees
+POWER_ITERATIONS = 10  # per split
+KMEANS_ROUNDS = 5  # of balanced k-means after it
+SHARED_ROUNDS = 2  # of moving items to the side of the items that they are chosen with
 
 
 def cluster_tree(
@@ -25,10 +29,10 @@ def cluster_tree(
     arity: int = 2,
     seed: int = 0,
 ) -> Tree:
-    """Items that are alike lie under the same nodes: the directions of their vectors are clustered, not the lengths.
+    """Similar items lie under the same nodes: the directions of their vectors are clustered, not the lengths.
 
-    Without vectors, items are alike that the same users chose: by co-occurrence factors or by the events themselves or,
-    with categories, by the categories and the factors, whichever is best for the validation users.
+    Without vectors, items are similar that the same users chose: by co-occurrence factors or by the events themselves
+    or, with categories, by the categories and the factors, whichever is best for the validation users.
 
     Args:
         data: a prepared log.
@@ -42,73 +46,147 @@ def cluster_tree(
             shape = list(vectors.shape)
             raise ValueError(f"vectors are {shape}: give one row for each of {data.num_items:,} items, in their order")
         return vector_tree(vectors, arity=arity, seed=seed)
-    factors, run = data.own_factors, own_run(data.num_items)
-    own = normalize(factors.at(run))
-    found = [split_rows(own, data.num_items, arity=arity, seed=seed)]
+    directions = normalize(data.factors)
+    trees = [split_tree(directions, arity=arity, seed=seed)]
     if len(data.val) or categories is not None:
-        chosen = own_chosen(data)
+        chosen = Chosen(*distinct_pairs(data.train.events, data.num_items, data.run_length))
     if len(data.val):
-        found.append(split_rows(own, data.num_items, chosen, arity=arity, seed=seed))
+        trees.append(split_tree(directions, chosen, arity=arity, seed=seed))
     if categories is not None:
-        times = ranks().sum_(torch.bincount(chosen.item, minlength=data.num_items)).unsqueeze(1)
+        times = torch.bincount(chosen.item, minlength=data.num_items).unsqueeze(1)
         order = category_order(categories, data.train.events)
-        alike = of_categories(normalize(factors.part) * deal(times).part, deal(categories).part)
-        own = factors._replace(part=alike).at(order[run])  # what is equal stays in order
-        found.append(_renamed(split_rows(own, data.num_items, arity=arity, seed=seed), order))
+        by_category = near_category(directions * times, categories)[order]  # what is equal stays in order
+        slots = split_tree(by_category, arity=arity, seed=seed).items()
+        trees.append(Tree(torch.where(slots == PAD, PAD, order[slots.clamp(min=0)]), arity))
     if not len(data.val):
-        return found[-1]
-    shared = ranks().gather([shared_nodes(tree, data.val) for tree in found])[0]
-    return found[shared.index(max(shared))]
-
-
-def own_run(num_items: int) -> Tensor:
-    """The items whose vectors this rank cuts into groups."""
-    share = ranks().share(num_items)
-    return torch.arange(share.start, share.stop)
-
-
-def own_chosen(data: Prepared) -> Chosen:
-    """What the users of this rank chose, their rows numbered after those of the ranks before it."""
-    row, item = pairs(data.train.events.own(), data.num_items, data.run_length)
-    rows = ranks().gather(int(row[-1]) + 1 if len(row) else 0)
-    return Chosen(row + sum(rows[: ranks().rank]), item)
-
-
-def of_categories(vectors: Tensor, categories: Tensor, category_weight: float = CATEGORY_WEIGHT) -> Tensor:
-    """Where each item lies by the categories on its path and, for what it was chosen, by its own vector [M, dim].
-
-    Vectors are as long as items were chosen often. A category lies where the one above it does, moved toward the sum of
-    its items' vectors, and an item from its category toward its own. So one that nobody chose lies where its category
-    is, and one that few chose near it. Over ranks, each gives items of its own, and sums are those of all.
-    """
-    at = normalize(ranks().sum_(vectors.sum(0, keepdim=True))).expand_as(vectors)
-    for category in (categories if categories.dim() > 1 else categories.unsqueeze(1)).T:
-        groups = max(ranks().gather(int(category.max()) + 1 if len(category) else 0))
-        total = ranks().sum_(sums(vectors, category, groups))
-        above = torch.zeros_like(total).index_copy_(0, category, at)  # the same for all of a category
-        at = normalize(total + category_weight * above)[category]
-    return normalize(vectors + category_weight * at)
-
-
-def _renamed(tree: Tree, items: Tensor) -> Tree:
-    """The same tree with items[i] in the place of i."""
-    slots = tree.items()
-    return Tree(torch.where(slots == PAD, PAD, items[slots.clamp(min=0)]), tree.arity)
+        return trees[-1]
+    return max(trees, key=lambda tree: shared_nodes(tree, data.val))
 
 
 def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
     """A tree over the directions of any vectors [M, dim]."""
-    share = ranks().share(len(vectors))
-    own = normalize(vectors[share.start : share.stop].float())
-    return split_rows(own, len(vectors), arity=arity, seed=seed)
+    return split_tree(normalize(vectors.float()), arity=arity, seed=seed)
+
+
+def near_category(vectors: Tensor, categories: Tensor, category_weight: float = CATEGORY_WEIGHT) -> Tensor:
+    """Directions of items by the categories on their path and, as far as they were chosen, by their vectors [M, dim].
+
+    The length of a vector is how often its item was chosen. A category lies where the one above it does, moved towards
+    the sum of its items' vectors, and an item from its category towards its own. So an item that nobody chose lies at
+    its category, and one that few chose near it.
+    """
+    at = normalize(vectors.sum(0, keepdim=True)).expand_as(vectors)
+    for category in (categories if categories.dim() > 1 else categories.unsqueeze(1)).T:
+        total = _sums(vectors, category, int(category.max()) + 1)
+        above = torch.zeros_like(total).index_copy_(0, category, at)  # the same for all items of a category
+        at = normalize(total + category_weight * above)[category]
+    return normalize(vectors + category_weight * at)
 
 
 def shared_nodes(tree: Tree, users: BeforeAfter) -> float:
-    """The share of targets below a node that the history has items below too, mean over users and levels."""
+    """The share of targets below a node that is also above an item of the history, mean over users and levels."""
     x, y = users.batch(torch.arange(min(USERS, len(users))))
     before, after = tree.leaf_of_item(x), tree.leaf_of_item(y)
     shares = []
     for level in range(1, tree.height):
-        found = hits(tree.ancestor(after, level), tree.ancestor(before, level))
-        shares.append((found.sum(1) / (y != PAD).sum(1)).mean())
+        shared = hits(tree.ancestor(after, level), tree.ancestor(before, level))
+        shares.append((shared.sum(1) / (y != PAD).sum(1)).mean())
     return float(torch.stack(shares).mean()) if shares else 0.0
+
+
+class Chosen(NamedTuple):
+    """Which row, a user or a run of events, holds which item: every pair once."""
+
+    row: Tensor  # [E]
+    item: Tensor  # [E]
+
+
+def split_tree(vectors: Tensor, chosen: Chosen | None = None, *, arity: int = 2, seed: int = 0) -> Tree:
+    """Cut every group of a level into b equal parts, all groups at once, until every item has a leaf of its own.
+
+    The first cut is along the group's first principal direction; balanced k-means then moves it between the means of
+    the parts. With `chosen`, items finally move to the part with more of the items they are chosen with.
+    """
+    if not bool(torch.isfinite(vectors).all()):
+        row = int((~torch.isfinite(vectors)).any(1).nonzero()[0])
+        raise ValueError(f"the vector of item {row} holds NaN or infinity: clean it before building a tree")
+    height, device = height_for(len(vectors), arity), vectors.device
+    generator = torch.Generator(device).manual_seed(seed)
+    items = torch.arange(len(vectors), device=device)  # group by group
+    group = torch.zeros(len(vectors), dtype=torch.int64, device=device)
+    for level in range(height):
+        part, chosen = _split(vectors[items], items, group, chosen, arity, arity**level, generator)
+        order = part.argsort(stable=True)
+        items, group = items[order], part[order]
+    slots = torch.full((arity**height,), PAD, device=device)
+    slots[group] = items
+    return Tree(slots, arity)
+
+
+def _split(
+    vectors: Tensor,
+    items: Tensor,
+    group: Tensor,
+    chosen: Chosen | None,
+    arity: int,
+    groups: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Chosen | None]:
+    """The group of each item on the next level [M], and the rows that still hold two items of a group.
+
+    Vectors, items and groups [M] are in order of the groups.
+    """
+    size = torch.bincount(group, minlength=groups)
+
+    def parts(along: Tensor) -> Tensor:
+        """Equally many items for each part of a group, in the order of `along` [M]."""
+        return group * arity + rank_in(group, -along) * arity // size[group]
+
+    along = _along_principal(vectors, group, size, generator)
+    for _ in range(KMEANS_ROUNDS):  # along the line between the means of the first and the last part
+        means = _means(vectors, parts(along), groups * arity).view(groups, arity, -1)
+        along = (vectors * (means[:, -1] - means[:, 0])[group]).sum(1)
+    if chosen is None:
+        return parts(along), None
+    chosen, row, row_size = _within_groups(chosen, items, group)
+    times = torch.bincount(chosen.item, minlength=len(items))
+    for _ in range(SHARED_ROUNDS):
+        side = along.new_empty(len(items))
+        side[items] = (parts(along) % arity).to(along.dtype) / (arity - 1) - 0.5
+        of_row = along.new_zeros(len(row_size)).index_add_(0, row, side[chosen.item]) / row_size
+        of_item = along.new_zeros(len(items)).index_add_(0, chosen.item, of_row[row]) / times.clamp(min=1)
+        along = of_item[items] + 1e-3 * torch.tanh(along)  # items that share nothing stay where they were
+    return parts(along), chosen
+
+
+def _along_principal(vectors: Tensor, group: Tensor, size: Tensor, generator: torch.Generator) -> Tensor:
+    """The position of each vector along its group's first principal direction [M], by power iteration."""
+    drawn = draw_rows(len(size), vectors.shape[1], generator)
+    direction = torch.cat([piece for _, piece in drawn]).to(vectors)
+    vectors = vectors - _means(vectors, group, len(size))[group]
+    along = (vectors * direction[group]).sum(1)
+    for _ in range(POWER_ITERATIONS):
+        direction = normalize(_sums(vectors * along.unsqueeze(1), group, len(size)))
+        along = (vectors * direction[group]).sum(1)
+    return along
+
+
+def _within_groups(chosen: Chosen, items: Tensor, group: Tensor) -> tuple[Chosen, Tensor, Tensor]:
+    """The rows that hold two or more items of a group, numbered by row and group, and how many each holds."""
+    group_of = torch.empty_like(group)
+    group_of[items] = group
+    rows = int(chosen.row.max()) + 1 if len(chosen.row) else 1
+    _, row = torch.unique(group_of[chosen.item] * rows + chosen.row, return_inverse=True)
+    size = torch.bincount(row, minlength=1)
+    keep = size[row] > 1
+    return Chosen(chosen.row[keep], chosen.item[keep]), row[keep], size
+
+
+def _means(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+    size = torch.bincount(group, minlength=groups).clamp(min=1).unsqueeze(1)
+    return _sums(vectors, group, groups) / size
+
+
+def _sums(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The sum of each group's vectors [groups, dim]."""
+    return vectors.new_zeros(groups, vectors.shape[1]).index_add_(0, group, vectors)

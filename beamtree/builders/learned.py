@@ -9,8 +9,6 @@ from torch.nn.functional import logsigmoid
 from beamtree.builders.matching import match
 from beamtree.data import Data
 from beamtree.data.seeds import mix
-from beamtree.distributed.exchange import dealt, send
-from beamtree.distributed.group import ranks
 from beamtree.model import Query, TreeModel
 from beamtree.tree import PAD, Tree, distinct
 
@@ -40,9 +38,6 @@ def learn_tree(
     tree has below it: every leaf slot that held an item holds one again. A leaf's vector goes with its item, so leaves
     have no say. The users' histories are lifted along the old tree, which the scorer knows.
 
-    Over ranks each asks the model about its part of the instances and keeps the weights of the items dealt to it; items
-    that share a node are then moved by one rank.
-
     Args:
         model: a trained model, whose tree is the old one.
         data: instances that say where items are looked for.
@@ -59,12 +54,12 @@ def learn_tree(
     tree.check_items(data.item_numbers())
     data = data.to(tree.device)
     model.eval()
-    turns = passes if data.varies else 1  # else every pass would be the same
+    passes = passes if data.varies else 1  # else all passes would be the same
     place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level = 0
     for bottom in _steps(tree, model.first_level, levels_at_once, max_weights):
-        instances = _instances(data, turns, batch_size, seed, tree.device)
-        weights = _weights(model, instances, place, level, bottom).div_(turns)
+        instances = _instances(data, passes, batch_size, seed, tree.device)
+        weights = _weights(model, instances, place, level, bottom).div_(passes)
         place = _move(tree, weights, place, level, bottom, stay)
         level = bottom
     slots = torch.full_like(tree.items(), PAD)
@@ -81,29 +76,26 @@ def _steps(tree: Tree, first: int, levels_at_once: int, max_weights: int) -> Ite
 
 
 def _instances(
-    data: Data, turns: int, batch_size: int, seed: int, device: torch.device
+    data: Data, passes: int, batch_size: int, seed: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every instance `turns` times, in batches; a target that follows twice counts once."""
-    for turn in range(turns):
+    """Every instance `passes` times, in batches; a repeated target counts once."""
+    for turn in range(passes):
         for batch, rows in enumerate(torch.arange(len(data)).split(batch_size)):
             generator = torch.Generator(device).manual_seed(mix(seed, mix(turn, batch)))
             x, y = data.batch(rows.to(device), generator)
-            share = ranks().share(len(x))
-            y = torch.full_like(y[:1], PAD) if share.is_empty else share.of(y)
-            yield share.of(x), distinct(y)
+            yield x, distinct(y)
 
 
 def _weights(
     model: TreeModel, instances: Iterator[tuple[Tensor, Tensor]], place: Tensor, level: int, bottom: int
 ) -> Tensor:
-    """What instances say of the nodes that each item may go to [n, C]: of the items dealt to this rank."""
-    tree, size = model.tree, ranks().size
-    found = torch.zeros(len(dealt(tree.num_items)), tree.arity ** (bottom - level), device=tree.device)
+    """The sum of log p of the nodes that each item may go to, over its instances [M, C]."""
+    tree = model.tree
+    weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
     for x, y in instances:
         item, gains = _gains(model.query(x), y, place, level, bottom)
-        item, gains = send(item % size, item, gains)
-        found.index_add_(0, item // size, gains)
-    return found
+        weights.index_add_(0, item, gains)
+    return weights
 
 
 def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> tuple[Tensor, Tensor]:
@@ -125,30 +117,13 @@ def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> t
 
 
 def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:
-    """Each item's node on level `bottom`, below its node on `level`; `weights` are of the items dealt to this rank."""
+    """Each item's node on level `bottom`, below its node on `level`, by the weights of the nodes there [M, C]."""
     below = tree.arity ** (bottom - level)
     group = place - tree.level(level).start
     old = tree.ancestor(tree.leaf_of_item(torch.arange(len(place), device=place.device)), bottom)
     old = old - tree.level(bottom).start
     capacity = torch.bincount(old, minlength=len(tree.level(bottom))).view(-1, below)
-    item = dealt(len(place), place.device)
-    same = old[item] // below == group[item]
-    weights[same, (old[item] % below)[same]] += stay
-    to = matched(item, weights, group, capacity)
-    found: Tensor = tree.level(bottom).start + group * below + to
-    return found
-
-
-def matched(item: Tensor, weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
-    """`match`, with the weights [n, C] of the items dealt to each rank [n]; groups [M] are matched by one rank each."""
-    size, share = ranks().size, ranks().share(len(capacity))
-    if size == 1:
-        return match(weights, group, capacity)
-    ends = torch.tensor([len(capacity) * rank // size for rank in range(1, size)], device=group.device)
-    item, weights = send(torch.bucketize(group[item], ends, right=True), item, weights)
-    order = item.argsort()  # as one rank would have them
-    item, weights = item[order], weights[order]
-    to = match(weights, group[item] - share.start, capacity[share.start : share.stop])
-    found = torch.zeros_like(group)
-    found[item] = to
-    return ranks().sum_(found)
+    same = old // below == group
+    weights[same, (old % below)[same]] += stay
+    node: Tensor = tree.level(bottom).start + group * below + match(weights, group, capacity)
+    return node

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from beamtree.distributed.group import ranks
-
-PATIENCE = 500  # rounds of bidding; whoever is left then takes what is free
-CARE = 0.02  # a bid rises by at least this share of how much weights differ: the less, the nearer to the best
+MAX_ROUNDS = 500  # of bidding; items that are left then take free places
+BID_STEP = 0.02  # a bid rises by at least this share of how much weights differ: smaller is nearer to the optimum
 
 
 def match(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
@@ -23,7 +21,7 @@ def match(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
         return torch.zeros_like(group)
     if capacity.shape[1] == 2:
         return _halve(weights, group, capacity)
-    return _settle(weights, group, capacity, _auction(weights, group, capacity))
+    return _assign_rest(weights, group, capacity, _auction(weights, group, capacity))
 
 
 def _halve(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
@@ -48,12 +46,12 @@ def rank_in(group: Tensor, value: Tensor) -> Tensor:
 def _auction(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
     """The place each item won [M]; C where it was outbid at the end."""
     places = capacity.shape[1]
-    step = CARE * _differ(weights) + 1e-12
+    step = BID_STEP * float((weights.amax(1) - weights.mean(1)).mean()) + 1e-12
     room = capacity.flatten()
     price = torch.zeros_like(room, dtype=weights.dtype).masked_fill(room == 0, torch.inf)
     won = torch.full_like(group, places)
     bid = torch.full_like(weights[:, 0], -torch.inf)
-    for _ in range(PATIENCE):
+    for _ in range(MAX_ROUNDS):
         out = (won == places).nonzero().squeeze(1)
         if not len(out):
             break
@@ -72,16 +70,7 @@ def _auction(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
     return won
 
 
-def _differ(weights: Tensor) -> float:
-    """How far the best weight of an item is above its others, the mean over the items of all ranks."""
-    above = weights.amax(1) - weights.mean(1)
-    if ranks().size == 1:
-        return float(above.mean())
-    total, count = ranks().sum_(torch.stack([above.double().sum(), above.new_tensor(len(above)).double()])).tolist()
-    return float(total / max(1.0, count))
-
-
-def _settle(weights: Tensor, group: Tensor, capacity: Tensor, won: Tensor) -> Tensor:
+def _assign_rest(weights: Tensor, group: Tensor, capacity: Tensor, won: Tensor) -> Tensor:
     """Let whoever is left take the best place that is free."""
     places = capacity.shape[1]
     for _ in range(places):

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import typer
 
 from beamtree.cli.console import printable
-from beamtree.distributed.group import LostError, tells
+from beamtree.distributed.group import PeerLostError, should_report
 from beamtree.files.staging import remove_leftovers, remove_leftovers_in
 from beamtree.train.loop import DivergedError
 
@@ -43,7 +43,7 @@ def run(app: typer.Typer) -> NoReturn:
             raise
         print_error(app, message)
         code = 1 if isinstance(error, DivergedError) else 2
-        if isinstance(error, LostError):  # waiting for the lost rank would never end
+        if isinstance(error, PeerLostError):  # waiting for the lost rank would never end
             sys.stdout.flush()
             os._exit(code)
     if code == 130:
@@ -67,12 +67,12 @@ def explain(error: Exception) -> str | None:
         return f"out of memory{needed}: use a smaller --batch-size or --beam-size, or a log with fewer events"
     if isinstance(error, RuntimeError) and text.startswith("Symlink loop"):
         return text
-    return text if isinstance(error, DivergedError | LostError | ValueError | OSError) else None
+    return text if isinstance(error, DivergedError | PeerLostError | ValueError | OSError) else None
 
 
 def print_error(app: typer.Typer, message: str) -> None:
     """Print a message on one line; only one of several ranks does."""
-    if not message or not tells():  # empty where help was printed instead
+    if not message or not should_report():  # empty where help was printed instead
         return
     line = printable(" ".join(message[: 10 * MAX_LENGTH].split()))
     line = line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 200]} … {line[-190:]}"

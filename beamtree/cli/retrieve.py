@@ -30,8 +30,8 @@ from beamtree.cli.options import (
     parse_beam,
     uses_ray,
 )
-from beamtree.distributed.command import OpenModel, wherever
-from beamtree.distributed.group import join
+from beamtree.distributed.command import OpenModel, run_command
+from beamtree.distributed.group import connect
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
@@ -133,7 +133,7 @@ def retrieve_items(
     ray = uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
         raise ValueError("--engine ray writes a folder: give --input FOLDER and --output FOLDER")
-    if in_folder and join(device).size > 1:
+    if in_folder and connect(device).size > 1:
         raise ValueError("under torchrun all ranks answer one file: give a file to --output, or do not use torchrun")
     if in_folder and input is not None and output is not None:
         job = job._replace(run=run.absolute())
@@ -153,7 +153,7 @@ def retrieve_items(
             searcher = make_searcher(run, model)
             _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
 
-    wherever("retrieve", run, device, answer)
+    run_command("retrieve", run, device, answer)
 
 
 def _read_ids(path: Path | None) -> list[str] | None:

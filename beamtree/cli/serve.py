@@ -12,8 +12,8 @@ import torch
 import typer
 
 from beamtree.cli.console import note
-from beamtree.distributed.command import OpenModel, over_ranks
-from beamtree.distributed.group import LostError, join, tells
+from beamtree.distributed.command import OpenModel, run_on_first
+from beamtree.distributed.group import PeerLostError, connect, should_report
 from beamtree.errors import requires
 
 
@@ -109,19 +109,19 @@ def serve_run(
 
 def _wherever(run: Path, device: str, serve: Callable[[OpenModel | None], None]) -> None:
     """Serve alone, or as the first of the ranks that torchrun started."""
-    now = join(device)
+    now = connect(device)
     if now.size == 1:
         serve(None)
         return
     if not now.is_first:  # the first one lets the others go when all requests are answered
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
-    over_ranks(now, "serve", run, device, serve, _end)
+    run_on_first(now, "serve", run, device, serve, _end)
 
 
-def _end(error: LostError) -> None:
+def _end(error: PeerLostError) -> None:
     """Without one rank nothing can be answered: whoever started this one starts all of them again."""
-    if tells():
+    if should_report():
         print(f"beamtree: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from beamtree.cli.console import details, progress, silence, write
 from beamtree.cli.options import Arity, ItemsFile, PreparedFolder, Threads, TreeName, VectorsFile, training_option
 from beamtree.data import Prepared, load_data
-from beamtree.distributed.consistency import check_alike
-from beamtree.distributed.group import is_restarted, join, ranks
+from beamtree.distributed.group import is_restarted
+from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
 from beamtree.model import TreeModel, check_device
-from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, steps_done, usual_m
+from beamtree.train.backend import backend
 from beamtree.train.recipes import TrainingSettings, build_model, resolve_settings, train_model
 from beamtree.train.runs import (
     LOG,
@@ -32,7 +32,6 @@ from beamtree.train.runs import (
     check_free,
     describe_run,
     finish_run,
-    holding,
     read_run,
     write_run,
 )
@@ -79,17 +78,18 @@ def train(
         nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         seed=seed, device=device, refit=refit,
     )  # fmt: skip
-    together = join(device)
-    if not together.is_first:
+    join(device)
+    here = backend()
+    if not here.is_first:
         silence()
-    with together.agreed():
+    with here.guard():
         check_device(device)
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
         settings = resolve_settings(prepared, options)
         run = describe_run(prepared.folder, options, settings)
-    check_alike(together, **{**run, "data": prepared.train.fingerprint()})
-    with details() if verbose else nullcontext(), holding(out_folder):
+    here.check_equal(**{**run, "data": prepared.train.fingerprint()})
+    with details() if verbose else nullcontext(), here.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
 
 
@@ -106,26 +106,26 @@ def _train_in(
 ) -> None:
     """Train in a locked folder, save the model and print the result."""
     state = RunState.NEW
-    with ranks().agreed() as first:
+    with backend().guard() as first:
         if first:
             state = _check_folder(folder, run, settings.num_steps(data), resume)
-    state = ranks().gather(state)[0]
+    state = backend().first(state)
     if state is RunState.FINISHED:
         return
     if state is RunState.STOPPED:
-        with ranks().agreed():  # every rank must see the checkpoint
+        with backend().guard():  # every process must see the checkpoint
             step = steps_done(folder / TRAINING)
-        model = load_model(folder / TRAINING, settings.device)
+        model = backend().load_model(folder / TRAINING, settings.device)
     else:
         step, model = 0, _build(run, data, build, settings)
-        with ranks().agreed() as first:
+        with backend().guard() as first:
             if first:
                 write_run(folder, run)  # before training, so that a killed run can be resumed
     result = _train(folder, settings, data, model, step)
-    with ranks().agreed() as first:
+    with backend().guard() as first:
         if first:
             finish_run(folder, result)
-    save_model(model, folder)
+    backend().save_model(model, folder)
     if settings.refit:
         write("Refitted the closed-form parts with the validation users; the recall was measured before:")
     report = result.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
@@ -209,8 +209,8 @@ def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: Tree
 
 @contextmanager
 def _training_log(path: Path, step: int) -> Iterator[Callable[..., None]]:
-    """A function that writes to the log of the run; only the first rank writes."""
-    if not ranks().is_first:
+    """A function that writes to the log of the run; only the first process writes."""
+    if not backend().is_first:
         yield lambda step, **values: None
         return
     with closing(TrainingLog(path, step)) as log:

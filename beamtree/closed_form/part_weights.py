@@ -1,6 +1,6 @@
-"""How much each part of a sum counts: found by trying, on validation users."""
+"""The weights of the parts of a sum, chosen on validation users by coordinate search."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.data import Data
-from beamtree.distributed.exchange import in_step, joined
-from beamtree.distributed.group import ranks
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
@@ -21,19 +19,21 @@ from beamtree.tree import PAD, Tree, distinct
 T = TypeVar("T")
 R = TypeVar("R")
 
-WIDTH = 400  # items that each part puts up for a user
+WIDTH = 400  # candidates of each part for a user
 CUTS = (10, 50, 100, 200)
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0, 5.0)  # weights that are tried
-AGAINST = {"repeats": (-100.0,)}  # and for these: where nobody comes back, what a user has is not what comes next
+MORE_STEPS = {"repeats": (-100.0,)}  # also for these: where nobody comes back, the history is not what comes next
 ROUNDS = 4  # over all parts
-RISE = 2e-4  # of the mean recall that a change must bring
-USERS = 2000  # that are asked, at most
-BATCH = 64  # users that are searched for together
+RISE = 2e-4  # relative gain in mean recall that a change must bring
+USERS = 2000  # validation users, at most
+BATCH = 64  # users that are searched together
 NEWTON = 12  # steps of a calibration
+
+Results = tuple[Tensor, Tensor, Tensor]
 
 
 class Candidates:
-    """What each part says of the items that any of them would recommend to validation users."""
+    """The scores of each part for the items that any of them would recommend to validation users."""
 
     def __init__(self, tree: Tree, parts: Mapping[str, Scorer], users: Data, first_level: int, device: str) -> None:
         self.names = list(parts)
@@ -41,25 +41,29 @@ class Candidates:
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
 
-        def ask(batch: tuple[Tensor, int]) -> tuple[Tensor, Tensor, Tensor]:
-            rows, count = batch
+        def search(rows: Tensor) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
             items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
             items = items.sort(dim=1, descending=True).values  # PAD last
             scores = torch.stack([_at_leaves(model, x, items) for model in models], dim=-1)
             y = distinct(y)
             gain = hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1)
-            return scores[:count], gain[:count], (items != PAD)[:count]
+            return scores, gain, items != PAD
 
-        found = for_each_batch(ask, _own_batches(min(USERS, len(users))), device)
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
-        self._scores, self._gain, self._real = (joined(torch.cat(each)) for each in zip(*found, strict=True))
+        self._scores, self._gain, self._real = self.collect(search, min(USERS, len(users)), device)
         if not bool(torch.isfinite(self._scores).all()):
-            raise NotFiniteError("what a part says of items is not finite")
+            raise NotFiniteError("the scores of a part are not finite")
         self.units = self._units()
 
+    def collect(self, search: Callable[[Tensor], Results], users: int, device: str) -> Results:
+        """The results of a search for all users, in batches."""
+        results = for_each_batch(search, torch.arange(users).split(BATCH), device)
+        scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
+        return scores, gain, real
+
     def _units(self) -> Tensor:
-        """What a weight of 1 means for each part: its best items differ by about 1 [parts]."""
+        """The unit of each part's weight: scaled by it, its best items differ by about 1 [parts]."""
         best = self._scores.topk(min(200, self._scores.shape[1]), dim=1).values
         return 1 / best.std(dim=1).mean(0).clamp(min=1e-9)
 
@@ -67,7 +71,7 @@ class Candidates:
         """Recall at each cut of the items in the order of the weighted sum."""
         by = torch.tensor(weights, device=self.units.device) * self.units
 
-        def found(rows: slice) -> Tensor:
+        def of_users(rows: slice) -> Tensor:
             total = (self._scores[rows] @ by).masked_fill(~self._real[rows], -torch.inf)
             order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
             gain = self._gain[rows].gather(1, order).cumsum(1)
@@ -75,7 +79,7 @@ class Candidates:
 
         users, step = len(self._gain), BATCH if self._gain.device.type == "cpu" else len(self._gain)
         rows = [slice(start, start + step) for start in range(0, users, step)]
-        return torch.cat(for_each_batch(found, rows, self._gain.device)).mean(0).cpu()
+        return torch.cat(for_each_batch(of_users, rows, self._gain.device)).mean(0).cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b: with σ(a g + b) for a sum g, the items put up first are as probable as they are often chosen [2]."""
@@ -86,20 +90,10 @@ class Candidates:
 
 
 def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str | torch.device) -> list[R]:
-    """What a function gives for each batch of users: several at once on a CPU, one after the other where ranks search
-    together.
-    """
-    if ranks().size == 1 and torch.device(device).type == "cpu":
+    """The results of a function for batches of users: several at once on a CPU."""
+    if torch.device(device).type == "cpu":
         return in_threads(function, batches)
     return [function(batch) for batch in batches]
-
-
-def _own_batches(users: int) -> Iterator[tuple[Tensor, int]]:
-    """Users that this rank asks about, in batches, and how many of them count: all ranks ask as often."""
-    share = ranks().share(users)
-    batches = torch.arange(share.start, share.stop).split(BATCH) if not share.is_empty else ()
-    for place in in_step(len(batches)):
-        yield (batches[place], len(batches[place])) if place is not None else (torch.arange(1), 0)
 
 
 def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
@@ -151,7 +145,7 @@ def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = N
     for _ in range(ROUNDS):
         before = best
         for part, name in enumerate(names):
-            steps = (*STEPS, *AGAINST.get(name, ()))
+            steps = (*STEPS, *MORE_STEPS.get(name, ()))
             tried = [[*now[:part], step, *now[part + 1 :]] for step in steps]
             found = max((each for each in tried if any(each)), key=quality)
             if quality(found) > best * (1 + RISE):
@@ -161,14 +155,14 @@ def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = N
     return {name: weight * unit for name, weight, unit in zip(names, now, units, strict=True)}
 
 
-def weigh_parts(model: TreeModel, users: Data) -> None:
-    """Let the parts of a sum that is being trained count as much as helps the validation users most."""
+def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Candidates) -> None:
+    """Choose the weights of the parts of a sum that is being trained again, on validation users."""
     scorer = model.scorer
     if not isinstance(scorer, SumScorer) or scorer.learned is None or len(scorer.names) == 1:
         return
     now = {name: scorer.weight_of(name) for name in scorer.names}
-    kept = {name: scorer.part(name) for name in scorer.names if now[name] or name == scorer.learned}
-    candidates = Candidates(model.tree, kept, users, model.first_level, str(model.tree.device))
-    weights = choose_weights(candidates, {name: now[name] for name in kept})
+    active = {name: scorer.part(name) for name in scorer.names if now[name] or name == scorer.learned}
+    items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
+    weights = choose_weights(items, {name: now[name] for name in active})
     scorer.weigh(**weights)
-    scorer.calibration = candidates.calibration(weights)
+    scorer.calibration = items.calibration(weights)

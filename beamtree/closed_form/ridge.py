@@ -1,52 +1,123 @@
 """Partners by ridge regression: EASE (Steck 2019) without an M × M matrix, and the same from the past to the future.
 
-Items that lie near each other on a tree are solved for together, each block over the few thousand items that say most
-about it. Where all items fit into one block this is the exact solution. Over ranks each solves for a part of the
-blocks, and asks whoever keeps the rows of the matrix that it needs.
+Items that are neighbours on a tree are solved for together, each block over the few thousand items that predict it
+best. Where all items fit into one block this is the exact solution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from beamtree.closed_form.cooccurrence import Pairs
-from beamtree.closed_form.partners import PARTNERS, Collected, Partners
-from beamtree.distributed.exchange import in_step
-from beamtree.distributed.group import ranks
+from beamtree.closed_form.cooccurrence import Entries, ItemMatrix
+from beamtree.data.csr import CSR, strongest_in_rounds
+from beamtree.scorers.memory import PARTNERS
 from beamtree.threads import in_threads, one_thread
 
 T = TypeVar("T")
 
 BLOCK = 256  # items that are solved for at once
-FEATURES = 1024  # items that they are explained by, unless all items fit
-WHOLE = 6144  # up to so many items all explain all
+FEATURES = 1024  # items that predict a block, unless all items fit
+WHOLE = 6144  # up to so many items, all predict all
 POPULAR = 6144  # items among which the matrix is kept dense
 PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE that are worth a try, the middle first
 SPARE = 2  # times N: partners that each target keeps before each source is cut to its N
 
+Block = tuple[Tensor, Tensor]  # items of a block in rising order, and those of them to solve for
+
 
 def ridge_partners(
-    gram: Pairs,
+    gram: ItemMatrix, order: Tensor, penalty: float, most: int = PARTNERS, *, features: int = FEATURES
+) -> CSR:
+    """EASE: how much each item adds to the score of another, given all others.
+
+    Args:
+        gram: XᵀX, from `cooccurrence`.
+        order: items such that neighbours are similar, such as the leaves of a tree; only these are targets [≤ M].
+        penalty: λ.
+        most: N partners of an item.
+        features: items that predict a block.
+    """
+    return collect(EASE(gram, penalty, features), blocks_of(order), most)
+
+
+def follow_partners(
+    past: ItemMatrix,
+    future: ItemMatrix,
     order: Tensor,
     penalty: float,
     most: int = PARTNERS,
     *,
     features: int = FEATURES,
-) -> Partners:
-    """EASE: how much each item adds to another, given all others, which no item may explain itself by.
+) -> CSR:
+    """The ridge regression of the future on the past: (PᵀP + λD)⁻¹PᵀF, where D is the mean of its diagonal.
 
     Args:
-        gram: XᵀX, from `together`.
-        order: the items such that neighbours are alike, such as the leaves of a tree; those alone are explained [≤ M].
-        penalty: λ.
+        past: PᵀP, from `past_and_future`.
+        future: PᵀF.
+        order: items such that neighbours are similar; only these are targets [≤ M].
+        penalty: λ, as a share of the mean of the diagonal.
         most: N partners of an item.
-        features: items that explain a block.
+        features: items that predict a block.
     """
+    return collect(Regression(past, future, penalty, features), blocks_of(order), most)
 
-    def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
-        """-P[:, b] / diag(P)[b], where P is the inverse; `own` is the place of each target among the features."""
+
+class BlockSolver:
+    """Solves for the partners of one block of items after the other."""
+
+    def __init__(self, gram: ItemMatrix, by_target: ItemMatrix, penalty: float, features: int) -> None:
+        self.by_target, self.penalty, self.features = by_target, penalty, features
+        self.diagonal, self.blocks = gram.diagonal(), DenseBlocks(gram)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.diagonal)
+
+    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
+        """The weights [S, b] for a system [S, S] and a right side [S, b]; `own` are the targets' rows [b]."""
+        raise NotImplementedError
+
+    def __call__(self, block: Tensor, targets: Tensor, most: int) -> Entries | None:
+        """The strongest sources of each target: source, target and weight; None where there are no targets."""
+        chosen, right = self._predictors(block)
+        system = self.blocks.of(chosen)
+        if not len(targets):
+            return None
+        system.diagonal().add_(self.penalty)
+        if len(targets) < len(block):
+            right = right[:, torch.searchsorted(block, targets)]
+        weights = self.solve(system, right, torch.searchsorted(chosen, targets))
+        keep = _largest(weights, min(SPARE * most, len(weights)))
+        return chosen[keep].flatten(), targets.expand_as(keep).flatten(), weights.gather(0, keep).flatten()
+
+    @one_thread()
+    def _predictors(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """The items that predict a block best, the block among them, sorted [S], and the right side [S, b]."""
+        index, source, value = self.by_target.rows(block)
+        if self.num_items <= WHOLE:
+            chosen = torch.arange(self.num_items, device=block.device)
+        else:
+            strength = value.square() / (self.diagonal[source] + self.penalty)
+            sources, where = torch.unique(source, return_inverse=True)
+            total = strength.new_zeros(len(sources)).index_add_(0, where, strength)
+            best = sources[total.topk(min(self.features, len(sources))).indices]
+            chosen = torch.unique(torch.cat([best, block]))
+        right = value.new_zeros(len(chosen), len(block))
+        row = torch.searchsorted(chosen, source).clamp_(max=len(chosen) - 1)
+        inside = chosen[row] == source
+        right[row[inside], index[inside]] = value[inside]
+        return chosen, right
+
+
+class EASE(BlockSolver):
+    """-P[:, b] / diag(P)[b], where P = (XᵀX + λ)⁻¹, and 0 on the diagonal."""
+
+    def __init__(self, gram: ItemMatrix, penalty: float, features: int = FEATURES) -> None:
+        super().__init__(gram, gram, penalty, features)
+
+    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
         factor, column = torch.linalg.cholesky(system), torch.arange(len(own), device=own.device)
         if len(own) == len(system) and not system.is_cuda:  # all of P, in less than half the time on a CPU
             inverse = torch.cholesky_inverse(factor)
@@ -54,68 +125,57 @@ def ridge_partners(
             unit = torch.zeros_like(right)
             unit[own, column] = 1.0
             inverse = torch.cholesky_solve(unit, factor)
-        found = inverse.div_(-inverse[own, column])
-        found[own, column] = 0.0
-        return found
-
-    return _by_blocks(gram, gram, order, penalty, solve, most, features)
+        weights = inverse.div_(-inverse[own, column])
+        weights[own, column] = 0.0
+        return weights
 
 
-def follow_partners(
-    past: Pairs,
-    future: Pairs,
-    order: Tensor,
-    penalty: float,
-    most: int = PARTNERS,
-    *,
-    features: int = FEATURES,
-) -> Partners:
-    """The ridge regression of what follows on what came before: (PᵀP + λD)⁻¹PᵀF, where D is the mean of its diagonal.
+class Regression(BlockSolver):
+    """(PᵀP + λD)⁻¹PᵀF."""
 
-    Args:
-        past: PᵀP, from `followed`.
-        future: PᵀF.
-        order: the items such that neighbours are alike; those alone are explained [≤ M].
-        penalty: λ, as a share of the mean of the diagonal.
-        most: N partners of an item.
-        features: items that explain a block.
-    """
-    diagonal = past.diagonal()
-    mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
+    def __init__(self, past: ItemMatrix, future: ItemMatrix, penalty: float, features: int = FEATURES) -> None:
+        diagonal = past.diagonal()
+        mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
+        super().__init__(past, future.transpose(), penalty * mean, features)
 
-    def solve(system: Tensor, right: Tensor, own: Tensor) -> Tensor:
+    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
         return torch.cholesky_solve(right, torch.linalg.cholesky(system))
 
-    return _by_blocks(past, future.turned(), order, penalty * mean, solve, most, features)
+
+def blocks_of(order: Tensor) -> list[Block]:
+    """Blocks of items, each in rising order: one where all items fit."""
+    blocks = [order] if len(order) <= WHOLE else order.split(BLOCK)
+    return [(block, block) for block in (each.sort().values for each in blocks)]
 
 
-Solve = Callable[[Tensor, Tensor, Tensor], Tensor]  # (system [S, S], right side [S, b], targets' places [b]) -> [S, b]
+def collect(solver: BlockSolver, blocks: Iterable[Block], most: int) -> CSR:
+    """Solve block by block and keep the strongest partners of each source."""
+    return strongest_partners(entries_of(solver, list(blocks), most), solver.num_items, most)
 
 
-def _by_blocks(
-    gram: Pairs, by_target: Pairs, order: Tensor, penalty: float, solve: Solve, most: int, features: int
-) -> Partners:
-    """Solve block by block and keep what is strongest."""
-    diagonal, square = gram.diagonal(), Square(gram)
-    work = _own_blocks(order)
-    entries = Collected(SPARE * most * sum(len(targets) for _, targets in work), order.device)
-    for place in in_step(len(work)):
-        block, targets = work[place] if place is not None else (order[:0], order[:0])
-        chosen, right = _explain(by_target, diagonal, block, penalty, features)
-        system = square.of(chosen)
-        if not len(targets):  # others go on
-            continue
-        system.diagonal().add_(penalty)
-        if len(targets) < len(block):
-            right = right[:, torch.searchsorted(block, targets)]
-        found = solve(system, right, torch.searchsorted(chosen, targets))  # [S, b]
-        kept = _largest(found, min(SPARE * most, len(found)))
-        entries.add(chosen[kept].flatten(), targets.expand_as(kept).flatten(), found.gather(0, kept).flatten())
-    return entries.strongest(gram.num_items, most)
+def entries_of(solver: BlockSolver, blocks: Sequence[Block], most: int) -> Entries:
+    """The entries of all blocks, in the memory that they need and no more."""
+    device = solver.diagonal.device
+    room = SPARE * most * sum(len(targets) for _, targets in blocks)
+    source, target = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
+    weight, count = torch.empty(room, device=device), 0
+    for block, targets in blocks:
+        entries = solver(block, targets, most)
+        if entries is not None:
+            span = slice(count, count + len(entries[0]))
+            source[span], target[span], weight[span] = entries
+            count = span.stop
+    return source[:count], target[:count], weight[:count]
+
+
+@one_thread()
+def strongest_partners(entries: Entries, num_items: int, most: int) -> CSR:
+    """The strongest targets of each source."""
+    return strongest_in_rounds(*entries, num_items, most)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """The places of the largest absolute values of each column [count, b]."""
+    """The rows of the largest absolute values of each column [count, b]."""
 
     def largest(columns: Tensor) -> Tensor:
         return columns.abs().topk(count, dim=0).indices
@@ -125,90 +185,50 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return torch.cat(in_threads(largest, values.split(BLOCK, dim=1)), dim=1)
 
 
-def _own_blocks(order: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Blocks of items, each in rising order, and those of them that this rank solves for.
-
-    There is one block where all items fit, of which every rank takes a part; of more blocks it takes some whole.
-    """
-    if len(order) <= WHOLE:
-        block = order.sort().values
-        share = ranks().share(len(block))
-        return [(block, block[share.start : share.stop])]
-    blocks = order.split(BLOCK)
-    share = ranks().share(len(blocks))
-    return [(block, block) for block in (each.sort().values for each in blocks[share.start : share.stop])]
-
-
-@one_thread()
-def _explain(by_target: Pairs, diagonal: Tensor, block: Tensor, penalty: float, features: int) -> tuple[Tensor, Tensor]:
-    """The items that say most about a block, the block among them, sorted [S], and the right side [S, b]."""
-    place, source, value = by_target.pulled(block)
-    if len(diagonal) <= WHOLE:
-        chosen = torch.arange(len(diagonal), device=block.device)
-    else:
-        strength = value.square() / (diagonal[source] + penalty)
-        distinct, where = torch.unique(source, return_inverse=True)
-        total = strength.new_zeros(len(distinct)).index_add_(0, where, strength)
-        best = distinct[total.topk(min(features, len(distinct))).indices]
-        chosen = torch.unique(torch.cat([best, block]))
-    right = value.new_zeros(len(chosen), len(block))
-    at = torch.searchsorted(chosen, source).clamp_(max=len(chosen) - 1)
-    there = chosen[at] == source
-    right[at[there], place[there]] = value[there]
-    return chosen, right
-
-
 def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:
-    """Try the middle value, then up and down from it, each way as long as the newest is the best so far."""
+    """Try the middle value, then up and down from it, in each direction while `attempt` says it is the best so far."""
     middle = len(values) // 2
     attempt(values[middle])
-    for way in (values[middle + 1 :], values[:middle][::-1]):
-        for value in way:
+    for direction in (values[middle + 1 :], values[:middle][::-1]):
+        for value in direction:
             if not attempt(value):
                 break
 
 
-class Square:
-    """Rows and columns of some items out of a symmetric sparse matrix, dense.
+class DenseBlocks:
+    """Dense blocks of a symmetric sparse matrix.
 
-    The rows of popular items are long, and popular items explain every block: among these the matrix is kept dense, and
-    what they have with others is read from the others' rows.
+    The rows of popular items are long, and popular items predict every block: among these the matrix is kept dense,
+    and what they share with other items is read from the others' rows.
     """
 
     @one_thread()
-    def __init__(self, gram: Pairs) -> None:
+    def __init__(self, gram: ItemMatrix) -> None:
         self.gram = gram
         count = gram.counts()
         self.popular = count.topk(min(POPULAR, len(count))).indices.sort().values
-        self._place = torch.full((gram.num_items,), -1, dtype=torch.int64, device=count.device)
-        self._rank = self._place.clone()  # among the popular
+        self._index = torch.full((len(gram),), -1, dtype=torch.int64, device=count.device)
+        self._rank = self._index.clone()  # among the popular
         self._rank[self.popular] = torch.arange(len(self.popular), device=count.device)
-        self._dense = gram.values.new_zeros(len(self.popular), len(self.popular))
-        for some in self.popular.split(256):
-            row, column, value = gram.rows(some)
-            at = self._rank[column]
-            there = at >= 0
-            self._dense[self._rank[some][row[there]], at[there]] = value[there]
-        if gram.owner is not None:
-            ranks().sum_(self._dense)
+        self._dense = gram.dense(self.popular)
 
     @one_thread()
-    def of(self, chosen: Tensor) -> Tensor:
-        """The rows and columns of items in rising order [S, S]."""
-        if len(chosen) == len(self.popular) == self.gram.num_items:
+    def of(self, items: Tensor) -> Tensor:
+        """The block of items in rising order [S, S]."""
+        if len(items) == len(self.popular) == len(self.gram):
             return self._dense.clone()
-        rank = self._rank[chosen]
-        found = self.gram.values.new_zeros(len(chosen), len(chosen))
-        known, rest = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
-        found[known.unsqueeze(1), known] = self._dense[rank[known].unsqueeze(1), rank[known]]
-        if len(self.popular) == self.gram.num_items:
-            return found
-        self._place[chosen] = torch.arange(len(chosen), device=chosen.device)
-        row, column, value = self.gram.pulled(chosen[rest], chosen)
-        at = self._place[column]
-        there = at >= 0
-        row, at, value = rest[row[there]], at[there], value[there]
-        found[row, at] = value
-        found[at, row] = value
-        self._place[chosen] = -1
-        return found
+        rank = self._rank[items]
+        block = self.gram.values.new_zeros(len(items), len(items))
+        popular, rest = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
+        block[popular.unsqueeze(1), popular] = self._dense[rank[popular].unsqueeze(1), rank[popular]]
+        if len(self.popular) == len(self.gram):
+            return block
+        self._index[items] = torch.arange(len(items), device=items.device)
+        row, column, value = self.gram.rows(items[rest], items)
+        at = self._index[column]
+        inside = at >= 0
+        row, at, value = rest[row[inside]], at[inside], value[inside]
+        block[row, at] = value
+        block[at, row] = value
+        self._index[items] = -1
+        return block

@@ -1,20 +1,21 @@
-"""Rules: what comes next, counted in pairs of events that are near each other."""
+"""What comes after an item: pairs of events that are near each other, and the past against the future."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from beamtree.closed_form.cooccurrence import sum_pairs
-from beamtree.closed_form.partners import PARTNERS, Partners, dealt_partners, strongest
+from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries
+from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
-from beamtree.distributed.exchange import dealt
-from beamtree.distributed.group import ranks
+from beamtree.data.views import HISTORY, stretches
+from beamtree.scorers.factors import newest_of_each
+from beamtree.scorers.memory import PARTNERS
 from beamtree.threads import one_thread
 
-WINDOW = 10  # events that a pair is apart at most
-BACKWARD = 0.3  # what a pair counts the other way round
-POPULAR = 0.3  # the power of an item's events that its rules are divided by
+WINDOW = 10  # events between the two of a pair, at most
+BACKWARD = 0.3  # weight of a pair in the opposite order
+POPULAR = 0.3  # power of popularity that weights are divided by
 
 
 @one_thread()
@@ -26,31 +27,81 @@ def next_partners(
     backward: float = BACKWARD,
     popular: float = POPULAR,
     most: int = PARTNERS,
-) -> Partners:
-    """For each item those that follow it: 1/gap for each pair, less backward, divided by popularity^0.3.
+) -> CSR:
+    """Sequential rules: for each item those that follow it, 1/gap for each pair, divided by popularity^0.3.
 
     Args:
         events: of the training users.
         num_items: M.
         window: how many events apart two of a pair are at most.
-        backward: what a pair counts the other way round.
-        popular: the power of popularity that divides.
+        backward: weight of a pair in the opposite order.
+        popular: power of popularity that weights are divided by.
         most: partners of an item.
     """
-    events = events.own()
-    found = sum_pairs(_near(events, window, backward), num_items, events.offsets.device)
-    popularity = ranks().sum_(events.popularity(num_items))
-    place, column, value = found.rows(dealt(num_items, events.offsets.device))
-    weight = value / popularity.clamp(min=1)[column] ** popular
-    own = strongest(place, column, weight, len(dealt(num_items)), most)
-    return dealt_partners(own, num_items)
+    matrix = sum_entries(near_pairs(events, window, backward), num_items, events.offsets.device)
+    items = torch.arange(num_items, device=events.offsets.device)
+    return rules_of(matrix, items, events.popularity(num_items), popular, most)
 
 
-def _near(events: Events, window: int, backward: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def rules_of(matrix: ItemMatrix, items: Tensor, popularity: Tensor, popular: float, most: int) -> CSR:
+    """The strongest rules of some items, given the pairs of near events and the popularity of all items."""
+    index, column, value = ItemMatrix.rows(matrix, items)
+    return strongest(index, column, value / popularity.clamp(min=1)[column] ** popular, len(items), most)
+
+
+def near_pairs(events: Events, window: int = WINDOW, backward: float = BACKWARD) -> Iterator[Entries]:
+    """Pairs of events of one user, at most `window` apart, weighted by 1/gap."""
     user, items = torch.repeat_interleave(events.counts()), events.item_numbers().long()
     for gap in range(1, window + 1):
-        same = (user[gap:] == user[:-gap]).nonzero().squeeze(1)
-        first, second = items[same], items[same + gap]
-        yield first, second, torch.full((len(same),), 1 / gap, device=items.device)
+        index = (user[gap:] == user[:-gap]).nonzero().squeeze(1)
+        first, second = items[index], items[index + gap]
+        yield first, second, torch.full((len(index),), 1 / gap, device=items.device)
         if backward:
-            yield second, first, torch.full((len(same),), backward / gap, device=items.device)
+            yield second, first, torch.full((len(index),), backward / gap, device=items.device)
+
+
+@one_thread()
+def past_and_future(
+    events: Events, num_items: int, recency: Tensor, *, readings: int, seed: int
+) -> tuple[ItemMatrix, ItemMatrix]:
+    """PᵀP and PᵀF of random cuts of every user: P is the past, weighted by recency [T], F what followed.
+
+    Every user is cut `readings` times.
+    """
+    past, future = pairs_of_cuts(events, recency, readings, seed)
+    device = events.offsets.device
+    return sum_entries(past, num_items, device), sum_entries(future, num_items, device)
+
+
+def pairs_of_cuts(
+    events: Events, recency: Tensor, readings: int, seed: int, part: int = 0, parts: int = 1
+) -> tuple[Iterator[Entries], Iterator[Entries]]:
+    """The entries of PᵀP and of PᵀF; with `parts`, those of every `parts`-th batch of users, from `part` on."""
+    view = stretches(events, forget=0.0)
+    device = events.offsets.device
+    generator = torch.Generator(device)
+
+    def cuts() -> Iterator[tuple[Tensor, Tensor]]:
+        generator.manual_seed(seed)
+        for _ in range(readings):
+            batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
+            for index, rows in enumerate(batches):
+                stretch = view.drawn(rows, generator)  # also of other parts, so that all draw the same
+                if index % parts == part:
+                    yield view.read(*stretch)
+
+    past = _pair_up((x, x, recency, recency) for x, _ in cuts())
+    future = _pair_up((x, y, recency, None) for x, y in cuts())
+    return past, future
+
+
+def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Iterator[Entries]:
+    """Every item of a first list with every one of a second; of a repeated item the newest counts."""
+    for first, second, recency, other in lists:
+        value = recency[: first.shape[1]].unsqueeze(-1)
+        if other is not None:
+            value = value * other[: second.shape[1]]
+        both = newest_of_each(first).unsqueeze(2) & newest_of_each(second).unsqueeze(1)
+        parts = (first.unsqueeze(2), second.unsqueeze(1), value)
+        row, column, weight = (part.expand_as(both)[both] for part in parts)
+        yield row, column, weight

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids
-from beamtree.distributed.group import ranks
 from beamtree.tree import PAD
 
 APART = 10  # events between the distant pairs that `order_strength` looks at
@@ -46,11 +45,6 @@ class Events:
         ends = count.cumsum(0)
         at = torch.arange(len(user), device=user.device) - (ends - count)[user] + start[user]
         return replace(self, offsets=torch.nn.functional.pad(ends, (1, 0)), items=self.items[at], name=name)
-
-    def own(self) -> "Events":
-        """The events of this rank's share of the users: all of them where it works alone."""
-        share = ranks().share(len(self))
-        return replace(self, offsets=self.offsets[share.start : share.stop + 1]) if ranks().size > 1 else self
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""

@@ -31,8 +31,6 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
 from beamtree.data.views import BeforeAfter
-from beamtree.distributed.exchange import Dealt
-from beamtree.distributed.group import ranks
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import check_replaceable, fsync
 from beamtree.files.checksums import check_file, file_checksum, is_read_fully, read_checked_json, with_checksum
@@ -88,24 +86,12 @@ class Prepared:
         return events, [*names[:first][~again], *names[first:]]
 
     @cached_property
-    def _found(self) -> dict[int, tuple[int | None, Dealt]]:
-        """By the number of ranks: what one found before it joined others is no part of theirs."""
-        return {}
-
-    @property
-    def _factors(self) -> tuple[int | None, Dealt]:
-        if ranks().size not in self._found:
-            self._found[ranks().size] = choose_factors(self.train.events, self.val, self.num_items)
-        return self._found[ranks().size]
+    def _factors(self) -> tuple[int | None, Tensor]:
+        return choose_factors(self.train.events, self.val, self.num_items)
 
     @property
     def factors(self) -> Tensor:
-        """Vectors of the items, from what the training users chose together [M, ≤ 64]; over ranks, all must ask."""
-        return self.own_factors.whole()
-
-    @property
-    def own_factors(self) -> Dealt:
-        """The same, of which each rank has those of the items that are dealt to it."""
+        """Vectors of the items, from what the training users chose together [M, ≤ 64]."""
         return self._factors[1]
 
     @property

@@ -422,11 +422,11 @@ class Parts:
     def _combined(self, level: int, nodes: Tensor, scores: dict[str, Tensor]) -> PartScores | None:
         """The scores of the parts that share one subtree maximum, if they differ from the sum of each alone."""
         assert self.sum is not None
-        lifted = [part for _, part in self.sum.counting()[1]]
+        lifted = [part for _, part in self.sum.active_parts()[1]]
         names = [name for name in scores if any(self.sum.part(name) is part for part in lifted)]
         if len(names) < 2:
             return None
-        exact = self.query.context.lifted.at(level, nodes.unsqueeze(0))[0]
+        exact = self.query.context.subtree_max.at(level, nodes.unsqueeze(0))[0]
         alone = torch.stack([scores[name] for name in names]).sum(0)
         if bool(((alone - exact).abs() <= TOLERANCE * alone.abs()).all()):
             return None
@@ -440,7 +440,7 @@ def _part(name: str, values: Tensor) -> PartScores:
 
 def parts_of(model: TreeModel) -> list[str]:
     """The names of the parts of a score that have a weight."""
-    return model.scorer.lean().names if isinstance(model.scorer, SumScorer) else []
+    return model.scorer.drop_zero_parts().names if isinstance(model.scorer, SumScorer) else []
 
 
 def without_part(model: TreeModel, name: str) -> TreeModel:
@@ -449,7 +449,7 @@ def without_part(model: TreeModel, name: str) -> TreeModel:
     if name not in names or len(names) < 2 or not isinstance(model.scorer, SumScorer):
         parts = ", ".join(names) or "no parts"
         raise ValueError(f"there is no part {name[:80]!r} to leave out: the score of this model is the sum of {parts}")
-    return model.with_scorer(model.scorer.lean().without(name)).eval()
+    return model.with_scorer(model.scorer.drop_zero_parts().without(name)).eval()
 
 
 _SUBTREES: "WeakKeyDictionary[Tree, tuple[Tensor | None, Subtrees]]" = WeakKeyDictionary()

@@ -1,72 +1,177 @@
-"""How several ranks write one model: all at once into a draft, which takes its place in one move."""
+"""Checkpoints of a model that is trained over ranks: each rank writes its part, and any number of ranks reads them.
+
+The files are described in `beamtree.storage.sharded_files`. As with every model, settings.json is replaced last.
+"""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from beamtree.distributed.checkpoint_files import Moments, laid_out, names_of_lists, row_names, spread_memories, told
+import torch
+from torch import Tensor
+
+from beamtree.data.csr import CSR
+from beamtree.distributed.exchange import own_rows
 from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharding import (
+    divided_names,
+    is_sharded,
+    shard_model,
+    sharded_memories,
+    sharded_names,
+    whole_model,
+)
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import fsync
 from beamtree.files.checksums import file_checksum, with_checksum
 from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
-from beamtree.storage.models import OURS, check_room, settings_of, tree_tensors
-from beamtree.storage.settings import SETTINGS, check_finite
+from beamtree.scorers import Scorer, SumScorer
+from beamtree.storage import models
+from beamtree.storage.models import OURS, check_room, model_without_weights, settings_of, tree_tensors, write_model
+from beamtree.storage.settings import AGAIN, SETTINGS, check_finite, damaged, holds_model, read_settings, read_tensors
+from beamtree.storage.sharded_files import (
+    MEMORY_TENSORS,
+    check_shards,
+    checkpoint_errors,
+    load_state,
+    memory_prefixes,
+    read_memory,
+    tensors_in,
+)
 from beamtree.storage.tensors import save_tensors
+from beamtree.train.checkpoint import Checkpointer, check_same_tree, load_moments, moments_of
+from beamtree.train.validation import Progress
+
+Moments = Mapping[str, Tensor]  # by name; those of rows have one row for each
 
 
-def write_spread(
+def save_model(model: TreeModel, folder: str | Path) -> None:
+    """`beamtree.save_model` for a model that is sharded over ranks: the first rank gathers and writes it."""
+    if isinstance(model.scorer, SumScorer) and (kept := model.scorer.drop_zero_parts()) is not model.scorer:
+        model = model.with_scorer(kept)
+    with ranks().fail_together():
+        check_finite(model)
+    whole = whole_model(model) if is_sharded(model) else model
+    with ranks().fail_together() as first:
+        if first and whole is not None:
+            models.save_model(whole, folder)
+
+
+class ShardedCheckpointer(Checkpointer):
+    """Saves and resumes a run over ranks; another number of ranks may have begun it."""
+
+    def resume(self, steps: int) -> Progress:
+        if self.checkpoints is None or self.folder is None:
+            return Progress(0)
+        settings, progress = None, Progress(0)
+        with ranks().fail_together() as first:
+            if first:
+                check_room(self.folder)
+            if holds_model(self.folder):
+                settings, progress = self.check(steps)
+        ranks().check_equal(step=progress.step)
+        if settings is not None:
+            self.load(settings)
+        return progress
+
+    def load(self, settings: dict[str, Any]) -> None:
+        assert self.folder is not None
+        moments = _read_moments(self.folder, settings, self.model, self.optimizer)
+        load_weights(self.folder, settings, self.model)
+        load_moments(self.optimizer, moments)
+
+    def is_late(self, now: float) -> bool:
+        return ranks().first(super().is_late(now))
+
+    def write(self, progress: Progress) -> None:
+        assert self.folder is not None
+        if is_sharded(self.model):
+            moments, tables = (
+                moments_of(self.optimizer),
+                {id(each.weight) for each in sharded_names(self.model).values()},
+            )
+            rows = {index for index, each in enumerate(_parameters(self.optimizer)) if id(each) in tables}
+            of_rows = {name for name, value in moments.items() if int(name.split(".")[0]) in rows and value.dim()}
+            write_sharded(self.folder, self.model, progress.step, moments, of_rows, self.record(progress))
+            return
+        with ranks().fail_together() as first:
+            if first:
+                optimizer = {"optimizer": moments_of(self.optimizer)}
+                write_model(self.folder, self.model, progress.step, optimizer, self.record(progress))
+
+    def write_best(self, folder: Path) -> None:
+        if is_sharded(self.model):
+            write_sharded(folder, self.model, 0, {}, set(), {})
+            return
+        with ranks().fail_together() as first:
+            if first:
+                super().write_best(folder)
+
+    def load_best(self, folder: Path) -> None:
+        settings = read_settings(folder)
+        with ranks().fail_together():
+            check_same_tree(folder, settings, self.model)
+        load_weights(folder, settings, self.model)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+# Writing
+
+
+def write_sharded(
     folder: Path, model: TreeModel, step: int, moments: Moments, of_rows: set[str], progress: dict[str, Any]
 ) -> None:
-    """Write a model in training; all ranks call it, and the first makes it whole.
+    """Write a sharded model; all ranks call it, and the first completes it.
 
     Args:
         folder: where to; every rank must see it.
-        model: the model, with rows on several ranks.
+        model: the model.
         step: steps behind it, or 0.
-        moments: Adam's, by name.
-        of_rows: the names of those that belong to rows.
+        moments: of Adam, by name.
+        of_rows: the names of those that belong to sharded rows.
         progress: how far its training is.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # here: it takes a second to import
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    now, rows, lists = ranks(), row_names(model), spread_memories(model)
-    shard = next((table.shard for table in rows.values()), Shard.of(model.tree, now))
-    listed = names_of_lists(lists)
+    now, tables, memories = ranks(), sharded_names(model), sharded_memories(model)
+    shard = next((table.shard for table in tables.values()), Shard.of(model.tree, now))
+    divided = divided_names(model) - set(tables)
     state = {
-        f"weights.{name}:{now.rank}" if name in listed else f"weights.{name}": value.detach()
+        f"weights.{name}:{now.rank}" if name in divided else f"weights.{name}": value.detach()
         for name, value in model.scorer.state_dict().items()
     }
     state |= {f"optimizer.{name}": value for name, value in moments.items()}
-    names = [*(f"weights.{name}" for name in rows), *(f"optimizer.{name}" for name in sorted(of_rows))]
+    rows = [*(f"weights.{name}" for name in tables), *(f"optimizer.{name}" for name in sorted(of_rows))]
     with ExitStack() as stack:
-        place = Path()
-        with now.agreed():
+        draft = Path()
+        with now.fail_together():
             check_finite(model)
             if now.is_first:
                 stack.enter_context(folder_lock(folder))
-                place = _room(folder, step, stack)
-        place = now.gather(place)[0]
-        with now.agreed(), explain_full_disk(folder), told(folder):
-            save(laid_out(state, names, shard), storage_writer=FileSystemWriter(place))
-        with now.agreed(), explain_full_disk(folder):
-            files = {path.name: file_checksum(path) for path in _written(place, now.rank)}
+                draft = _draft(folder, step, stack)
+        draft = now.first(draft)
+        with now.fail_together(), explain_full_disk(folder), checkpoint_errors(folder):
+            save(_layout(state, rows, shard), storage_writer=FileSystemWriter(draft))
+        with now.fail_together(), explain_full_disk(folder):
+            files = {path.name: file_checksum(path) for path in _own_files(draft, now.rank)}
         files = {name: known for each in now.gather(files) for name, known in each.items()}
-        with now.agreed() as first, explain_full_disk(folder):
+        with now.fail_together() as first, explain_full_disk(folder):
             if first:
-                whose = {"cut": shard.cut, "ranks": now.size, "rows": names, "lists": list(lists)}
-                shards = {"folder": place.name, **whose, "files": files}
-                _finish(folder, place, model, step, progress, shards)
+                about = {"cut": shard.cut, "ranks": now.size, "rows": rows, "lists": list(memories)}
+                _complete(folder, draft, model, step, progress, {"folder": draft.name, **about, "files": files})
 
 
-def _room(folder: Path, step: int, stack: ExitStack) -> Path:
-    """Where the ranks write: a draft that nobody reads."""
+def _draft(folder: Path, step: int, stack: ExitStack) -> Path:
+    """A folder that all ranks write to before it is moved to its place."""
     check_room(folder)
     name = f"shards-{step}"
     if (folder / name).exists():
@@ -77,29 +182,150 @@ def _room(folder: Path, step: int, stack: ExitStack) -> Path:
     return draft / name
 
 
-def _written(place: Path, rank: int) -> Iterator[Path]:
-    """The files of one rank."""
-    for path in sorted(place.iterdir()):
+def _own_files(draft: Path, rank: int) -> Iterator[Path]:
+    for path in sorted(draft.iterdir()):
         if path.name.startswith(f"__{rank}_") or (rank == 0 and path.name == ".metadata"):
             yield path
 
 
-def _finish(
-    folder: Path, place: Path, model: TreeModel, step: int, progress: dict[str, Any], shards: dict[str, Any]
+def _complete(
+    folder: Path, shards: Path, model: TreeModel, step: int, progress: dict[str, Any], about: dict[str, Any]
 ) -> None:
     """Move what was written to its place, and let settings.json point to it."""
-    draft, name = place.parent, f"tree-{step}{'b' if place.name.endswith('b') else ''}.safetensors"
+    draft, name = shards.parent, f"tree-{step}{'b' if shards.name.endswith('b') else ''}.safetensors"
     save_tensors(draft / name, tree_tensors(model))
     fsync(draft / name)
-    fsync(place)
+    fsync(shards)
     settings = settings_of(model, progress, {"tree": {"file": name, **file_checksum(draft / name)}})
-    (draft / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": shards}), indent=2) + "\n")
+    (draft / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": about}), indent=2) + "\n")
     fsync(draft / SETTINGS)
-    os.replace(place, folder / place.name)
+    os.replace(shards, folder / shards.name)
     os.replace(draft / name, folder / name)
     fsync(folder)
     os.replace(draft / SETTINGS, folder / SETTINGS)
     fsync(folder)
     for path in folder.iterdir():
-        if OURS.fullmatch(path.name) and path.name not in (name, place.name):
+        if OURS.fullmatch(path.name) and path.name not in (name, shards.name):
             remove(path)
+
+
+def _layout(state: Mapping[str, Tensor], rows: Sequence[str], shard: Shard) -> dict[str, Any]:
+    """State in the layout of the files: of rows the top, and this rank's part of every level below it."""
+    result: dict[str, Any] = {name: value for name, value in state.items() if name not in rows}
+    for name in (name for name in rows if name in state):
+        value, dim = state[name], state[name].shape[1]
+        result[f"{name}:top"] = value[: shard.num_top]
+        for level in shard.below:
+            below = shard.arity ** (level - shard.cut)
+            part = value[shard.rows(level)].view(len(shard.runs(shard.ranks.rank)), below, dim)
+            result[f"{name}:{level}"] = part if shard.ranks.size == 1 else _part_of(part, shard)
+    return result
+
+
+def _part_of(part: Tensor, shard: Shard) -> Any:
+    """This rank's part as a DTensor of all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Divided
+
+    mesh = init_device_mesh(part.device.type, (ranks().size,))
+    shape = torch.Size((len(shard.level(shard.cut)), *part.shape[1:]))
+    stride = (part.shape[1] * part.shape[2], part.shape[2], 1)
+    return DTensor.from_local(part, mesh, [Divided(0)], run_check=False, shape=shape, stride=stride)
+
+
+# Reading
+
+
+def load_part_for_training(
+    folder: Path, device: torch.device | str = "cpu", *, scorers: Sequence[type[Scorer]] = ()
+) -> TreeModel:
+    """This rank's part of a model that is trained further."""
+    with ranks().fail_together():
+        settings = read_settings(folder)
+        with damaged(folder):
+            model = model_without_weights(folder, settings, scorers)
+    shard_model(model)
+    load_weights(folder, settings, model)
+    return model.to(device).eval()
+
+
+def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:
+    """Load this rank's part of the weights, whoever wrote them; all ranks call it."""
+    tables, memories = sharded_names(model), sharded_memories(model)
+    if "shards" not in settings:  # one process wrote it
+        weights = read_tensors(folder, settings, "weights")
+        for name, table in tables.items():
+            weights[name] = table.shard.part(weights[name])
+        for prefix, memory in memories.items():
+            rows = CSR(*(weights[f"{prefix}{name}"] for name in MEMORY_TENSORS))
+            number = torch.arange(memory.lists).unsqueeze(1)
+            memory.set_part(rows.take((number * memory.num_items + own_rows(memory.num_items)).flatten()))
+            weights |= {f"{prefix}{name}": getattr(memory, name) for name in MEMORY_TENSORS}
+        model.scorer.load_state_dict(weights)
+        return
+    with ranks().fail_together():
+        check_shards(folder, settings)
+        if any(table.shard != _shard(settings, model) for table in tables.values()):
+            raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+        prefixes = memory_prefixes(folder, settings)
+    for prefix in prefixes:
+        memory = memories[prefix]
+        memory.set_part(read_memory(folder, settings, prefix, memory.lists, own_rows(memory.num_items)))
+    divided = divided_names(model) - set(tables)
+    state = {f"weights.{k}": v.detach() for k, v in model.scorer.state_dict().items() if k not in divided}
+    _load(folder, settings, state, _shard(settings, model))
+
+
+def _read_moments(
+    folder: Path, settings: dict[str, Any], model: TreeModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """This rank's part of the moments of Adam, by name."""
+    parameters = _parameters(optimizer)
+    if "shards" not in settings:
+        moments = read_tensors(folder, settings, "optimizer")
+        tables = {id(table.weight): table for table in sharded_names(model).values()}
+        for name, value in moments.items():
+            table = tables.get(id(parameters[int(name.split(".")[0])]))
+            if table is not None and value.dim():
+                moments[name] = table.shard.part(value)
+        return moments
+    tensors = tensors_in(folder, settings)
+    rows = [name for name in settings["shards"]["rows"] if name.startswith("optimizer.")]
+    others = [name for name in tensors if name.startswith("optimizer.") and name.partition(":")[0] not in rows]
+    state = {name: torch.empty_like(parameters[int(name.split(".")[1])], requires_grad=False) for name in rows}
+    state |= {name: torch.empty(tensors[name].size, dtype=tensors[name].properties.dtype) for name in others}
+    _load(folder, settings, state, _shard(settings, model))
+    return {name.removeprefix("optimizer."): value for name, value in state.items()}
+
+
+def _shard(settings: Mapping[str, Any], model: TreeModel) -> Shard:
+    return Shard(model.tree.arity, model.tree.height, int(settings["shards"]["cut"]), ranks())
+
+
+def _load(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor], shard: Shard) -> None:
+    rows = [name for name in settings["shards"]["rows"] if name in state]
+    load_state(folder, settings, _layout(state, rows, shard), alone=ranks().size == 1)
+
+
+def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Any) -> dict[str, Tensor]:
+    """The weights by name that one rank needs for a search: of rows those of its shard, of lists wanted partners."""
+    if int(settings["shards"]["cut"]) != shard.cut:
+        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+    tensors = tensors_in(folder, settings)
+    rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
+    lists: dict[str, Tensor] = {}
+    for prefix in memory_prefixes(folder, settings):
+        count = tensors[f"weights.{prefix}recency"].size[0]
+        total = sum(
+            tensors[f"weights.{prefix}offsets:{rank}"].size[0] - 1 for rank in range(settings["shards"]["ranks"])
+        )
+        part = read_memory(folder, settings, prefix, count, torch.arange(total // count), wanted)
+        lists |= {f"{prefix}{name}": value for name, value in zip(MEMORY_TENSORS, vars(part).values(), strict=True)}
+    state: dict[str, Tensor] = {}
+    for name in (*rows, *(each for each in tensors if each.startswith("weights.") and ":" not in each)):
+        known = tensors[f"{name}:top" if name in rows else name]
+        size = (shard.num_rows, known.size[1]) if name in rows else known.size
+        state[name] = torch.empty(size, dtype=known.properties.dtype)
+    load_state(folder, settings, _layout(state, rows, shard))
+    return {**{name.removeprefix("weights."): value for name, value in state.items()}, **lists}

@@ -1,8 +1,8 @@
-"""Ranks: the processes of one training, as torchrun starts them. No other file knows that there are several.
+"""Ranks: the processes that torchrun starts, and what they send each other.
 
-Everywhere else `ranks()` stands for whoever works together. In an ordinary program that is one rank, whose sums,
-gathers and exchanges give back what they were given. All ranks run the same program and come to the same calls in the
-same order; whoever has nothing to ask still calls. No call waits for ever: see `LIMIT`.
+All ranks run the same program and make the same calls in the same order, also those that have nothing to send. In an
+ordinary program there is one rank, whose sums, gathers and exchanges return what they were given. Every call has a time
+limit: see `TIME_LIMIT`.
 """
 
 import atexit
@@ -10,65 +10,48 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from beamtree.model import BatchPart
+
 T = TypeVar("T")
-LIMIT = "BEAMTREE_TIME_LIMIT"  # seconds that one rank waits for another, from the environment
-SECONDS = 600.0  # unless it says otherwise
+TIME_LIMIT = "BEAMTREE_TIME_LIMIT"  # environment variable: seconds that a rank waits for another
+DEFAULT_SECONDS = 600.0
 
 
-class ElsewhereError(ValueError):
-    """Another rank met an error: all end with it, and one tells it."""
+class PeerError(ValueError):
+    """Raised on every rank when any rank fails; one rank prints it."""
 
 
-class LostError(RuntimeError):
-    """Another rank does not answer."""
-
-
-class Share(NamedTuple):
-    """The rows of a batch that one rank works on: a run of neighbours.
-
-    A rank that no row is left for takes the first for nothing, so that every rank goes through the same steps.
-    """
-
-    start: int
-    stop: int
-    total: int
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start == self.stop
-
-    def of(self, rows: Tensor) -> Tensor:
-        """These of all rows of the batch."""
-        return rows[:1] if self.is_empty else rows[self.start : self.stop]
+class PeerLostError(Exception):
+    """Another rank ended or did not answer in time."""
 
 
 class Ranks:
-    """One rank alone: the ordinary program."""
+    """One rank: an ordinary program."""
 
     rank = 0
     size = 1
-    is_silent = False  # where all have agreed on an error, and another tells it
+    is_silent = False  # whether another rank prints the error that all have raised
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes and speaks for all."""
+        """Whether this rank writes files and prints for all."""
         return self.rank == 0
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Seconds that this rank waits for another."""
-        return _limit()
+        return _timeout()
 
-    def share(self, total: int) -> Share:
-        """The rows of a batch that are this rank's."""
-        return Share(total * self.rank // self.size, total * (self.rank + 1) // self.size, total)
+    def share(self, total: int) -> BatchPart:
+        """This rank's consecutive rows of a batch."""
+        return BatchPart(total * self.rank // self.size, total * (self.rank + 1) // self.size, total)
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over ranks of tensors of one shape, in place."""
@@ -79,115 +62,111 @@ class Ranks:
         return values
 
     def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
-        """The values of one rank, the first unless said, in place."""
+        """The values of one rank, by default the first, in place."""
         return values
 
-    def gather(self, thing: T) -> list[T]:
-        """What each rank gives, for all of them: small things."""
-        return [thing]
+    def gather(self, value: T) -> list[T]:
+        """The small values of all ranks, on all of them."""
+        return [value]
 
-    def first_says(self, yes: bool) -> bool:
-        """What the first rank says."""
-        return bool(self.broadcast_(torch.tensor(int(yes))))
+    def first(self, value: T) -> T:
+        """The value of the first rank."""
+        return self.gather(value)[0]
 
     def counts(self, sent: Sequence[int]) -> list[int]:
-        """How many rows each rank will send here, given how many go to each."""
+        """How many rows this rank will receive from each, given how many it sends to each."""
         return list(sent)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Rows [Σ sent, ...] to each rank in turn, for those that come from each in turn [Σ received, ...]."""
+        """Send rows [Σ sent, ...], those for rank 0 first, and return the received rows [Σ received, ...]."""
         return rows
 
     def wait(self) -> None:
-        """Go on when all ranks are here."""
+        """Wait for all ranks."""
 
-    # What follows from these
+    # Built on these
 
     @contextmanager
-    def agreed(self) -> Iterator[bool]:
-        """Work that may fail on one rank: an error there is an error on all, once each is through with its part.
+    def fail_together(self) -> Iterator[bool]:
+        """Around work that may fail on one rank: all ranks finish their part, and raise if any of them failed.
 
-        It gives whether this rank is the first, which writes for all.
+        Gives whether this rank is the first.
         """
         error: Exception | None = None
         try:
             yield self.is_first
-        except (ValueError, OSError, MemoryError) as found:
-            error = found
-        told = self.gather(None if error is None else str(error) or type(error).__name__)
-        first = next((rank for rank, line in enumerate(told) if line is not None), None)
+        except (ValueError, OSError, MemoryError) as caught:
+            error = caught
+        messages = self.gather(None if error is None else str(error) or type(error).__name__)
+        first = next((rank for rank, message in enumerate(messages) if message is not None), None)
         if first is None:
             return
         self.is_silent = self.rank != first
         if error is not None:
             raise error
-        raise ElsewhereError(f"rank {first}: {told[first]}")
+        raise PeerError(f"rank {first}: {messages[first]}")
 
-    def same(self, **things: object) -> None:
-        """Raise a ValueError where something is not the same on every rank."""
-        texts = {name: str(thing) for name, thing in things.items()}
-        found = self.gather(texts)
-        for name, text in found[0].items():
-            other = next((rank for rank, each in enumerate(found) if each.get(name) != text), None)
+    def check_equal(self, **settings: object) -> None:
+        """Raise a PeerError where a setting differs between ranks."""
+        results = self.gather({name: str(value) for name, value in settings.items()})
+        for name, text in results[0].items():
+            other = next((rank for rank, each in enumerate(results) if each.get(name) != text), None)
             if other is not None:
-                theirs = found[other].get(name)
-                line = (
-                    f"{name} is {text[:200]} on rank 0 and {str(theirs)[:200]} on rank {other}: start all ranks alike"
-                )
                 self.is_silent = not self.is_first
-                raise ElsewhereError(line)
+                theirs = str(results[other].get(name))[:200]
+                raise PeerError(f"{name} is {text[:200]} on rank 0 and {theirs} on rank {other}: start all ranks alike")
 
-    def shared_out(self, find: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A function of rows, each rank doing its share and all getting all: the results must be of whole numbers."""
+    def split_rows(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function of rows that each rank computes for its share; integer results are returned for all rows."""
 
-        def found(*rows: Tensor) -> Tensor:
+        def split(*rows: Tensor) -> Tensor:
             share = self.share(len(rows[0]))
-            own = find(*(share.of(each) for each in rows))
-            whole = own.new_zeros(share.total, *own.shape[1:])
-            whole[share.start : share.stop] = own[: share.stop - share.start]
-            return self.sum_(whole)
+            own = function(*(share.of(each) for each in rows))
+            result = own.new_zeros(share.total, *own.shape[1:])
+            result[share.start : share.stop] = own[: share.stop - share.start]
+            return self.sum_(result)
 
-        return find if self.size == 1 else found
+        return function if self.size == 1 else split
 
 
 class _Group(Ranks):
-    """Several ranks over torch.distributed: gloo between CPUs, NCCL between GPUs, and gloo for what a CPU must know."""
+    """Several ranks over torch.distributed: NCCL between GPUs, gloo for everything on CPUs."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def sum_(self, values: Tensor) -> Tensor:
-        with _answered():
+        with _peer_errors():
             dist.all_reduce(values)
         return values
 
     def max_(self, values: Tensor) -> Tensor:
-        with _answered():
+        with _peer_errors():
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
         whole = values.contiguous()
-        with _answered():
+        with _peer_errors():
             dist.broadcast(whole, source)
         return values if whole is values else values.copy_(whole)
 
-    def gather(self, thing: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        with _answered():
-            dist.all_gather_object(found, thing)
-        return found
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        with _peer_errors():
+            dist.all_gather_object(values, value)
+        return values
 
     def counts(self, sent: Sequence[int]) -> list[int]:
         theirs = torch.empty(self.size, dtype=torch.int64)
-        with _answered():
+        with _peer_errors():
             dist.all_to_all_single(theirs, torch.tensor(sent, dtype=torch.int64))
-        found: list[int] = theirs.tolist()
-        return found
+        counts: list[int] = theirs.tolist()
+        return counts
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         theirs = rows.new_empty(sum(received), *rows.shape[1:])
-        with _answered():
+        with _peer_errors():
             dist.all_to_all_single(theirs, rows.contiguous(), list(received), list(sent))
         return theirs
 
@@ -196,55 +175,55 @@ class _Group(Ranks):
 
 
 @contextmanager
-def _answered() -> Iterator[None]:
-    """Errors of the wire in one line: a rank died, or is too late."""
+def _peer_errors() -> Iterator[None]:
+    """Communication errors in one line: a rank died, or is too late."""
     try:
         yield
     except RuntimeError as error:  # torch.distributed's are all of this kind
         if "out of memory" in str(error):
             raise
-        told = f"rank {dist.get_rank()} lost another one, which ended or did not answer within {_limit():,.0f} s"
-        raise LostError(f"{told}: see what it said, and go on from the last checkpoint with --resume") from error
+        line = f"rank {dist.get_rank()} lost another one, which ended or did not answer within {_timeout():,.0f} s"
+        raise PeerLostError(f"{line}: see its output, and continue from the last checkpoint with --resume") from error
 
 
-_now = Ranks()
+_ranks = Ranks()
 
 
-def tells() -> bool:
-    """Whether this rank is the one to tell an error: the one that all agreed on, or else the first that asks."""
-    if _now.is_silent:
+def should_report() -> bool:
+    """Whether this rank prints an error: the rank that failed, or else the first one that asks."""
+    if _ranks.is_silent:
         return False
-    if _now.size == 1:
+    if _ranks.size == 1:
         return os.environ.get("RANK", "0") == "0"
     try:
         store = dist.distributed_c10d._get_default_store()
-        return bool(store.compare_set("told", "", str(_now.rank)).decode() == str(_now.rank))
-    except (RuntimeError, ValueError):  # whoever kept the store is gone
+        return bool(store.compare_set("reported", "", str(_ranks.rank)).decode() == str(_ranks.rank))
+    except (RuntimeError, ValueError):  # the process with the store is gone
         return True
 
 
 def ranks() -> Ranks:
-    """Those who work together now: this process alone, unless `join` was called under torchrun."""
-    return _now
+    """The ranks that this process works with: itself, unless `join` was called under torchrun."""
+    return _ranks
 
 
-def join(device: str = "cpu") -> Ranks:
-    """Work with all ranks that torchrun started, if it did and there are several."""
-    global _now
-    if _now.size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+def connect(device: str = "cpu") -> Ranks:
+    """Connect to all ranks that torchrun started, if it did and there are several."""
+    global _ranks
+    if _ranks.size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
-            with _met():
-                _meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=_limit()))
-            atexit.register(leave)
-        _now = _Group()
-    return _now
+            with _start_errors():
+                _init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=_timeout()))
+            atexit.register(disconnect)
+        _ranks = _Group()
+    return _ranks
 
 
-def _meet(backend: str, limit: timedelta) -> None:
-    """Start the process group, under another name after a restart: torchrun keeps the addresses of ranks that died."""
+def _init_process_group(backend: str, limit: timedelta) -> None:
+    """Start the process group; after a restart under another name, since torchrun keeps the addresses of dead ranks."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -253,16 +232,16 @@ def _meet(backend: str, limit: timedelta) -> None:
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Work alone again."""
-    global _now
-    _now = Ranks()
+    global _ranks
+    _ranks = Ranks()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def is_restarted() -> bool:
-    """Whether torchrun started this process in the place of one that failed."""
+    """Whether torchrun started this process again after a failure."""
     return _restarts() > 0
 
 
@@ -271,22 +250,22 @@ def _restarts() -> int:
 
 
 @contextmanager
-def _met() -> Iterator[None]:
+def _start_errors() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, KeyError) as error:
         size = os.environ["WORLD_SIZE"]
-        raise LostError(
-            f"the {size} ranks did not meet within {_limit():,.0f} s: start them all, with one address"
+        raise PeerLostError(
+            f"the {size} ranks did not meet within {_timeout():,.0f} s: start them all, with one address"
         ) from error
 
 
-def _limit() -> float:
-    text = os.environ.get(LIMIT, "")
+def _timeout() -> float:
+    text = os.environ.get(TIME_LIMIT, "")
     try:
-        seconds = float(text or SECONDS)
+        seconds = float(text or DEFAULT_SECONDS)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise ValueError(f"{LIMIT}={text}: give seconds, above 0")
+        raise ValueError(f"{TIME_LIMIT}={text}: give seconds, above 0")
     return seconds

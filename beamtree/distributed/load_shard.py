@@ -1,4 +1,4 @@
-"""One rank's part of a model in a folder: its own rows are read, and no others.
+"""One rank's part of a saved model, for search: only its own rows are read.
 
 Every rank checks the files as one rank would: those up to 256 MiB whole, of larger ones a sample.
 """
@@ -12,25 +12,26 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids
-from beamtree.distributed.checkpoint_files import check_shards, read_part
+from beamtree.distributed.checkpoint import read_part
 from beamtree.distributed.group import Ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_search import Weights, part_of
 from beamtree.model import TreeModel
 from beamtree.storage.models import read_tree
 from beamtree.storage.settings import check_files, check_finite, damaged, file_of, read_settings
+from beamtree.storage.sharded_files import check_shards
 from beamtree.tree import Tree
 
 TABLE = "table.weight"
 
 
-class InFiles:
+class WholeFiles:
     """The weights of a model in its folder."""
 
     def __init__(self, weights: Any, search: Any | None) -> None:
         """Files that safetensors has opened."""
         self._files = {"weights": weights, "search": search}
-        self._kept = set() if search is None else set(search.keys())
+        self._cached = set() if search is None else set(search.keys())
 
     def _at(self, name: str) -> Any:
         part, _, key = name.rpartition(":")
@@ -50,15 +51,18 @@ class InFiles:
 
     def summed(self, name: str) -> str | None:
         key = f"{name.removesuffix(TABLE).removeprefix('parts.')}vectors"
-        return f"search:{key}" if key in self._kept else None
+        return f"search:{key}" if key in self._cached else None
 
 
-class InShards:
+class ShardFiles:
     """The weights of a model that several ranks wrote: of rows and partners those of one shard, and all else whole."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], tree: Tree, shard: Shard) -> None:
         self._rows = {name.removeprefix("weights.") for name in settings["shards"]["rows"]}
-        self._state, self._shard = read_part(folder, settings, tree, shard), shard
+        self._shard = shard
+        self._state = read_part(
+            folder, settings, shard, lambda items: shard.owned(shard.height, tree.leaf_of_item(items.long()))
+        )
 
     def length(self, name: str) -> int:
         return len(self._state[name])
@@ -66,8 +70,8 @@ class InShards:
     def read(self, name: str, rows: range) -> Tensor:
         found, shift = self._state[name], 0
         if name in self._rows:
-            own = ((nodes, place) for nodes, place in self._shard.pieces() if rows.start in nodes)
-            shift = next((place.start - nodes.start for nodes, place in own), 0)
+            own = ((nodes, own_rows) for nodes, own_rows in self._shard.spans() if rows.start in nodes)
+            shift = next((own_rows.start - nodes.start for nodes, own_rows in own), 0)
         return found[rows.start + shift : rows.stop + shift]
 
     def whole(self, name: str) -> Tensor:
@@ -108,16 +112,16 @@ def load_part(
 @contextmanager
 def _opened(folder: Path, settings: dict[str, Any], tree: Tree, shard: Shard) -> Iterator[Weights]:
     if "shards" in settings:
-        yield InShards(folder, settings, tree, shard)
+        yield ShardFiles(folder, settings, tree, shard)
         return
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(folder / file_of(settings, "weights"), framework="pt") as weights:
             if "search" not in settings["files"]:
-                yield InFiles(weights, None)
+                yield WholeFiles(weights, None)
                 return
             with safe_open(folder / file_of(settings, "search"), framework="pt") as search:
-                yield InFiles(weights, search)
+                yield WholeFiles(weights, search)
     except SafetensorError as error:
         raise ValueError(f"{folder} is damaged: {error}") from error

@@ -1,7 +1,7 @@
-"""Which rows of a table of nodes are whose: whole subtrees, so that a path down leaves its rank once.
+"""Which rank has which rows of a table of nodes: whole subtrees, so that a path down the tree changes ranks once.
 
-The levels down to `cut` are everybody's. Below it a rank owns the subtrees under a run of neighbours of that level, and
-so a run of every level. Its rows are numbered as nodes are, level by level: the top first, then its own runs.
+All ranks have the levels down to `cut`. Below it a rank has the subtrees under consecutive nodes of that level, and so
+consecutive nodes of every level. Its rows are in the order of the nodes: the top first, then its own nodes by level.
 """
 
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from beamtree.distributed.group import Ranks, ranks
+from beamtree.distributed.group import Ranks
 from beamtree.tree import Tree
 
-TOP = 1 << 12  # nodes that the last level which everybody has may have
+TOP = 1 << 12  # nodes of the cut level, at most
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows of one of several ranks.
+    """The rows of one rank.
 
     Args:
         arity: b of the tree.
         height: H of the tree.
         cut: the last level that every rank has.
-        ranks: who they are, and which of them this is.
+        ranks: all ranks, and which of them this is.
     """
 
     arity: int
@@ -46,18 +46,18 @@ class Shard:
         return range(start, start + self.arity**level)
 
     def runs(self, rank: int) -> range:
-        """The nodes of the cut level whose subtrees are a rank's, counted from the first; as torch.chunk would."""
+        """The nodes of the cut level whose subtrees a rank has, counted from the first; divided as by torch.chunk."""
         nodes = self.arity**self.cut
         each = -(-nodes // self.ranks.size)
         return range(min(rank * each, nodes), min((rank + 1) * each, nodes))
 
     def span(self, level: int, rank: int) -> range:
-        """The nodes of a level below the cut that are a rank's."""
+        """The nodes of a level below the cut that a rank has."""
         below, first, runs = self.arity ** (level - self.cut), self.level(level).start, self.runs(rank)
         return range(first + runs.start * below, first + runs.stop * below)
 
     def owned(self, level: int, nodes: Tensor) -> Tensor:
-        """Which nodes of a level this rank has; PAD is nobody's."""
+        """Which nodes of a level this rank has; no rank has PAD."""
         span = self.level(level) if level <= self.cut else self.span(level, self.ranks.rank)
         return (nodes >= span.start) & (nodes < span.stop)
 
@@ -73,7 +73,7 @@ class Shard:
 
     @property
     def num_top(self) -> int:
-        """Rows that everybody has."""
+        """Rows that all ranks have."""
         return self.level(self.cut).stop
 
     @property
@@ -83,25 +83,25 @@ class Shard:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """The first node of every run, level by level and rank by rank, and the end of all."""
+        """The first node of every rank on every level below the cut, and the end of all."""
         return [self.span(level, rank).start for level in self.below for rank in range(self.ranks.size)] + [
             self.num_nodes
         ]
 
     @cached_property
     def offsets(self) -> list[int]:
-        """What to take from a node of every run, in the same order, for the number of its row at its owner."""
-        found = {}
+        """For each of these, what to subtract from a node for its row on the rank that has it."""
+        offsets = {}
         for rank in range(self.ranks.size):
             row = self.num_top
             for level in self.below:
                 span = self.span(level, rank)
-                found[level, rank] = span.start - row
+                offsets[level, rank] = span.start - row
                 row += len(span)
-        return [found[level, rank] for level in self.below for rank in range(self.ranks.size)]
+        return [offsets[level, rank] for level in self.below for rank in range(self.ranks.size)]
 
     def rows(self, level: int) -> slice:
-        """Where in this rank's table the rows of a level are: all of it in the top, its own run below."""
+        """The rows of a level in this rank's table: all nodes in the top, its own below."""
         if level <= self.cut:
             span = self.level(level)
             return slice(span.start, span.stop)
@@ -109,25 +109,20 @@ class Shard:
         return slice(span.start - offset, span.stop - offset)
 
     def offset(self, level: int) -> int:
-        """What to take from a node of a level that this rank has for the number of its row."""
+        """What to subtract from a node of a level that this rank has for its row."""
         return 0 if level <= self.cut else self.offsets[(level - self.cut - 1) * self.ranks.size + self.ranks.rank]
 
     def above(self, level: int) -> slice:
-        """Where in this rank's table the rows of the parents of its nodes of a level are, below the root."""
+        """The rows of the parents of this rank's nodes of a level below the root."""
         rows, runs = self.rows(level - 1), self.runs(self.ranks.rank)
         return slice(rows.start + runs.start, rows.start + runs.stop) if level == self.cut + 1 else rows
 
     def part(self, rows: Tensor) -> Tensor:
         """The rows of this rank, of those of all nodes."""
-        return torch.cat([rows[nodes.start : nodes.stop] for nodes, _ in self.pieces()])
+        return torch.cat([rows[nodes.start : nodes.stop] for nodes, _ in self.spans()])
 
-    def pieces(self) -> Iterator[tuple[range, slice]]:
-        """The runs of nodes that this rank has, and where their rows are."""
+    def spans(self) -> Iterator[tuple[range, slice]]:
+        """The ranges of nodes that this rank has, and the rows of each."""
         yield range(self.num_top), slice(0, self.num_top)
         for level in self.below:
             yield self.span(level, self.ranks.rank), self.rows(level)
-
-
-def own_shard(tree: Tree) -> Shard | None:
-    """The rows that this process has of a table of nodes; None where it works alone."""
-    return Shard.of(tree, ranks()) if ranks().size > 1 else None

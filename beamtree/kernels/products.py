@@ -1,8 +1,6 @@
-"""The layers of the deep scorer on a CPU: products in the order that it reads fastest, some kept, some in int8."""
+"""The layers of the deep scorer on a CPU, with weights in the order that it reads fastest and some products cached."""
 
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
@@ -32,14 +30,10 @@ class Rows(Protocol):
     def at(self, nodes: Tensor) -> Tensor: ...
 
 
-def products(
-    of_user: nn.Linear, of_node: nn.Linear, layers: Sequence[nn.Linear], slopes: Sequence[Tensor], *, int8: bool
-) -> Products:
-    """The layers, ready to be multiplied; with `int8` the largest one rounded."""
+def products(of_user: nn.Linear, of_node: nn.Linear, layers: Sequence[nn.Linear], slopes: Sequence[Tensor]) -> Products:
+    """The layers, ready to be multiplied."""
     of_node_weight = of_node.weight.t().contiguous()
-    first, *rest = layers
-    others = [_rounded(first) if int8 else _product(first), *map(_product, rest)]
-    pairs = list(zip(slopes, others, strict=True))
+    pairs = list(zip(slopes, map(_product, layers), strict=True))
     return Products(_product(of_user), of_node_weight, pairs, of_node_weight[:0], range(0))
 
 
@@ -83,16 +77,3 @@ def _first(vectors: Rows, found: Products, level: int, nodes: Tensor, user: Tens
 def _product(layer: nn.Linear) -> Product:
     weight, bias = layer.weight.t().contiguous(), layer.bias
     return lambda rows: torch.addmm(bias, rows, weight)
-
-
-def _rounded(layer: nn.Linear) -> Product:
-    """The product in int8: one scale for all weights, and one for all rows of a call."""
-    weight, engine = layer.weight.detach(), torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has better in mind, but does not offer it on every CPU yet
-        small = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
-        if "onednn" in torch.backends.quantized.supported_engines:
-            torch.backends.quantized.engine = "onednn"  # the engine that packs is the one that multiplies
-        packed = torch.ops.quantized.linear_prepack(small, layer.bias)
-        torch.backends.quantized.engine = engine
-    return partial(torch.ops.quantized.linear_dynamic, W_prepack=packed)

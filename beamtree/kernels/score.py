@@ -127,7 +127,7 @@ class Rows(Protocol):
 
     values: Tensor
     link: Tensor | None
-    gathered: Any
+    gradients: Any
 
 
 def score_levels(rows: Rows, user: Tensor, layers: Layers, found: list[tuple[int, Tensor]]) -> list[Tensor]:
@@ -137,23 +137,23 @@ def score_levels(rows: Rows, user: Tensor, layers: Layers, found: list[tuple[int
     nodes = found[0][1]
     if len(found) > 1:
         nodes = torch.cat([nodes.expand(len(user), -1) for _, nodes in found], dim=1)
-    if rows.gathered is None or not torch.is_grad_enabled():
+    if rows.gradients is None or not torch.is_grad_enabled():
         logits = score(rows.values, user, layers, levels, nodes)
     else:
-        logits = _Score.apply(rows.link, user, *layers, rows.values, rows.gathered, levels, nodes)
+        logits = _Score.apply(rows.link, user, *layers, rows.values, rows.gradients, levels, nodes)
     return list(logits.split(widths, dim=1))
 
 
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, link: Tensor, user: Tensor, *rest: Any) -> Tensor:
-        *layers, values, gathered, levels, nodes = rest
-        ctx.gathered, ctx.levels = gathered, levels
+        *layers, values, gradients, levels, nodes = rest
+        ctx.gradients, ctx.levels = gradients, levels
         ctx.save_for_backward(user, *layers, values, nodes)
         return score(values, user, Layers(*layers), levels, nodes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         user, *layers, values, nodes = ctx.saved_tensors
-        found = score_backward(values, user, Layers(*layers), ctx.levels, nodes, grads[0], *ctx.gathered.buffers())
+        found = score_backward(values, user, Layers(*layers), ctx.levels, nodes, grads[0], *ctx.gradients.buffers())
         return grads[0].new_zeros(()), found[0], *found[1], None, None, None, None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed_form.builder import Start
+from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.errors import requires
 from beamtree.live.edits import ADDED, edges_of, memory_of
@@ -140,7 +140,9 @@ def _refitted(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> 
     model, count, device = live.model, live.model.tree.num_items, str(live.model.tree.device)
     events = _all_events(data, live)
     data = replace(data, description={**data.description, "num_items": count})
-    parts = Start(model.tree, data, seed, device, model.first_level, events=events, made=dict(scorer.made)).all_parts()
+    parts = ClosedFormBuilder(
+        model.tree, data, seed, device, model.first_level, events=events, made=dict(scorer.made)
+    ).all_parts()
     changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names}
     popularity = events.popularity(count)
     if ADDED in scorer.names:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed_form.partners import PARTNERS, Partners, summed
+from beamtree.data.csr import CSR, entries_of_rows, sum_duplicates
 from beamtree.data.ids import Ids, MoreIds
-from beamtree.distributed.exchange import entries_in
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
 ADDED, MEMORY = "added", "memory"  # parts of a sum: partners of items added later, and those that were fitted
@@ -115,9 +115,9 @@ def edges_of(memory: MemoryScorer) -> PartnerEdges:
 
 def memory_of(edges: PartnerEdges, num_items: int) -> MemoryScorer:
     """A memory of these edges; the weights of equal pairs are summed."""
-    key, weight = summed(edges.source * num_items + edges.target, edges.weight)
+    key, weight = sum_duplicates(edges.source * num_items + edges.target, edges.weight)
     offsets = pad(torch.bincount(key // num_items, minlength=num_items).cumsum(0), (1, 0))
-    return MemoryScorer.from_partners([Partners(offsets, (key % num_items).int(), weight)], [RECENCY])
+    return MemoryScorer.from_partners([CSR(offsets, (key % num_items).int(), weight)], [RECENCY])
 
 
 def incoming_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, item: int) -> PartnerEdges:
@@ -137,7 +137,7 @@ def outgoing_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, ite
     """Edges from a new item that resembles others [n] with shares [n]: those from the similar items."""
     similar, shares = (part.to(memory.offsets.device) for part in (similar, shares))
     rows = torch.arange(memory.lists, device=similar.device).unsqueeze(1) * memory.num_items + similar  # [lists, n]
-    index, entry = entries_in(memory.offsets, rows.flatten())
+    index, entry = entries_of_rows(memory.offsets, rows.flatten())
     scale = memory.recency.amax(1).repeat_interleave(len(similar)) * shares.repeat(memory.lists)
     weights = memory.weights[entry].float() * scale[index]
     return _strongest(PartnerEdges(torch.full_like(entry, item), memory.partners[entry].long(), weights), PARTNERS)
@@ -146,7 +146,7 @@ def outgoing_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, ite
 def _strongest(edges: PartnerEdges, most: int) -> PartnerEdges:
     """At most this many pairs, of the largest weight; the weights of equal pairs are summed."""
     base = int(torch.cat([edges.source, edges.target]).max()) + 1 if len(edges.source) else 1
-    key, weight = summed(edges.source * base + edges.target, edges.weight)
+    key, weight = sum_duplicates(edges.source * base + edges.target, edges.weight)
     best = weight.abs().topk(min(most, len(key))).indices
     return PartnerEdges((key[best] // base).cpu(), (key[best] % base).cpu(), weight[best].cpu())
 

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import walk
-from beamtree.closed_form.partners import PARTNERS
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
 from beamtree.query import id_list, pad_histories
 from beamtree.scorers import FactorScorer, SumScorer
-from beamtree.scorers.memory import fading
+from beamtree.scorers.memory import PARTNERS, recency_weights
 from beamtree.tree import PAD, Tree
 
 NEAREST = 10  # similar items of a new item, at most
 MAX_SOURCES = 2 * PARTNERS  # incoming partners of a new item, at most
-RECENCY = fading(0.5)  # weights of the events of a history, newest first
+RECENCY = recency_weights(0.5)  # weights of the events of a history, newest first
 
 
 # What a new item comes with

@@ -7,9 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from beamtree.distributed.exchange import Pieces
-from beamtree.distributed.partition import Shard
-from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
@@ -26,16 +23,14 @@ class Scorer(nn.Module, ABC):
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
 
     @property
-    def is_spread(self) -> bool:
-        """Whether its rows lie on several ranks, which must then ask it all at once, with batches of their own."""
-        return False
+    def kind(self) -> str:
+        """The name of its class in saved models."""
+        return type(self).__name__
 
-    def spread_over(self, shard: Shard) -> None:
-        """Keep the rows of one shard alone; a scorer that does not say how is whole on every rank."""
-
-    def pieces(self) -> dict[str, Pieces]:
-        """The weights of which several ranks have a part, by their names in `state_dict`: whole, for a file."""
-        return {}
+    @property
+    def capturable(self) -> bool:
+        """Whether searches and steps can be recorded as CUDA graphs: they always run the same kernels."""
+        return True
 
     @abstractmethod
     def context(self, tree: Tree, x: Tensor) -> Any:
@@ -101,33 +96,29 @@ class TableScorer(Scorer):
     share = False  # whether a node's vector is the sum of the rows on its path
 
     @property
-    def is_spread(self) -> bool:
-        return isinstance(self.table, SpreadTable)
-
-    def pieces(self) -> dict[str, Pieces]:
-        return {"table.weight": self.table.pieces()} if isinstance(self.table, SpreadTable) else {}
+    def capturable(self) -> bool:
+        return self.table.capturable
 
     def item_vectors(self, tree: Tree) -> Tensor:
         """What the leaves of the items are known by [M, dim]."""
         return self.table.of_items(tree, share=self.share)
 
     def on_tree(self, old: Tree, new: Tree) -> "TableScorer":
-        """A scorer for another tree over the same items that knows what this one does: rows follow the items.
-
-        Rows that lie on several ranks do so again, and all must call it.
-        """
-        settings = {**self.settings(), "num_nodes": new.num_nodes}
-        if isinstance(self.table, SpreadTable):
-            settings["shard"] = self.table.shard_of(new)
-        scorer = type(self)(**settings, seed=None).to(self.table.weight)
-        scorer.load_state_dict({**self.state_dict(), "table.weight": self.table.on_tree(old, new, share=self.share)})
-        return scorer
+        """A scorer for another tree over the same items: what was learned of an item follows it to its new leaf."""
+        return self._with_table(self.table.on_tree(old, new, share=self.share))
 
     def deeper(self, old: Tree, new: Tree) -> "TableScorer":
         """A scorer for `old.deeper()`: all nodes keep their vectors, and new leaves have that of their parent."""
-        scorer = type(self)(**{**self.settings(), "num_nodes": new.num_nodes}, seed=None).to(self.table.weight.device)
-        weight = self.table.deeper(old, share=self.share)
-        scorer.load_state_dict({**self.state_dict(), "table.weight": weight}, assign=True)
+        return self._with_table(self.table.deeper(old, share=self.share))
+
+    def _with_table(self, table: NodeTable) -> "TableScorer":
+        """A copy of this scorer with another table."""
+        scorer = type(self)(**{**self.settings(), "num_nodes": 1}, seed=None).to(self.table.weight.device)
+        state = {name: value.clone() for name, value in self.state_dict().items() if name != "table.weight"}
+        scorer.load_state_dict(state, strict=False, assign=True)
+        for name, buffer in self.named_buffers(recurse=False):  # also those that are not saved, in their dtype
+            setattr(scorer, name, buffer)
+        scorer.table = table
         return scorer
 
     @torch.no_grad()
@@ -137,12 +128,12 @@ class TableScorer(Scorer):
             vectors = vectors - self.table.read(tree, share=True).at(tree.parent(leaves))
         self.table.weight[leaves] = vectors.to(self.table.weight)
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
-        """What a search makes of the weights before it begins, if that is large: saved with a finished model."""
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+        """Large tensors that a search computes from the weights before it begins: saved with a finished model."""
         return {}
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
-        """Take what `for_search` gave for the same weights, so that it need not be made again."""
+        """Use what `for_search` gave for the same weights instead of computing it again."""
 
 
 def check_histories(x: Tensor, most: int) -> None:

@@ -1,6 +1,5 @@
 """The deep scorer of the paper's real data (supplement C.3)."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,17 +9,16 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import WINDOWS, window_of_behaviour
-from beamtree.distributed.exchange import Dealt, Pieces, deal
-from beamtree.distributed.partition import Shard
-from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.kernels.products import Products, keep_halves, products, score_level
 from beamtree.scorers.base import TableScorer, check_histories
-from beamtree.scorers.start import RANDOM_SHARE, SLOPE, start_as_product
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
 HIDDEN = (128, 64, 24)
 USUAL_SCALE = 0.05  # of the node table where the scorer starts from vectors
+SLOPE = 0.25  # of the PReLUs at the start
+RANDOM_SHARE = 0.3  # of the random weights, kept beside the product
+START_LOGIT = -2.0  # of a history and a node that have nothing in common
 
 
 class DeepContext(NamedTuple):
@@ -45,7 +43,6 @@ class DeepScorer(TableScorer):
             stands near the leaves beside it until it has reason not to.
         lift: whether the history is lifted to the node's level; if not it is read at its leaves, as TDM did before JTM.
         seed: draws the weights; None where they will be loaded.
-        shard: the rows that this rank has, where there are several.
     """
 
     reads_items = True
@@ -59,15 +56,12 @@ class DeepScorer(TableScorer):
         share: bool = True,
         lift: bool = True,
         seed: int | None = 0,
-        shard: Shard | None = None,
     ) -> None:
         super().__init__()
         self.scale, self.share, self.lift = scale, share, lift
         self.windows: Tensor
-        self.int8 = False
-        self._kept: tuple[object, Tensor, Products] | None = None
-        table = NodeTable(num_nodes, dim, scale, seed) if shard is None else SpreadTable(shard, dim, scale, seed)
-        self.table: NodeTable = table
+        self._cached: tuple[object, Tensor, Products] | None = None
+        self.table = NodeTable(num_nodes, dim, scale, seed)
         self.register_buffer("windows", window_of_behaviour(), persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed or 0, 3))
@@ -76,33 +70,28 @@ class DeepScorer(TableScorer):
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
         self.slopes = nn.ParameterList(nn.Parameter(torch.full((size,), SLOPE)) for size in HIDDEN)
 
-    def spread_over(self, shard: Shard) -> None:
-        if not self.is_spread:
-            self.table = SpreadTable.of(self.table, shard)
+    def start_from(self, tree: Tree, vectors: Tensor) -> "DeepScorer":
+        """Start with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score."""
+        dim = self.start_dim(vectors.shape[1])
+        with torch.no_grad():
+            self.table.weight.mul_(RANDOM_SHARE * USUAL_SCALE / self.scale)
+        self.table.add_means(tree, vectors[:, :dim].to(self.table.weight), share=self.share)
+        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(WINDOWS), dim)
+        return self
 
-    def start_from(self, tree: Tree, vectors: Tensor | Dealt) -> "DeepScorer":
-        """Begin with vectors of the items [M, ≥ dim] and as their product: near to the history is a high score.
-
-        They may be dealt out over ranks. Where they are not, every rank has all of them.
-        """
-        given = vectors if isinstance(vectors, Dealt) else deal(vectors)
-        known = given.part.shape[1]
+    def start_dim(self, known: int) -> int:
+        """How many of the dimensions of given vectors a start uses: an even number."""
         dim = min(self.table.weight.shape[1], known, HIDDEN[2]) // 2 * 2
         if not dim:
             raise ValueError(f"vectors have {known} dimension: a scorer starts from two at least")
-        found = given._replace(part=given.part[:, :dim].to(self.table.weight))
-        with torch.no_grad():
-            self.table.weight.mul_(RANDOM_SHARE * USUAL_SCALE / self.scale)
-        self.table.start_from(tree, found, share=self.share)
-        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(WINDOWS), dim, found.part)
-        return self
+        return dim
 
     def context(self, tree: Tree, x: Tensor) -> DeepContext:
         vectors = self.table.read(tree, share=self.share)
         pooled = self._pool(tree, vectors, x)
         if kernels.fits(vectors.values):
             return DeepContext(vectors, self.of_user(pooled), None)
-        found = self._products(tree, vectors.kept)
+        found = self._products(tree, vectors.lasting)
         return DeepContext(vectors, found.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), found)
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
@@ -111,35 +100,35 @@ class DeepScorer(TableScorer):
         shares = self.windows[:, : x.shape[1]] * (leaves != PAD).unsqueeze(1)  # [B, windows, T]
         shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
         if not self.lift:
-            (places,) = vectors.place([(tree.height, leaves)])
-            means = vectors.add_up(
+            (places,) = vectors.index([(tree.height, leaves)])
+            means = vectors.reduce(
                 torch.bmm(shares, vectors.at(places)).unsqueeze(2), range(tree.height, tree.height + 1)
             )
             return means.flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
         lifted = tree.lift(leaves, range(tree.height + 1))  # [H + 1, B, T]
-        places = vectors.place_levels(lifted).movedim(0, -1)  # [B, T, H + 1]
+        places = vectors.index_levels(lifted).movedim(0, -1)  # [B, T, H + 1]
         rows = vectors.at(places).flatten(2)  # [B, T, (H + 1) dim]
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
-        return vectors.add_up(means, range(tree.height + 1)).transpose(1, 2).flatten(2)
+        return vectors.reduce(means, range(tree.height + 1)).transpose(1, 2).flatten(2)
 
     def _products(self, tree: Tree, vectors: Tensor) -> Products:
-        """The layers for a CPU; where nothing is learned they are kept until a weight changes."""
+        """The layers for a CPU; where nothing is learned they are cached until a weight changes."""
         layers = self._linear_layers()
         if torch.is_grad_enabled():
-            self._kept = None
-            return products(self.of_user, self.of_node, layers, list(self.slopes), int8=False)
+            self._cached = None
+            return products(self.of_user, self.of_node, layers, list(self.slopes))
         weights = (vectors, *(layer.weight for layer in (self.of_user, self.of_node, *layers)))
         state = [(weight._version, weight.data_ptr()) for weight in weights]
-        if self._kept is None or self._kept[0] != state:
-            found = products(self.of_user, self.of_node, layers, list(self.slopes), int8=self.int8)
+        if self._cached is None or self._cached[0] != state:
+            found = products(self.of_user, self.of_node, layers, list(self.slopes))
             ends = [end for level in range(tree.height + 1) if (end := tree.level(level).stop) <= len(vectors)]
-            # While the vectors are kept too, no others can be made at their address.
-            self._kept = state, vectors, keep_halves(found, vectors, ends)
-        return self._kept[2]
+            # The vectors are cached with them, so that no others can be allocated at their address.
+            self._cached = state, vectors, keep_halves(found, vectors, ends)
+        return self._cached[2]
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is kept for searches: a copy makes its own."""
-        return {**self.__dict__, "_kept": None}
+        """Without what is cached for searches: a copy makes its own."""
+        return {**self.__dict__, "_cached": None}
 
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
@@ -148,7 +137,7 @@ class DeepScorer(TableScorer):
         return self.levels(context, [(level, nodes)])[0]
 
     def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
-        places = context.vectors.place(found)
+        places = context.vectors.index(found)
         found = [(level, nodes) for (level, _), nodes in zip(found, places, strict=True)]
         if context.products is not None:
             user, layers = context.user, context.products
@@ -162,23 +151,11 @@ class DeepScorer(TableScorer):
         weights = Layers(self.of_node.weight, s1, w2, b2, s2, w3, b3, s3, w4, b4)
         return score_levels(context.vectors, context.user, weights, found)
 
-    def quantized(self) -> "DeepScorer":
-        """The same for search on a CPU, with the largest layer, 128 to 64, in int8; the weights are shared.
-
-        The others are too small: to round their input costs more than the product saves.
-        """
-        scorer = copy.copy(self)
-        scorer.int8, scorer._kept = True, None
-        return scorer
-
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
-        if not self.share:
-            return {}
-        vectors = self.table.vectors(tree)
-        return {"vectors": self.table.pieces(vectors) if isinstance(self.table, SpreadTable) else vectors}
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+        return {"vectors": self.table.vectors(tree)} if self.share else {}
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
-        self.table.keep_vectors(tree, parts["vectors"])
+        self.table.cache_vectors(tree, parts["vectors"])
 
     def settings(self) -> dict[str, Any]:
         dim = self.table.weight.shape[1]
@@ -192,3 +169,36 @@ class DeepScorer(TableScorer):
 
     def check(self, x: Tensor) -> None:
         check_histories(x, self.windows.shape[1])
+
+
+@torch.no_grad()
+def start_as_product(of_user: nn.Linear, of_node: nn.Linear, layers: list[nn.Linear], windows: int, dim: int) -> None:
+    """Give the layers weights that compute Σ |u + n| - |u - n| over `dim` dimensions.
+
+    A network of these layers learns only slowly to multiply rows. But since
+    |u + n| - |u - n| is 2 min(|u|, |n|) where u and n agree in sign and -2 min(|u|, |n|) where they do not,
+    and |z| is made of PReLU(z) + PReLU(-z), it can do so from the first step: four units for each dimension of
+    the first layer, two of the second, one of the third. The other units stay as they were drawn, but small.
+    """
+    one = torch.eye(dim, device=of_node.weight.device)
+    pairs = one[::2] + one[1::2]  # [dim / 2, dim]
+    for layer in (of_user, of_node, *layers):
+        layer.weight.mul_(RANDOM_SHARE)
+    # u + n, -(u + n), u - n, -(u - n), where u is the mean of the windows
+    user_weight = of_user.weight.view(len(of_user.weight), windows, -1)
+    user_weight[: 4 * dim] = 0
+    user_weight[: 4 * dim, :, :dim] = torch.cat([one, -one, one, -one]).unsqueeze(1) / windows
+    of_node.weight[: 4 * dim] = 0
+    of_node.weight[: 4 * dim, :dim] = torch.cat([one, -one, -one, one])
+    of_user.bias[: 4 * dim] = 0
+    # |u + n| - |u - n| of each dimension, and the same with the other sign; then of pairs of them; then of all
+    absolute = torch.cat([one, one, -one, -one], dim=1) / (1 - SLOPE)
+    joined = torch.cat([pairs, -pairs], dim=1) / (1 + SLOPE)  # z is made of PReLU(z) - PReLU(-z)
+    ones = one.new_ones(1, dim // 2)
+    total = torch.cat([ones, -ones], dim=1) / (1 + SLOPE)
+    for layer, block in zip(layers, (absolute, joined, total), strict=True):
+        block = torch.cat([block, -block]) if len(block) > 1 else block
+        layer.weight[: len(block)] = 0
+        layer.weight[: len(block), : block.shape[1]] = block
+        layer.bias[: len(block)] = 0
+    layers[-1].bias.fill_(START_LOGIT)

@@ -7,15 +7,61 @@ import torch
 from torch import Tensor, nn
 
 from beamtree import kernels
-from beamtree.closed_form.als import Factors, fold_in
-from beamtree.closed_form.cooccurrence import newest_of_each
 from beamtree.data.views import HISTORY, recency
-from beamtree.distributed.exchange import Dealt, deal, dealt
-from beamtree.distributed.partition import Shard, own_shard
-from beamtree.distributed.sharded_table import SpreadTable
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
+
+
+class Factors(NamedTuple):
+    """Vectors of the items, rotated so that α₀ΣvvT is diagonal, and what a fold-in needs beside them."""
+
+    items: Tensor  # [M, dim]
+    gram_diagonal: Tensor  # of α₀ΣvvT [dim]
+    penalty: float  # λ
+    everywhere: float  # α₀M
+
+
+def fold_in(factors: Factors, vectors: Tensor, weights: Tensor) -> Tensor:
+    """u(x): argmin of Σ w (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + λ (Σw + α₀M) |u|² [B, dim].
+
+    `vectors` are those of the history [B, T, dim], `weights` the weight w of each [B, T]. With Y = √w v and a diagonal
+    A of what does not depend on the history, u = A⁻¹Yᵀ(1 + YA⁻¹Yᵀ)⁻¹√w: a system as large as the history where that is
+    shorter than a vector.
+    """
+    root = weights.sqrt()
+    rows = vectors * root.unsqueeze(-1)
+    diagonal = factors.gram_diagonal + factors.penalty * (weights.sum(1, keepdim=True) + factors.everywhere)  # [B, dim]
+    length, dim = rows.shape[1:]
+    if length <= dim:
+        shrunk = rows / diagonal.unsqueeze(1)
+        system = torch.bmm(shrunk, rows.transpose(1, 2))
+        system.diagonal(dim1=1, dim2=2).add_(1.0)
+        solution = solve_positive(system, root)
+        return torch.bmm(shrunk.transpose(1, 2), solution.unsqueeze(-1)).squeeze(-1)
+    system = torch.bmm(rows.transpose(1, 2), rows)
+    system.diagonal(dim1=1, dim2=2).add_(diagonal)
+    return solve_positive(system, torch.bmm(rows.transpose(1, 2), root.unsqueeze(-1)).squeeze(-1))
+
+
+def solve_positive(system: Tensor, right: Tensor) -> Tensor:
+    """The solution of positive definite systems [B, n, n] with one right side each [B, n].
+
+    It is not checked: the diagonal is above 0 by construction. On a GPU it takes two steps that a CUDA graph can hold.
+    """
+    factor: Tensor = torch.linalg.cholesky_ex(system).L
+    column = right.unsqueeze(-1)
+    if not system.is_cuda:
+        return torch.cholesky_solve(column, factor).squeeze(-1)
+    half = torch.linalg.solve_triangular(factor, column, upper=False)
+    solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solution.squeeze(-1)
+
+
+def newest_of_each(x: Tensor) -> Tensor:
+    """Which entries of histories [B, T], newest first, are the newest event of their item; PAD is not."""
+    repeated = (x.unsqueeze(2) == x.unsqueeze(1)).tril_(-1).any(2)
+    return repeated.logical_not_() & (x != PAD)
 
 
 class FactorContext(NamedTuple):
@@ -24,20 +70,20 @@ class FactorContext(NamedTuple):
 
 
 class FactorScorer(TableScorer):
-    """The product of a user's vector, solved from the history, and a node's: the mean of the items' below it.
+    """⟨u(x), v_n⟩: v_n is the mean of the vectors of the items below n.
 
     Args:
         num_nodes: rows, one per node of the tree.
         dim: numbers in a row.
         penalty: λ of the fold-in.
         everywhere: α₀M of the fold-in.
-        power: how fast an event of the history loses weight.
+        power: an event t events ago has the weight (1 + t)^-power.
         seed: not used; rows come from `from_factors` or from a file.
     """
 
     reads_items = True
 
-    spread: Tensor
+    spread: Tensor  # `Factors.gram_diagonal`, under its name in saved models
     recency: Tensor
 
     def __init__(
@@ -58,72 +104,70 @@ class FactorScorer(TableScorer):
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
-        """Every node's vector is the mean of those of the items below it; over ranks, each has those of its shard.
+        """The scorer of a tree and factors of its items."""
+        table = NodeTable(tree.num_nodes, factors.items.shape[1], seed=None)
+        nn.init.zeros_(table.weight)
+        table.add_means(tree, factors.items.cpu(), share=False)
+        return cls.from_table(table, factors, power)
 
-        The items' may be dealt out over ranks. Where they are not, every rank has all of them.
-        """
-        dim, shard = factors.items.shape[1], own_shard(tree)
-        means = NodeTable(tree.num_nodes, dim, seed=None) if shard is None else SpreadTable(shard, dim, seed=None)
-        nn.init.zeros_(means.weight)
-        given = factors.items.cpu()
-        vectors = deal(given) if len(given) == tree.num_items else Dealt(given, tree.num_items)
-        means.start_from(tree, vectors, share=False)
-        scorer = cls(1, dim, factors.penalty, factors.everywhere, power, seed=None)
-        scorer.table = means.half().requires_grad_(False)
-        scorer.spread = factors.spread.cpu()
+    @classmethod
+    def from_table(cls, table: NodeTable, factors: Factors, power: float = 0.0) -> "FactorScorer":
+        """The scorer of a table that already holds the means of the factors of the items below each node."""
+        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.everywhere, power, seed=None)
+        scorer.table = table.half().requires_grad_(False)
+        scorer.spread = factors.gram_diagonal.cpu()
         return scorer
 
     def item_vectors(self, tree: Tree) -> Tensor:
         return super().item_vectors(tree).float()
 
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
-        vectors, items = self.table.read(old, share=False), dealt(old.num_items, old.device)
-        (leaves,) = vectors.place([(old.height, old.leaf_of_item(items))])
-        found = self.from_factors(new.moved(Tensor.cpu), self.folding(vectors.at(leaves).float()), self.power)
-        return found.to(self.spread.device)
+        table = self.table.means_on(old, new)
+        scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power)
+        return scorer.to(self.spread.device)
 
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> FactorContext:
         leaves, vectors = tree.leaf_of_item(x), self.table.read(tree, share=False)
-        (places,) = vectors.place([(tree.height, leaves)])
-        rows = self.table.add_up(tree.height, _rows(vectors, places))
-        weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # a removed item says nothing here
-        return FactorContext(vectors, fold_in(self.folding(rows), rows, weights))
+        (rows,) = vectors.index([(tree.height, leaves)])
+        history = self.table.reduce(tree.height, _gather(vectors, rows))
+        weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # removed items have no weight
+        return FactorContext(vectors, fold_in(self.fold_in_settings(history), history, weights))
 
-    def folding(self, rows: Tensor) -> Factors:
-        """Vectors of items, with what a fold-in needs beside."""
-        return Factors(rows, self.spread, self.penalty, self.everywhere)
+    def fold_in_settings(self, vectors: Tensor) -> Factors:
+        """Vectors, with what a fold-in needs beside them."""
+        return Factors(vectors, self.spread, self.penalty, self.everywhere)
 
     def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        (nodes,) = context.vectors.place([(level, nodes)])
+        (rows,) = context.vectors.index([(level, nodes)])
         if kernels.fits(context.user):
             from beamtree.kernels.dots import dots
 
-            return dots(context.vectors.values, context.user, nodes)
-        if len(nodes) == 1 and not nodes.is_cuda:
-            return context.user @ _rows(context.vectors, nodes[0]).T
-        return torch.bmm(_rows(context.vectors, nodes), context.user.unsqueeze(-1)).squeeze(-1)
+            return dots(context.vectors.values, context.user, rows)
+        if len(rows) == 1 and not rows.is_cuda:
+            return context.user @ _gather(context.vectors, rows[0]).T
+        return torch.bmm(_gather(context.vectors, rows), context.user.unsqueeze(-1)).squeeze(-1)
 
     def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
-    def spread_over(self, shard: Shard) -> None:
-        if not self.is_spread:
-            self.table = SpreadTable.of(self.table, shard).requires_grad_(False)
-
     def settings(self) -> dict[str, Any]:
-        rows, dim = self.table.num_nodes, self.table.weight.shape[1]
-        folding = {"penalty": self.penalty, "everywhere": self.everywhere, "power": self.power}
-        return {"num_nodes": rows, "dim": dim, **folding}
+        return {
+            "num_nodes": self.table.num_nodes,
+            "dim": self.table.weight.shape[1],
+            "penalty": self.penalty,
+            "everywhere": self.everywhere,
+            "power": self.power,
+        }
 
     def check(self, x: Tensor) -> None:
         check_histories(x, HISTORY)
 
 
-def _rows(vectors: Vectors, places: Tensor) -> Tensor:
-    """The vectors at places [..., dim], some vector where a node is PAD."""
-    if places.is_cuda:
-        return vectors.at(places).float()
-    # numpy gathers rows in less time, and widens halves in a third of it.
-    rows = vectors.values.numpy().take(places.numpy(), axis=0, mode="clip")
-    return torch.from_numpy(rows.astype(np.float32))
+def _gather(vectors: Vectors, rows: Tensor) -> Tensor:
+    """Rows of the values [..., dim]; any row for PAD."""
+    if rows.is_cuda:
+        return vectors.at(rows).float()
+    # NumPy gathers rows faster, and converts halves in a third of the time.
+    gathered = vectors.values.numpy().take(rows.numpy(), axis=0, mode="clip")
+    return torch.from_numpy(gathered.astype(np.float32))

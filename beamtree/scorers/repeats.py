@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from beamtree.data.views import recency
-from beamtree.scorers.memory import LiftedScorer
+from beamtree.scorers.memory import SubtreeMaxScorer
 
 
-class RepeatScorer(LiftedScorer):
+class RepeatScorer(SubtreeMaxScorer):
     """Each event of the history speaks for its own item, (1 + t)^-power for the one t events ago.
 
     Args:

@@ -1,4 +1,4 @@
-"""Scores that are sparse over items, lifted to every node by the maximum: a max-heap over the tree.
+"""Scores that are sparse over items, propagated to every node as the maximum of its subtree: a max-heap.
 
 **A beam over such scores alone loses nothing.** Let s be the scores of items, 0 where none is kept, and let the score
 of an inner node be the maximum over the items below it. Let item i be among the best m ≤ k with s_i > 0, and n be its
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from beamtree import kernels
-from beamtree.distributed.partition import Shard
 from beamtree.tree import PAD, Tree
 
-ROOMY = 16  # a level of no more nodes than so many times the entries is kept whole
+DENSE_FACTOR = 16  # a level is kept dense up to this many nodes per entry
 
 
-class Lifted:
+class SubtreeMax:
     """For each user a few items with scores, and for each node the highest of those below it, but at least 0.
 
     The entries are sorted by leaf once, so those below a node are neighbours. Nothing has the length of the catalogue.
@@ -43,23 +42,6 @@ class Lifted:
         return self.maxima.at(level, nodes)
 
 
-class OwnLifted(Lifted):
-    """The same of one rank's subtrees: below the cut of its own nodes alone, above it of all ranks' together."""
-
-    def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor, shard: Shard) -> None:
-        self.shard = shard
-        super().__init__(tree, leaves.where(shard.owned(tree.height, leaves), PAD), scores)
-
-    def at(self, level: int, nodes: Tensor) -> Tensor:
-        found = super().at(level, nodes)
-        return found if level > self.shard.cut else self.shard.ranks.max_(found)
-
-
-def lifted(tree: Tree, leaves: Tensor, scores: Tensor, shard: Shard | None = None) -> Lifted:
-    """Scores of leaves, lifted: to all nodes, or by each of several ranks to its own."""
-    return Lifted(tree, leaves, scores) if shard is None else OwnLifted(tree, leaves, scores, shard)
-
-
 def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
     """Where nodes [rows or 1, W] stand among those of a level, one user after another [rows, W]; below 0 for PAD."""
     span = tree.level(level)
@@ -79,10 +61,12 @@ class Levels:
     def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
         self.tree, self.rows = tree, rows
         none = rows * len(tree.level(tree.height))
-        self._room = ROOMY * len(keys)
+        self._room = DENSE_FACTOR * len(keys)
         self._users = np.arange(rows).reshape(-1, 1)
         whole = none <= self._room
-        self._found: list[Any] = [_spread(keys, scores, none) if whole else _added(keys, scores, none)]  # leaves first
+        self._found: list[Any] = [
+            _sum_dense(keys, scores, none) if whole else _sum_sparse(keys, scores, none)
+        ]  # leaves first
 
     def at(self, level: int, nodes: Tensor) -> Tensor:
         while len(self._found) <= self.tree.height - level:
@@ -114,12 +98,12 @@ class Levels:
         return whole
 
 
-def _spread(keys: Tensor, scores: Tensor, none: int) -> Any:
+def _sum_dense(keys: Tensor, scores: Tensor, none: int) -> Any:
     """The sum of the scores of every key below `none`."""
     return scores.new_zeros(none + 1).scatter_add_(0, keys, scores)[:none].numpy()
 
 
-def _added(all_keys: Tensor, all_scores: Tensor, none: int) -> tuple[Any, Any]:
+def _sum_sparse(all_keys: Tensor, all_scores: Tensor, none: int) -> tuple[Any, Any]:
     """Each key below `none` once, in rising order, with the sum of its scores; at least one."""
     said = ((all_scores != 0) & (all_keys != none)).numpy().nonzero()[0]  # the others fill up short lists
     if not len(said):

@@ -6,39 +6,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from beamtree.distributed.exchange import Pieces
-from beamtree.distributed.partition import Shard
 from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.memory import LiftedScorer
-from beamtree.scorers.subtree_max import Lifted, lifted
+from beamtree.scorers.memory import SubtreeMaxScorer
+from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
 SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree
-Counting = tuple[list[tuple[list[float], Scorer]], list[tuple[float, LiftedScorer]]]
+ActiveParts = tuple[list[tuple[list[float], Scorer]], list[tuple[float, SubtreeMaxScorer]]]
 
 
 class SumContext(NamedTuple):
-    parts: list[tuple[list[float], Scorer, Any]]  # those scored one by one: what each counts, by level, and its context
-    lifted: Lifted | None  # of the others
+    parts: list[tuple[list[float], Scorer, Any]]  # scored one by one: weights by level, part, and its context
+    subtree_max: SubtreeMax | None  # the sum of the sparse parts
     rows: int
 
 
 class SumScorer(TableScorer):
-    """g(x, n) = Σ_p w_hp · g_p(x, n), a weight for every part p and level h.
+    """g(x, n) = Σ_p w_hp · g_p(x, n), with a weight for every part p and level h.
 
-    The parts in closed form are not trained by gradients: of the users they were made from they know too much. What is
-    trained is the part named `learned`, if there is one, and alone; how much it counts beside the others is
-    for validation users to say.
+    Gradients train at most one part, `learned`. The closed-form parts overfit the users they were fitted on, so how
+    much the learned part weighs beside them is chosen on validation users.
 
     Args:
         parts: scorers by name; those with rows of nodes for the same tree.
         height: H of the tree.
         learned: the name of the part that training changes; none unless given.
-        made: how the parts were made, as a start in closed form tells it.
+        made: how the parts were fitted, as the closed-form builder records it.
     """
 
     weights: Tensor
-    calibration: Tensor  # a and b: of a leaf, σ(a g + b) is about how often its item is chosen
+    calibration: Tensor  # a and b: for a leaf, σ(a g + b) estimates how often its item is chosen
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class SumScorer(TableScorer):
         self.learned, self.made = learned, dict(made or {})
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
-        self._counting: tuple[object, Counting] = None, ([], [])
+        self._active: tuple[object, ActiveParts] = None, ([], [])
 
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
@@ -76,15 +73,8 @@ class SumScorer(TableScorer):
         return self if self.learned is None else self.part(self.learned)
 
     @property
-    def is_spread(self) -> bool:
-        return any(self.part(name).is_spread for name in self.names)
-
-    def spread_over(self, shard: Shard) -> None:
-        for name in self.names:
-            self.part(name).spread_over(shard)
-
-    def pieces(self) -> dict[str, Pieces]:
-        return {f"parts.{name}.{key}": each for name in self.names for key, each in self.part(name).pieces().items()}
+    def capturable(self) -> bool:
+        return all(self.part(name).capturable for name in self.names)
 
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
@@ -92,11 +82,11 @@ class SumScorer(TableScorer):
         return {name: value for name, value in state if name in ("weights", "calibration") or name.startswith(own)}
 
     def weight_of(self, name: str) -> float:
-        """What a part counts on the leaves."""
+        """The weight of a part on the leaves."""
         return float(self.weights[-1, self.names.index(name)])
 
     def weigh(self, **weights: float) -> "SumScorer":
-        """Let parts count so much on every level."""
+        """Set the weights of parts on all levels."""
         for name, weight in weights.items():
             self.weights[:, self.names.index(name)] = weight
         return self
@@ -108,13 +98,13 @@ class SumScorer(TableScorer):
         weights = self.weights[:, [self.names.index(other) for other in kept]].clone()
         return self._of({other: self.part(other) for other in kept}, weights, learned)
 
-    def lean(self) -> "SumScorer":
-        """The sum of the parts that count, which it shares."""
-        found = self
+    def drop_zero_parts(self) -> "SumScorer":
+        """The sum of the parts whose weights are not 0, which it shares."""
+        scorer = self
         for name, column in zip(self.names, self.weights.T.tolist(), strict=True):
-            if not any(column) and len(found.names) > 1:
-                found = found.without(name)
-        return found
+            if not any(column) and len(scorer.names) > 1:
+                scorer = scorer.without(name)
+        return scorer
 
     def with_part(self, name: str, part: Scorer, weight: float, *, learned: bool = False) -> "SumScorer":
         """The sum of these parts, which it shares, and one more."""
@@ -123,60 +113,60 @@ class SumScorer(TableScorer):
         return self._of(parts, weights, name if learned else self.learned)
 
     def with_parts(self, changed: Mapping[str, Scorer]) -> "SumScorer":
-        """The sum of these parts, of which some are changed; a new one counts as it is."""
-        found = self
+        """The sum of these parts, some of them replaced; a new one gets the weight 1."""
+        scorer = self
         for name in changed.keys() - set(self.names):
-            found = found.with_part(name, changed[name], 1.0)
-        parts = {name: changed.get(name, found.part(name)) for name in found.names}
-        return found._of(parts, found.weights.clone(), found.learned)
+            scorer = scorer.with_part(name, changed[name], 1.0)
+        parts = {name: changed.get(name, scorer.part(name)) for name in scorer.names}
+        return scorer._of(parts, scorer.weights.clone(), scorer.learned)
 
     def _of(self, parts: Mapping[str, Scorer], weights: Tensor, learned: str | None) -> "SumScorer":
-        """A sum of other parts or weights, made and calibrated as this one."""
-        found = SumScorer(parts, len(weights) - 1, learned, self.made).to(weights.device)
-        found.weights, found.calibration = weights, self.calibration.clone()
-        return found
+        """A sum of other parts or weights with the same records and calibration."""
+        scorer = SumScorer(parts, len(weights) - 1, learned, self.made).to(weights.device)
+        scorer.weights, scorer.calibration = weights, self.calibration.clone()
+        return scorer
 
     def put(self, name: str, part: Scorer) -> None:
-        """Let a part take the place of the one of this name."""
+        """Replace the part of this name."""
         self.parts[name] = part
-        self._counting = None, ([], [])
+        self._active = None, ([], [])
 
-    def counting(self) -> Counting:
-        """The parts that count at all, each after what it counts: those scored one by one, and those lifted together.
+    def active_parts(self) -> ActiveParts:
+        """Parts whose weights are not all 0, after their weights: those scored one by one, and the sparse ones.
 
-        Parts that are sparse over items are added before they are lifted, where they count the same on every level:
-        the maximum of a sum is nearer to the truth than a sum of maxima, and found with one look.
+        Sparse parts with one weight for all levels are added before the maximum of a subtree is taken: the maximum of
+        the sum is closer to the truth than the sum of the maxima, and needs one lookup.
         """
         state = self.weights._version, self.weights.data_ptr()
-        if self._counting[0] != state:
+        if self._active[0] != state:
             single: list[tuple[list[float], Scorer]] = []
-            lifted: list[tuple[float, LiftedScorer]] = []
+            sparse: list[tuple[float, SubtreeMaxScorer]] = []
             for name, column in zip(self.names, self.weights.T.tolist(), strict=True):
                 part = self.part(name)
-                if isinstance(part, LiftedScorer) and len(set(column)) == 1 and any(column):
-                    lifted.append((column[0], part))
+                if isinstance(part, SubtreeMaxScorer) and len(set(column)) == 1 and any(column):
+                    sparse.append((column[0], part))
                 elif any(column):
                     single.append((column, part))
-            self._counting = state, (single, lifted)
-        return self._counting[1]
+            self._active = state, (single, sparse)
+        return self._active[1]
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
-        single, sparse = self.counting()
-        contexts = [(counts, part, part.context(tree, x)) for counts, part in single]
+        single, sparse = self.active_parts()
+        contexts = [(weights, part, part.context(tree, x)) for weights, part in single]
         if not sparse:
             return SumContext(contexts, None, len(x))
-        found = [(*part.entries(x), counts) for counts, part in sparse]
-        leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in found], dim=1))
-        scores = torch.cat([said * counts for _, said, counts in found], dim=1)
-        return SumContext(contexts, lifted(tree, leaves, scores, sparse[0][1].shard), len(x))
+        entries = [(*part.entries(x), weight) for weight, part in sparse]
+        leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
+        scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
+        return SumContext(contexts, sparse[0][1].subtree_max(tree, leaves, scores), len(x))
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
-        if context.lifted is not None:
-            total = context.lifted.at(level, nodes)
+        if context.subtree_max is not None:
+            total = context.subtree_max.at(level, nodes)
         else:
             total = torch.zeros(context.rows, nodes.shape[1], device=nodes.device)
-        for counts, part, of_part in context.parts:
-            total.add_(part.scores(of_part, level, nodes), alpha=counts[level])
+        for weights, part, of_part in context.parts:
+            total.add_(part.scores(of_part, level, nodes), alpha=weights[level])
         return total.masked_fill_(nodes == PAD, -torch.inf)
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
@@ -209,7 +199,7 @@ class SumScorer(TableScorer):
     def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
         raise ValueError("a sum has several rows for a leaf: put vectors into its parts")
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor | Pieces]:
+    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
         return {
             f"{name}.{key}": value
             for name, part in self.tables().items()
@@ -223,7 +213,7 @@ class SumScorer(TableScorer):
                 part.use_for_search(tree, own)
 
     def settings(self) -> dict[str, Any]:
-        parts = {name: [type(self.part(name)).__name__, self.part(name).settings()] for name in self.names}
+        parts = {name: [self.part(name).kind, self.part(name).settings()] for name in self.names}
         how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.made}
         known = [part.settings() for part in map(self.part, self.names)]
         sizes = {key: min(each[key] for each in known if key in each) for key in SIZES if any(key in e for e in known)}

@@ -23,16 +23,12 @@ import torch
 from torch import Tensor
 
 from beamtree.data.ids import Ids, write_ids
-from beamtree.distributed.checkpoint_files import check_shards, read_shards, row_names, spread_memories
-from beamtree.distributed.group import ranks
-from beamtree.distributed.partition import Shard
-from beamtree.distributed.sharded_lists import Kept, dealt_lists
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import fsync
 from beamtree.files.checksums import file_checksum, is_read_fully, with_checksum
 from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
-from beamtree.scorers import SCORERS, Scorer, SumScorer, TableScorer
+from beamtree.scorers import SCORERS, NodeTable, Scorer, SumScorer, TableScorer
 from beamtree.storage.settings import (
     AGAIN,
     DTYPES,
@@ -47,7 +43,8 @@ from beamtree.storage.settings import (
     read_settings,
     read_tensors,
 )
-from beamtree.storage.tensors import Tensors, go_through, pieces_of, save_tensors
+from beamtree.storage.sharded_files import check_shards, load_shards
+from beamtree.storage.tensors import save_tensors
 from beamtree.tree import Tree, height_for
 
 OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt|shards-\d+b?")
@@ -56,33 +53,24 @@ OURS = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+
 def save_model(model: TreeModel, folder: str | Path) -> None:
     """Write a model, and the ids of its items where it has them, to a folder.
 
-    A model that was there is replaced only once all of the new one is written. Parts of a sum that count nothing are
-    left out. Where several ranks trained it, all call this, and the first writes what each of them sends.
+    A model that was there is replaced only once all of the new one is written. Parts of a sum with weight 0 are left
+    out.
     """
-    if isinstance(model.scorer, SumScorer) and (lean := model.scorer.lean()) is not model.scorer:
-        model = model.with_scorer(lean)
+    if isinstance(model.scorer, SumScorer) and (kept := model.scorer.drop_zero_parts()) is not model.scorer:
+        model = model.with_scorer(kept)
     write_finished(Path(folder), model, model.ids)
 
 
 def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
-    """Write a model that is not in training, with what search makes of its weights; all ranks call it."""
-    if model.scorer.is_spread:
-        with ranks().agreed():
-            check_finite(model)
-    parts: dict[str, Tensors] = {"weights": {**model.scorer.state_dict(), **model.scorer.pieces()}}
+    """Write a model that is not in training, with what search computes from its weights."""
+    more: dict[str, Mapping[str, Tensor]] = {}
+    tables = (module for module in model.modules() if isinstance(module, NodeTable))
+    if any(len(table.weight) < table.num_nodes for table in tables):
+        raise ValueError("this process holds a part of the model: save it with beamtree.distributed.save_model")
     if isinstance(model.scorer, TableScorer):
         with torch.no_grad():
-            parts["search"] = model.scorer.for_search(model.tree)
-    left = pieces_of(parts)
-    with ranks().agreed() as first:
-        try:
-            if first:
-                write_model(folder, model, 0, parts, {}, ids)
-        except (ValueError, OSError, MemoryError):
-            go_through(left)
-            raise
-        if not first:
-            go_through(left)
+            more["search"] = model.scorer.for_search(model.tree)
+    write_model(folder, model, 0, more, {}, ids)
 
 
 def load_model(
@@ -109,23 +97,26 @@ def _read_model(
 ) -> TreeModel:
     check_files(folder, settings)
     if "shards" in settings:
-        with ranks().agreed():
-            check_shards(folder, settings)
+        check_shards(folder, settings)
     with damaged(folder):
-        tree, items = read_tree(folder, settings)
-        scorer = _make_scorer(folder, settings, scorers)
-        if DTYPES[settings["dtype"]] is not torch.float32:  # what a scorer is made in; weights come as they are saved
-            scorer.to(DTYPES[settings["dtype"]])
-        ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
-        model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
-        model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
-        if "shards" in settings and ranks().size > 1:
-            scorer.spread_over(Shard.of(tree, ranks()))
+        model = model_without_weights(folder, settings, scorers)
         load_weights(folder, settings, model, assign=True)
     model.to(device).eval()
-    if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(scorer, TableScorer):
+    if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(model.scorer, TableScorer):
         with damaged(folder):
-            scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
+            model.scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
+    return model
+
+
+def model_without_weights(folder: Path, settings: dict[str, Any], scorers: Sequence[type[Scorer]] = ()) -> TreeModel:
+    """The model of a folder before its weights are loaded."""
+    tree, items = read_tree(folder, settings)
+    scorer = _make_scorer(folder, settings, scorers)
+    if DTYPES[settings["dtype"]] is not torch.float32:  # what a scorer is made in; weights come as they are saved
+        scorer.to(DTYPES[settings["dtype"]])
+    ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
+    model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
+    model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
     return model
 
 
@@ -151,7 +142,7 @@ def write_model(
     folder: Path,
     model: TreeModel,
     step: int,
-    more: Mapping[str, Tensors],
+    more: Mapping[str, Mapping[str, Tensor]],
     progress: dict[str, Any],
     ids: Ids | None = None,
 ) -> None:
@@ -159,7 +150,11 @@ def write_model(
     with folder_lock(folder):
         in_use = check_room(folder)
         check_finite(model)
-        parts: dict[str, Tensors] = {"tree": tree_tensors(model), "weights": model.scorer.state_dict(), **more}
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "tree": tree_tensors(model),
+            "weights": model.scorer.state_dict(),
+            **more,
+        }
         files = {part: f"{part}-{step}.safetensors" for part, tensors in parts.items() if tensors or part == "weights"}
         if ids is not None:
             files["items"] = f"items-{step}.txt"
@@ -199,7 +194,7 @@ def settings_of(model: TreeModel, progress: dict[str, Any], seals: dict[str, Any
         "tree": model.tree.fingerprint(),
         "arity": model.tree.arity,
         "admit_empty": model.tree.admit_empty,
-        "scorer": type(model.scorer).__name__,
+        "scorer": model.scorer.kind,
         "scorer_settings": model.scorer.settings(),
         "dtype": _dtype(model.scorer),
         "chained": model.chained,
@@ -228,17 +223,11 @@ def check_room(folder: Path) -> set[str]:
 
 
 def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:
-    """Copy the weights into the model's, or let them take their place; of rows on several ranks, this rank's."""
+    """Copy a folder's weights into the model, or use them in place with `assign`."""
     if "shards" in settings:
-        read_shards(folder, settings, model)
+        load_shards(folder, settings, model)
         return
     weights = read_tensors(folder, settings, "weights")
-    for name, table in row_names(model).items():  # that one rank saved whole
-        weights[name] = table.shard.part(weights[name])
-    for prefix, memory in spread_memories(model).items():
-        whole = Kept(*(weights[f"{prefix}{name}"] for name in Kept._fields))
-        memory.keep(dealt_lists(whole, memory.lists), len(whole.partners))
-        weights |= {f"{prefix}{name}": value for name, value in memory.kept._asdict().items()}
     try:
         model.scorer.load_state_dict(weights, assign=assign)
     except RuntimeError as error:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.distributed.group import LostError
 from beamtree.errors import short_message
 from beamtree.files.checksums import check_file, read_checked_json
 from beamtree.model import TreeModel
@@ -54,7 +53,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _is_shards(found: object) -> bool:
-    """Whether settings name files that several ranks wrote: see `storage.shards`."""
+    """Whether settings name files that several processes wrote: see `sharded_files`."""
     kinds = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}
     return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
 
@@ -129,7 +128,7 @@ def damaged(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError | LostError):
+        if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         raise ValueError(
             f"{folder} is damaged, its settings fit no model ({short_message(error, 120)}): {AGAIN}"

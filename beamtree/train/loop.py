@@ -1,24 +1,20 @@
 """Algorithm 1: learning optimal tree models under beam search. Every method trains in this loop."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
 from beamtree.data.seeds import epoch_order, mix
-from beamtree.distributed.consistency import check_alike, one_blend
-from beamtree.distributed.group import Ranks, join
-from beamtree.distributed.partition import Shard
-from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.storage.settings import NotFiniteError, check_finite, holds_model
-from beamtree.train.checkpoint import Checkpoints, Keeper
+from beamtree.storage.settings import NotFiniteError, holds_model
+from beamtree.train.backend import Backend, backend
+from beamtree.train.checkpoint import Checkpointer, Checkpoints
 from beamtree.train.optimizer import Optimizer, adam, set_lr
 from beamtree.train.schedule import Schedule
 from beamtree.train.step import Stepper
@@ -26,7 +22,7 @@ from beamtree.train.validation import Progress, Validation
 from beamtree.tree import PAD
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
-ASK_EVERY = 100  # steps between two questions to a GPU whether all is finite
+ASK_EVERY = 100  # steps between two checks on a GPU that all is finite
 CHECKS = 20  # of the validation users, unless told otherwise
 
 
@@ -61,36 +57,33 @@ def fit(
         seed: of all that is random.
         on_step: hears the steps done, those in all, and the loss.
     """
-    ranks = join(model.tree.device.type)
-    with ranks.agreed():
+    here = backend()
+    with here.guard():
         schedule = schedule or Schedule()
         run = Run(model, data, method, epochs, steps, batch_size, schedule, optimizer, val, checkpoints, seed)
-    check_alike(ranks, tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
-    with ExitStack() as stack:
-        with ranks.agreed():
-            if checkpoints is not None and ranks.is_first:
-                stack.enter_context(folder_lock(Path(checkpoints.folder)))
-        return _take_steps(run, ranks, on_step)
+    here.check_equal(tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
+    with here.lock(Path(checkpoints.folder)) if checkpoints is not None else nullcontext():
+        return _take_steps(run, here, on_step)
 
 
-def _take_steps(run: "Run", ranks: Ranks, on_step: OnStep | None) -> Progress:
+def _take_steps(run: "Run", here: Backend, on_step: OnStep | None) -> Progress:
     model, data, method = run.model, run.data, run.method
-    step, batches, keeper, watch = run.begin(ranks)
-    progress = watch.begin(keeper.resume(run.total))
-    guard = Guard(run, ranks)
+    step, batches, checkpointer, monitor = run.begin(here)
+    progress = monitor.begin(checkpointer.resume(run.total))
+    check = FiniteCheck(run, here)
     for t in range(progress.step, run.total):
-        if watch.is_over(progress):
+        if monitor.is_over(progress):
             break
         x, y, generator = batches.draw(t)  # a minibatch
         set_lr(step.optimizer, run.schedule.lr_at(t, run.total))
         row = run.schedule.method_at(method, t, run.total)
         loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
-        with guard(loss, t):
-            progress = watch.check(replace(progress, step=t + 1))
-            keeper.save(progress, last=t + 1 == run.total or watch.is_over(progress))
+        with check(loss, t):
+            progress = monitor.check(replace(progress, step=t + 1))
+            checkpointer.save(progress, last=t + 1 == run.total or monitor.is_over(progress))
         if on_step is not None:
             on_step(t + 1, run.total, loss)
-    return _finish(model, data, method, keeper, progress)
+    return _finish(model, data, method, checkpointer, progress)
 
 
 @dataclass
@@ -156,17 +149,17 @@ class Run:
         saved = self.checkpoints is not None and step % self.checkpoints.every == 0
         return saved or bool(self.check_every and step % self.check_every == 0)
 
-    def begin(self, ranks: Ranks) -> "tuple[Stepper, Batches, Keeper, Watch]":
-        """What takes the steps, what they read, what saves them, and what watches over them."""
-        if ranks.size > 1:
-            self.model.scorer.spread_over(Shard.of(self.model.tree, ranks))
+    def begin(self, here: Backend) -> "tuple[Stepper, Batches, Checkpointer, Monitor]":
+        """What takes the steps, what they read, what saves them, and what measures them."""
+        device = self.model.tree.device
+        here.place(self.model, device)
         learner = _learner(self.model)
-        device, moments = self.model.tree.device, self.optimizer(learner, self.schedule.lr)
-        keeper = Keeper(self.checkpoints, self.model, moments, self.describe())
+        optimizer = self.optimizer(learner, self.schedule.lr)
+        checkpointer = here.checkpointer(self.checkpoints, self.model, optimizer, self.describe())
         grace = 0 if learner is self.model else self.schedule.warm_steps(self.total)
-        watch = Watch(self.validation, keeper, self.check_every, self.total, grace)
+        monitor = Monitor(self.validation, checkpointer, here, self.check_every, self.total, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
-        return Stepper(learner, moments, ranks), batches, keeper, watch
+        return here.stepper(learner, optimizer), batches, checkpointer, monitor
 
 
 def _learner(model: TreeModel) -> TreeModel:
@@ -177,22 +170,36 @@ def _learner(model: TreeModel) -> TreeModel:
     return TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
 
 
-class Watch:
-    """Asks the validation users when it is time, if there are any, and has the best model kept."""
+class Monitor:
+    """Measures recall on the validation users when it is due, if there are any, and keeps the best model."""
 
-    def __init__(self, validation: Validation | None, keeper: Keeper, every: int, steps: int, grace: int = 0) -> None:
-        self.validation, self.keeper, self.every, self.steps = validation, keeper, every, steps
-        self.grace = grace  # steps that a part which begins with no weight is given before patience counts
+    def __init__(
+        self,
+        validation: Validation | None,
+        checkpointer: Checkpointer,
+        here: Backend,
+        every: int,
+        steps: int,
+        grace: int = 0,
+    ) -> None:
+        self.validation, self.checkpointer, self.here, self.every, self.steps = (
+            validation,
+            checkpointer,
+            here,
+            every,
+            steps,
+        )
+        self.grace = grace  # steps before patience counts, for a part that begins with weight 0
 
     def begin(self, progress: Progress) -> Progress:
         """Before the first step: a start from vectors may be better than a short run."""
-        self.keeper.model.train()
-        return self._ask(progress) if progress.step == 0 else progress
+        self.checkpointer.model.train()
+        return self._measure(progress) if progress.step == 0 else progress
 
     def check(self, progress: Progress) -> Progress:
         """After a step."""
         due = self.every and (progress.step % self.every == 0 or progress.step == self.steps)
-        return self._ask(progress) if due else progress
+        return self._measure(progress) if due else progress
 
     def is_over(self, progress: Progress) -> bool:
         """Whether recall has not risen for too long."""
@@ -201,30 +208,33 @@ class Watch:
         too_soon = self.grace and progress.step < self.grace + (self.validation.patience - 1) * self.every
         return not too_soon and self.validation.is_over(progress)
 
-    def _ask(self, progress: Progress) -> Progress:
+    def _measure(self, progress: Progress) -> Progress:
         if self.validation is None:
             return progress
+        model = self.checkpointer.model
         if progress.step:
-            weigh_parts(self.keeper.model, self.validation.data)
-            one_blend(self.keeper.model)
-        progress = self.validation.check(self.keeper.model, progress)
+            self.here.weigh_parts(model, self.validation.data)
+        recall = self.here.recall(self.validation, model)
+        if self.validation.on_check is not None:
+            self.validation.on_check(progress.step, recall)
+        progress = progress.checked(recall)
         if progress.checks_since_best == 0:
-            self.keeper.keep_best()
+            self.checkpointer.keep_best()
         return progress
 
 
 class DivergedError(ValueError):
-    """A training that came to numbers that are not finite."""
+    """The loss or a weight became NaN or infinite."""
 
 
-class Guard:
+class FiniteCheck:
     """Stops a run at the first loss or weight that is not finite, before such weights are saved or measured.
 
-    A GPU is not asked after every step: it keeps in mind the first that was bad, and is asked once in a while.
+    On a GPU the first bad step is recorded on the device, and read only every ASK_EVERY steps.
     """
 
-    def __init__(self, run: Run, ranks: Ranks) -> None:
-        self.run, self.ranks, self._bad = run, ranks, torch.full((), -1, device=run.model.tree.device)
+    def __init__(self, run: Run, here: Backend) -> None:
+        self.run, self.here, self._bad = run, here, torch.full((), -1, device=run.model.tree.device)
 
     @contextmanager
     def __call__(self, loss: Tensor, t: int) -> Iterator[None]:
@@ -235,8 +245,7 @@ class Guard:
             raise self._diverged(int(self._bad), "its loss is not finite")
         try:
             if due or last:
-                with self.ranks.agreed():
-                    check_finite(self.run.model)
+                self.here.check_finite(self.run.model)
             yield
         except NotFiniteError as error:
             raise self._diverged(t, str(error).split(":")[0]) from error
@@ -271,10 +280,10 @@ class Batches:
         return x, y, self.generator
 
 
-def _finish(model: TreeModel, data: Data, method: Method, keeper: Keeper, progress: Progress) -> Progress:
+def _finish(model: TreeModel, data: Data, method: Method, checkpointer: Checkpointer, progress: Progress) -> Progress:
     """Leave the model with its best weights, the ids of the items, and how often each was chosen."""
     model.chained, model.trained_on_beams = method.chained, method.walks
-    keeper.restore_best(progress)
+    checkpointer.restore_best(progress)
     model.ids = model.ids if data.ids is None else data.ids
     items = data.item_numbers().flatten().cpu()
     model.popularity = torch.bincount(items[items != PAD], minlength=model.tree.num_items)

@@ -63,7 +63,7 @@ class LazyAdam(torch.optim.Adam):
             if grad is not None and touched is not None:
                 self._step_rows(table.weight, grad, touched)
                 table.touched = None
-                table.keep_blank(grad, touched)
+                table.reuse_zeros(grad, touched)
 
     def _step_rows(self, weight: Tensor, grad: Tensor, touched: Tensor) -> None:
         group = self.param_groups[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamtree.closed_form.builder import Start
+from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import BeforeAfter, Data, Prepared
 from beamtree.methods import Method
 from beamtree.scorers import Scorer, SumScorer
@@ -28,7 +28,7 @@ class Recipe:
     epochs: int | None  # None: enough for the usual number of steps
     warm_up: bool  # whether methods that walk a beam begin as TDM
     instances: Callable[[BeforeAfter], Data]  # from training users to the instances of a step
-    start: Callable[[Start], SumScorer] | None = None  # closed-form parts that the scorer is added to
+    start: Callable[[ClosedFormBuilder], SumScorer] | None = None  # closed-form parts that the scorer is added to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from beamtree.closed_form.builder import LEARNED, Start, refit
+from beamtree.closed_form.builder import LEARNED, ClosedFormBuilder
 from beamtree.data import Data, Prepared, Windows
-from beamtree.distributed.consistency import one_model, one_tree
-from beamtree.distributed.partition import own_shard
 from beamtree.errors import lookup
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import DeepScorer, Scorer
+from beamtree.scorers import DeepScorer, Scorer, SumScorer
+from beamtree.train.backend import backend
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
@@ -52,12 +51,12 @@ def default_sizes(device: torch.device | str) -> Sizes:
 
 def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     """The deep scorer with shared rows, initialized from co-occurrence factors."""
-    return DeepScorer(tree.num_nodes, seed=seed, shard=own_shard(tree)).start_from(tree, data.own_factors)
+    return DeepScorer(tree.num_nodes, seed=seed).start_from(tree, data.factors)
 
 
 def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     """The deep scorer with separate rows drawn from N(0, 1)."""
-    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed, shard=own_shard(tree))
+    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
 
 
 def unlifted(make: MakeScorer) -> MakeScorer:
@@ -74,7 +73,7 @@ def unlifted(make: MakeScorer) -> MakeScorer:
 
 DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches())
 RECIPES = {
-    "beamtree": replace(DEEP, start=Start.all_parts),
+    "beamtree": replace(DEEP, start=ClosedFormBuilder.all_parts),
     "deep": DEEP,
     "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
@@ -171,14 +170,15 @@ def build_model(
     settings: TrainingSettings, data: Prepared, tree: Tree, on_progress: OnProgress = no_progress
 ) -> TreeModel:
     """The model before the first step; fitting closed-form parts calls `on_progress`."""
-    tree = one_tree(tree)
+    here = backend()
+    tree = here.tree(tree)
     top = first_level(tree, settings.beam_size)
     scorer = settings.recipe.scorer(tree, data, settings.seed)
     if settings.recipe.start is not None:
         scorer.check(data.train.observations())
-        parts = settings.recipe.start(Start(tree, data, settings.seed, settings.device, top, on_progress))
+        parts = settings.recipe.start(here.closed_form(tree, data, settings.seed, settings.device, top, on_progress))
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
-    return one_model(TreeModel(tree, scorer, first_level=top, ids=data.items).to(settings.device))
+    return here.place(TreeModel(tree, scorer, first_level=top, ids=data.items), settings.device)
 
 
 def train_model(
@@ -213,8 +213,23 @@ def train_model(
     )
     if settings.refit:
         refit(model, data, settings.seed)
-        one_model(model)
     return progress
+
+
+def refit(model: TreeModel, data: Prepared, seed: int) -> None:
+    """Fit the closed-form parts again, to the events of training and validation users together.
+
+    All that was chosen stays: λ, α₀, recency, weights. Numbers on validation users mean nothing from here on.
+    """
+    scorer, here = model.scorer, backend()
+    if not isinstance(scorer, SumScorer) or not scorer.made:
+        raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
+    device, events = str(model.tree.device), data.with_validation()
+    builder = here.closed_form(model.tree, data, seed, device, model.first_level, events=events, made=dict(scorer.made))
+    parts = builder.all_parts()
+    for name in parts.names:
+        scorer.put(name, parts.part(name).to(device))
+    here.place(model, device)
 
 
 def first_level(tree: Tree, beam_size: int) -> int:

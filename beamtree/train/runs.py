@@ -13,17 +13,15 @@ vectors.parquet               the vectors, where they were given in memory
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.distributed.group import ranks
 from beamtree.files.atomic import read_json, write_atomically, write_json
-from beamtree.files.staging import folder_lock, move_into_place, remove, staging_folder
+from beamtree.files.staging import move_into_place, remove, staging_folder
 from beamtree.model import TreeModel, check_device
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
@@ -34,16 +32,6 @@ from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 TABLES = ("items", "vectors")  # tables about items: run.json names their files
-
-
-@contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Hold a folder for all ranks, of which the first writes to it."""
-    with ExitStack() as stack:
-        with ranks().agreed() as first:
-            if first:
-                stack.enter_context(folder_lock(folder))
-        yield
 
 
 def describe_run(data: Path, options: TrainingOptions, settings: TrainingSettings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from beamtree.data import Data
-from beamtree.evaluate import evaluate
+from beamtree.evaluate import Evaluation, evaluate
 from beamtree.metrics import usual_m
 from beamtree.model import TreeModel
 
@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Validation:
-    """Users whose recall says how good a model is, and how often and for how long to ask.
+    """Users on whom recall is measured during training, how often, and when to stop.
 
     Args:
         data: the users, such as `data.val`.
@@ -71,7 +71,7 @@ class Validation:
         m: how many items are retrieved; 200, or a tenth of a small catalogue, unless given.
         every: steps between two checks; a twentieth of all unless given.
         patience: checks in a row without a rise after which training stops.
-        on_check: hears the steps done and the recall.
+        on_check: called with the steps done and the recall.
     """
 
     data: Data
@@ -81,21 +81,14 @@ class Validation:
     patience: int = 8
     on_check: OnCheck | None = None
 
-    def recall(self, model: TreeModel) -> float:
-        """What says how good a model is."""
+    def recall(self, model: TreeModel, evaluate: Callable[..., Evaluation] = evaluate) -> float:
+        """The recall of a model on these users, measured by `evaluate`."""
         m = self.m or usual_m(model.tree.num_items)
         was_training = model.training
         model.eval()
-        found = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))
+        result = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))
         model.train(was_training)
-        return found["recall", m]
-
-    def check(self, model: TreeModel, progress: Progress) -> Progress:
-        """Measure once more."""
-        recall = self.recall(model)
-        if self.on_check is not None:
-            self.on_check(progress.step, recall)
-        return progress.checked(recall)
+        return result["recall", m]
 
     def is_over(self, progress: Progress) -> bool:
         """Whether recall has not risen for too long."""

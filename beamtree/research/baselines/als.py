@@ -10,8 +10,7 @@ from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.closed_form.als import DIM, STRENGTHS, Factors, fold_in
-from beamtree.closed_form.als import ials as factorise
+from beamtree.closed_form.als import DIM, STRENGTHS, implicit_als
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
 from beamtree.research.baselines.sparse import history_items, user_items
@@ -26,6 +25,7 @@ from beamtree.research.baselines.tuned import (
     shuffle_items,
     try_repeats,
 )
+from beamtree.scorers.factors import Factors, fold_in
 from beamtree.tree import PAD
 
 FACTORS, ITERATIONS, REGULARISATION, ALPHA = 64, 15, 0.05, 10.0  # of `als`
@@ -95,7 +95,9 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
 
 
 def _factors(log: ShuffledLog, settings: Settings, dim: int) -> Factors:
-    return factorise(log.events, log.num_items, dim=dim, penalty=settings["penalty"], everywhere=settings["everywhere"])
+    return implicit_als(
+        log.events, log.num_items, dim=dim, penalty=settings["penalty"], everywhere=settings["everywhere"]
+    )
 
 
 def _trials(log: ShuffledLog, factors: Factors, settings: Settings) -> list[Trial]:

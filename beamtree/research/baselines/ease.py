@@ -13,10 +13,10 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.closed_form.cooccurrence import together
-from beamtree.closed_form.lists import Lists
+from beamtree.closed_form.cooccurrence import cooccurrence
 from beamtree.closed_form.ridge import BLOCK, PENALTIES, climb, ridge_partners
 from beamtree.data import BeforeAfter, Events, factors
+from beamtree.data.csr import CSR
 from beamtree.data.views import recency
 from beamtree.research.baselines.sparse import history_weights, matrix_bytes, partner_matrix, user_items
 from beamtree.research.baselines.tuned import (
@@ -70,7 +70,7 @@ class UserWeights:
     def __init__(self, matrix: csr_matrix, gram: Tensor, penalty: float) -> None:
         self._items = matrix.T.tocsr()
         self._inverse = _inverse(gram, penalty)
-        users = Lists(torch.from_numpy(self._items.indptr).long(), torch.from_numpy(self._items.indices).long())
+        users = CSR(torch.from_numpy(self._items.indptr).long(), torch.from_numpy(self._items.indices).long())
         self._q = pair_sums(self._inverse, users)  # [M]
         self.num_bytes = int(self._inverse.nbytes + self._q.nbytes + 12 * matrix.nnz)
 
@@ -108,7 +108,7 @@ def _inverse(gram: Tensor, penalty: float) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(system))
 
 
-def pair_sums(matrix: Tensor, lists: Lists) -> Tensor:
+def pair_sums(matrix: Tensor, lists: CSR) -> Tensor:
     """The sum of a matrix over all pairs of each list's entries [n]."""
     sums = torch.zeros(len(lists))
     for rows, entries, both in lists.pairs(PAIRS):
@@ -126,7 +126,7 @@ def solver(log: ShuffledLog, largest: int = LARGEST) -> Callable[[float], EaseWe
             return lambda penalty: UserWeights(matrix, over_users, penalty)
         over_items = gram_matrix(matrix.T.tocsr())
         return lambda penalty: ItemWeights(over_items, penalty)
-    gram = together(log.events, log.num_items)
+    gram = cooccurrence(log.events, log.num_items)
     order = order_by_similarity(factors(log.events, log.num_items))
 
     def solve(penalty: float) -> BlockWeights:

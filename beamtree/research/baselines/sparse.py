@@ -5,8 +5,8 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.closed_form.partners import Partners
 from beamtree.data import Events
+from beamtree.data.csr import CSR
 from beamtree.tree import PAD
 
 
@@ -32,10 +32,10 @@ def history_weights(x: Tensor, weights: Tensor, num_items: int) -> csr_matrix:
     return csr_matrix((values, (row.numpy(), x[row, column].numpy())), (len(x), num_items))
 
 
-def partner_matrix(partners: Partners) -> csr_matrix:
+def partner_matrix(partners: CSR) -> csr_matrix:
     """The weights of all items' partners [M, M]."""
-    partners = partners.whole()
-    parts = partners.weights.numpy(), partners.items.numpy(), partners.offsets.numpy()
+    assert partners.values is not None
+    parts = partners.values.numpy(), partners.columns.numpy(), partners.offsets.numpy()
     return csr_matrix(parts, (len(partners), len(partners)))
 
 

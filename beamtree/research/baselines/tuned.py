@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed_form.cooccurrence import newest_of_each
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
 from beamtree.metrics import hits, num_relevant, recall
+from beamtree.scorers.factors import newest_of_each
 from beamtree.tree import PAD
 
 CUTS = (10, 50, 100, 200)

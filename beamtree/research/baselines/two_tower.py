@@ -131,7 +131,7 @@ def two_tower(
     if not int(events.counts().sum()):
         raise ValueError("nothing to train on: no user has an event")
     model = TwoTower(num_items, seed)
-    start = factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1].whole()
+    start = factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1]
     model.start_from(start)
     model.to(device)
     view = stretches(events).to(device)

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from beamtree.closed_form.als import Factors, fold_in
-from beamtree.closed_form.cooccurrence import newest_of_each
 from beamtree.scorers import (
     DeepScorer,
     FactorScorer,
@@ -24,7 +22,8 @@ from beamtree.scorers import (
     SumScorer,
 )
 from beamtree.scorers.deep import HIDDEN
-from beamtree.scorers.memory import LiftedScorer
+from beamtree.scorers.factors import Factors, fold_in, newest_of_each
+from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.tree import PAD, Tree
 
 Context = list[Any]  # private to the scorer that made it
@@ -139,7 +138,7 @@ class ExportedFactors(ExportedScorer):
 
 
 class SparseScores(nn.Module, ABC):
-    """The items to which a `LiftedScorer` gives a score: their leaves [B, E], and the scores [B, E]."""
+    """The items to which a `SubtreeMaxScorer` gives a score: their leaves [B, E], and the scores [B, E]."""
 
     @abstractmethod
     def forward(self, x: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -191,14 +190,14 @@ class MemoryScores(SparseScores):
         return self.leaves[index].flatten(1), (self.weights[index] * self.discounts).flatten(1)
 
 
-class ExportedLifted(ExportedScorer):
+class ExportedSubtreeMax(ExportedScorer):
     """Sparse scores of items, where a node has the maximum of its subtree, and at least 0.
 
     The leaves of each user are sorted once, and the scores of equal leaves are added. On a level the leaves below one
     node are adjacent, so that the maximum of a node is that of a run.
     """
 
-    def __init__(self, parts: list[tuple[float, LiftedScorer]], tree: Tree) -> None:
+    def __init__(self, parts: list[tuple[float, SubtreeMaxScorer]], tree: Tree) -> None:
         super().__init__()
         kinds = {MemoryScorer: MemoryScores, RepeatScorer: RepeatScores}
         for _, part in parts:
@@ -237,10 +236,10 @@ class ExportedSum(ExportedScorer):
 
     def __init__(self, scorer: SumScorer, tree: Tree) -> None:
         super().__init__()
-        single, lifted = scorer.counting()
+        single, lifted = scorer.active_parts()
         parts = [(weights, export_scorer(part, tree)) for weights, part in single]
         if lifted:
-            parts.append(([1.0] * (tree.height + 1), ExportedLifted(lifted, tree)))
+            parts.append(([1.0] * (tree.height + 1), ExportedSubtreeMax(lifted, tree)))
         self.level_weights = [weights for weights, _ in parts]
         self.parts = nn.ModuleList(part for _, part in parts)
 
@@ -274,15 +273,15 @@ def _rows(table: Tensor, nodes: Tensor) -> Tensor:
     return nn.functional.embedding(nodes.clamp(min=0), table)
 
 
-def _export_lifted(scorer: LiftedScorer, tree: Tree) -> ExportedScorer:
-    return ExportedLifted([(1.0, scorer)], tree)
+def _export_subtree_max(scorer: SubtreeMaxScorer, tree: Tree) -> ExportedScorer:
+    return ExportedSubtreeMax([(1.0, scorer)], tree)
 
 
 EXPORTED: dict[type[Scorer], Callable[..., ExportedScorer]] = {
     DeepScorer: ExportedDeep,
     LinearScorer: ExportedLinear,
     FactorScorer: ExportedFactors,
-    MemoryScorer: _export_lifted,
-    RepeatScorer: _export_lifted,
+    MemoryScorer: _export_subtree_max,
+    RepeatScorer: _export_subtree_max,
     SumScorer: ExportedSum,
 }

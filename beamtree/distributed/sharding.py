@@ -1,0 +1,148 @@
+"""Models that are divided over ranks: `shard_model` divides one, and `whole_model` puts it together again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from beamtree.data.csr import CSR
+from beamtree.distributed.exchange import Route, own_rows, send_to_first
+from beamtree.distributed.group import ranks
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharded_table import ShardedTable
+from beamtree.model import TreeModel
+from beamtree.scorers import SCORERS, DeepScorer, FactorScorer, MemoryScorer, Scorer, SumScorer
+from beamtree.storage.sharded_files import MEMORY_TENSORS, merge_parts
+from beamtree.tree import PAD
+
+
+class ShardedMemoryScorer(MemoryScorer):
+    """A memory of which each rank has the lists of some items, for users that differ between ranks.
+
+    A batch of histories names a few thousand items. Their lists are requested from the ranks that have them.
+    """
+
+    total = 0  # entries of all ranks
+
+    @property
+    def kind(self) -> str:
+        return MemoryScorer.__name__
+
+    @classmethod
+    def of(cls, memory: MemoryScorer) -> "ShardedMemoryScorer":
+        """This rank's part of a memory that it has whole."""
+        rows = own_rows(memory.num_items, memory.offsets.device)
+        number = torch.arange(memory.lists, device=rows.device).unsqueeze(1)
+        part = memory.rows.take((number * memory.num_items + rows).flatten())
+        return cls.from_part(memory.num_items, memory.lists, part, memory.recency)
+
+    @classmethod
+    def from_part(cls, num_items: int, lists: int, part: CSR, recency: Tensor) -> "ShardedMemoryScorer":
+        """A memory of which this rank has these lists of its items, list by list."""
+        scorer = cls(num_items, 0, lists).to(recency.device)
+        scorer.recency = recency
+        scorer.set_part(part)
+        return scorer
+
+    def set_part(self, part: CSR) -> None:
+        """Use these as this rank's lists; all ranks must call it."""
+        self.rows = part
+        self.total = int(ranks().sum_(torch.tensor(len(part.columns))))
+
+    def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        items = torch.unique(torch.cat([x.flatten(), x.new_zeros(1)]).clamp_(min=0))
+        index = torch.searchsorted(items, x.contiguous()).masked_fill_(x == PAD, PAD)
+        return self.with_rows(len(items), self._request(items)).entries(index)
+
+    def _request(self, items: Tensor) -> CSR:
+        """The lists of some items, list by list; all ranks must ask."""
+        size, count = ranks().size, len(self.rows) // self.lists
+        number = torch.arange(self.lists, device=items.device).repeat_interleave(len(items))
+        route = Route(items.repeat(self.lists) % size)
+        rows = route.send(number) * count + route.send(items.repeat(self.lists)) // size
+        return route.reply_lists(self.rows.take(rows))
+
+    def whole(self) -> MemoryScorer | None:
+        """All of it on the CPU of the first rank; None on the others."""
+        sizes = ranks().gather((len(self.rows), len(self.partners)))
+        counts, columns, values = (
+            part for each in (self.rows.counts(), self.partners, self.weights) for part in send_to_first(each)
+        )
+        if not ranks().is_first:
+            return None
+        lengths, entries = ([size[i] for size in sizes] for i in (0, 1))
+        parts = [
+            CSR(pad(count.cumsum(0), (1, 0)).cpu(), column.cpu(), value.cpu())
+            for count, column, value in zip(
+                counts.split(lengths), columns.split(entries), values.split(entries), strict=True
+            )
+        ]
+        memory = MemoryScorer(self.num_items, 0, self.lists)
+        memory.recency = self.recency.cpu()
+        memory.rows = merge_parts(parts, self.lists, len(parts), torch.arange(self.num_items))
+        return memory
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "entries": self.total}
+
+
+def is_sharded(model: TreeModel) -> bool:
+    """Whether each rank has a part of the model."""
+    return any(isinstance(module, ShardedTable | ShardedMemoryScorer) for module in model.modules())
+
+
+def shard_model(model: TreeModel, shard: Shard | None = None) -> TreeModel:
+    """Keep this rank's part of a model, in place; parts that are sharded already stay as they are."""
+    shard = Shard.of(model.tree, ranks()) if shard is None else shard
+    for module in list(model.modules()):
+        if isinstance(module, DeepScorer | FactorScorer) and not isinstance(module.table, ShardedTable):
+            module.table = ShardedTable.of(module.table, shard)
+        if isinstance(module, SumScorer):
+            for name in module.names:
+                module.put(name, _shard_memory(module.part(name)))
+    model.scorer = _shard_memory(model.scorer)
+    return model
+
+
+def _shard_memory(scorer: Scorer) -> Scorer:
+    is_plain = isinstance(scorer, MemoryScorer) and not isinstance(scorer, ShardedMemoryScorer)
+    return ShardedMemoryScorer.of(scorer) if is_plain and isinstance(scorer, MemoryScorer) else scorer
+
+
+def sharded_names(model: TreeModel) -> dict[str, ShardedTable]:
+    """The sharded tables of a model by the names of their weights in `state_dict`."""
+    modules = model.scorer.named_modules()
+    return {f"{name}.weight".lstrip("."): each for name, each in modules if isinstance(each, ShardedTable)}
+
+
+def sharded_memories(model: TreeModel) -> dict[str, ShardedMemoryScorer]:
+    """The sharded memories of a model by the prefix of their names in `state_dict`."""
+    modules = model.scorer.named_modules()
+    return {f"{name}.".lstrip("."): each for name, each in modules if isinstance(each, ShardedMemoryScorer)}
+
+
+def divided_names(model: TreeModel) -> set[str]:
+    """The names in `state_dict` of all tensors of which each rank has a part."""
+    memories = {f"{prefix}{name}" for prefix in sharded_memories(model) for name in MEMORY_TENSORS}
+    return {*sharded_names(model), *memories}
+
+
+def whole_model(model: TreeModel, kinds: Sequence[type[Scorer]] = ()) -> TreeModel | None:
+    """The whole model on the CPU of the first rank; None on the others. All ranks must call it."""
+    tables = {name: table.whole() for name, table in sharded_names(model).items()}
+    memories = {prefix: memory.whole() for prefix, memory in sharded_memories(model).items()}
+    if not ranks().is_first:
+        return None
+    state = {name: value.detach().cpu() for name, value in model.scorer.state_dict().items()}
+    for name, table in tables.items():
+        assert table is not None
+        state[name] = table
+    for prefix, memory in memories.items():
+        assert memory is not None
+        state |= {f"{prefix}{name}": getattr(memory, name) for name in MEMORY_TENSORS}
+    by_name = {kind.__name__: kind for kind in (*SCORERS, type(model.scorer), *kinds)}
+    scorer = by_name[model.scorer.kind].from_settings(model.scorer.settings(), by_name)
+    scorer.load_state_dict(state, assign=True)
+    return model.with_scorer(scorer, model.tree.moved(Tensor.cpu)).eval()

@@ -1,0 +1,112 @@
+"""What fits a model: this process, unless `beamtree.distributed` has several fit one model together."""
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from beamtree.closed_form.builder import ClosedFormBuilder
+from beamtree.closed_form.part_weights import weigh_parts
+from beamtree.data import Data
+from beamtree.files.staging import folder_lock
+from beamtree.model import TreeModel
+from beamtree.storage.models import load_model, save_model, write_finished
+from beamtree.storage.settings import check_finite
+from beamtree.train.checkpoint import Checkpointer, Checkpoints
+from beamtree.train.step import Stepper
+from beamtree.train.validation import Validation
+from beamtree.tree import Tree
+
+T = TypeVar("T")
+
+
+class Backend:
+    """One process. With several, all of them call every method, in the same order."""
+
+    is_first = True  # whether this process writes files and reports
+
+    def guard(self) -> AbstractContextManager[bool]:
+        """Around work that may fail, which must then fail in all processes; gives `is_first`."""
+        return nullcontext(True)
+
+    def lock(self, folder: Path) -> AbstractContextManager[None]:
+        """Keep other runs from writing to a folder."""
+        return folder_lock(folder)
+
+    def check_equal(self, **settings: object) -> None:
+        """Raise a ValueError where processes were started with different settings."""
+
+    def first(self, value: T) -> T:
+        """The value of the first process."""
+        return value
+
+    # The model
+
+    def tree(self, tree: Tree) -> Tree:
+        """A tree that all processes have built."""
+        return tree
+
+    def closed_form(self, *args: Any, **options: Any) -> ClosedFormBuilder:
+        """The builder of the closed-form parts."""
+        return ClosedFormBuilder(*args, **options)
+
+    def place(self, model: TreeModel, device: torch.device | str) -> TreeModel:
+        """Move a model to where it is trained."""
+        return model.to(device)
+
+    def load_model(self, folder: Path, device: torch.device | str, **options: Any) -> TreeModel:
+        """Open a model to go on with its training."""
+        return load_model(folder, device, **options)
+
+    def save_model(self, model: TreeModel, folder: Path) -> None:
+        """Write a finished model."""
+        save_model(model, folder)
+
+    def keep_model(self, model: TreeModel, folder: Path) -> None:
+        """Write a model that is trained further."""
+        write_finished(folder, model, ids=None)
+
+    # Training
+
+    def stepper(self, model: TreeModel, optimizer: torch.optim.Optimizer) -> Stepper:
+        return Stepper(model, optimizer)
+
+    def checkpointer(
+        self,
+        checkpoints: Checkpoints | None,
+        model: TreeModel,
+        optimizer: torch.optim.Optimizer,
+        run: Mapping[str, object],
+    ) -> Checkpointer:
+        return Checkpointer(checkpoints, model, optimizer, run)
+
+    def check_finite(self, model: TreeModel) -> None:
+        """Raise a NotFiniteError where a weight is NaN or infinite."""
+        check_finite(model)
+
+    def weigh_parts(self, model: TreeModel, users: Data) -> None:
+        """Choose the weights of the parts of a sum on validation users."""
+        weigh_parts(model, users)
+
+    def recall(self, validation: Validation, model: TreeModel) -> float:
+        """The recall of a model on validation users."""
+        return validation.recall(model)
+
+
+_current = Backend()
+
+
+def backend() -> Backend:
+    """What fits models now."""
+    if type(_current) is Backend and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        raise ValueError("torchrun has started several processes: call beamtree.distributed.join() before fitting")
+    return _current
+
+
+def use_backend(new: Backend) -> None:
+    """Let another backend fit models from now on."""
+    global _current
+    _current = new
