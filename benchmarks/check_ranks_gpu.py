@@ -22,9 +22,9 @@ from beamtree import DeepScorer, Tree, TreeModel, otm, retrieve, tdm
 from beamtree.data.csr import CSR
 from beamtree.distributed import group as distributed
 from beamtree.distributed.group import Ranks, _Group
+from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
 from beamtree.distributed.training import ShardedStepper, join
-from beamtree.distributed.partition import Shard
 from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import recency_weights
@@ -84,19 +84,19 @@ def parts_apart(items: int, rank: int) -> str:
     x = torch.randint(items, (33, 69), generator=torch.Generator().manual_seed(rank)).to("cuda")
     model = with_parts(items)
     alone, scores = retrieve(model, x, beam_size=400, m=100)
-    distributed._now = Staged()
+    distributed._ranks = Staged()
     shard_model(model)
     found, theirs = retrieve(model, x, beam_size=400, m=100)
-    distributed._now = Ranks()
+    distributed._ranks = Ranks()
     alike, apart = float((found == alone).float().mean()), float((scores - theirs).abs().max())
     return f"{alike:.2%} of places alike, scores {apart:.1e} apart"
 
 
 def rows_together(table: Any) -> Tensor:
     """All rows on the first rank."""
-    distributed._now = table.shard.ranks
+    distributed._ranks = table.shard.ranks
     found = torch.cat(list(table.pieces().parts))
-    distributed._now = Ranks()
+    distributed._ranks = Ranks()
     return found
 
 
