@@ -9,7 +9,7 @@ from torch import Tensor
 
 from beamtree.beam import BeamSize, positive_int, retrieve
 from beamtree.data import Data
-from beamtree.data.frames import frame
+from beamtree.data.frames import make_frame
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
@@ -75,7 +75,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         """One row per metric and m: metric, m, value, low, high."""
         names = ("metric", "m", "value", "low", "high")
         columns = {name: [getattr(score, name) for score in self.scores] for name in names}
-        return frame(columns, kind=self.frame_kind)
+        return make_frame(columns, kind=self.frame_kind)
 
 
 def evaluate(

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from beamtree.beam import BeamSize, positive_int
 from beamtree.data import Ids, Prepared
-from beamtree.data.frames import check_kind, is_pandas, kind_of
-from beamtree.data.frames import frame as make_frame
+from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
-from beamtree.data.report import log_in_words
+from beamtree.data.report import describe_log
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
 from beamtree.files.atomic import write_atomically
@@ -122,7 +121,7 @@ class Recommender(CatalogueUpdates):
         frame: str | None = None,
     ) -> None:
         check_device(device)
-        check_kind(frame)
+        check_frame_kind(frame)
         items, vectors = table_argument("items", items), table_argument("vectors", vectors)
         self._tree_name, self._build = any_builder(tree, items, vectors)
         self._options = TrainingOptions(
@@ -220,7 +219,7 @@ class Recommender(CatalogueUpdates):
             with here.guard():
                 data, own = open_log(log, options.seed, reading, report.stage)
                 settings = resolve_settings(data, options)
-            for line in log_in_words(data.description):
+            for line in describe_log(data.description):
                 report.line(line)
             files: dict[str, Any] = {
                 name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
@@ -241,7 +240,7 @@ class Recommender(CatalogueUpdates):
             report.line(progress.as_report(data.num_items, len(data.val), closed_form))
             report.line(f"Fitted in {clock(time_now() - began)}.")
         self._data, self._model, self._run, self.progress = data, model, run, progress
-        self._run["frame"] = kind_of(log)
+        self._run["frame"] = frame_kind(log)
         self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
         self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
         return self

@@ -56,9 +56,9 @@ def test_a_table_that_says_neither_or_names_an_item_twice_is_refused(tmp_path):
 def test_a_category_has_all_that_lies_below_it():
     paths = ["Books / Fiction", "books|Poetry", "Booksellers", None]
     found = Catalogue(Ids(NAMES), [None] * 4, paths)
-    assert found.of_category("Books") == [0, 1]
-    assert found.of_category(" books > fiction ") == [0]
-    assert found.of_category("Fiction") == found.of_category("") == found.of_category("/") == []
+    assert found.in_category("Books") == [0, 1]
+    assert found.in_category(" books > fiction ") == [0]
+    assert found.in_category("Fiction") == found.in_category("") == found.in_category("/") == []
 
 
 def test_ids_that_begin_with_the_text_come_first():
@@ -70,7 +70,7 @@ def test_ids_that_begin_with_the_text_come_first():
 
 
 def test_one_without_titles_knows_its_ids():
-    found = Catalogue.plain(Ids(NAMES))
+    found = Catalogue.of_ids(Ids(NAMES))
     assert found.title(0) is found.category(0) is None
     assert found.search("C", 5) == [2]
     assert "4 items, 0 titles" in repr(found)

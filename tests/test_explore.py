@@ -138,7 +138,7 @@ def check_search(search, expected):
 def test_a_page_grows_with_what_is_recorded_and_not_with_the_catalogue():
     model = a_model(num_items=20_000)
     people = some_people(num_items=20_000)
-    data = record({"large": model}, people, user_names(), Catalogue.plain(model.ids), count=2, beam_sizes=(10, 20))
+    data = record({"large": model}, people, user_names(), Catalogue.of_ids(model.ids), count=2, beam_sizes=(10, 20))
     assert len(data["items"]["id"]) < 3_000
     assert len(data["models"][0]["map"]["names"]) <= MAP_NODES
     assert len(page(data)) < 400_000
@@ -168,12 +168,12 @@ def test_what_inspect_found_is_recorded_as_it_is():
 def test_a_small_catalogue_has_one_beam_that_holds_it_and_nobody_is_nothing_to_record():
     tree = bt.random_tree(6, seed=0)
     model = bt.TreeModel(tree, a_model().scorer.part("repeats"), ids=Ids([f"i{n}" for n in range(6)]))
-    data = record({"run": model}, some_people(num_items=6), user_names(), Catalogue.plain(model.ids), count=1)
+    data = record({"run": model}, some_people(num_items=6), user_names(), Catalogue.of_ids(model.ids), count=1)
     assert data["beam_sizes"] == [6]
     assert data["models"][0]["map"]["levels"] == 4
     assert page(data)
     with pytest.raises(ValueError, match="nothing to record"):
-        record({}, some_people(), user_names(), Catalogue.plain(model.ids))
+        record({}, some_people(), user_names(), Catalogue.of_ids(model.ids))
 
 
 # The map

@@ -12,7 +12,7 @@ from test_start import a_walk
 
 import beamtree as bt
 from beamtree.beam import brute_force
-from beamtree.data.ids import Ids, MoreIds
+from beamtree.data.ids import Ids
 from beamtree.live import Journal, LiveModel, NewItem
 from beamtree.live.edits import with_items, without_items
 from beamtree.live.events import Event, TrainingLog, as_time
@@ -100,7 +100,7 @@ def test_a_new_item_goes_beside_what_it_is_like(seed, arity):
 
 
 def test_more_ids_are_found_after_the_others():
-    ids = MoreIds(MoreIds(Ids(["a", "b"]), ["c"]), ["d"])
+    ids = Ids(["a", "b"]).extended(["c"]).extended(["d"])
     assert ids.names == ["a", "b", "c", "d"]
     assert [ids[place] for place in range(4)] == ids.names
     assert ids.find(["d", "a", "x", "c"]) == [3, 0, None, 2]

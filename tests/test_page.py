@@ -374,7 +374,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser, address, place):
 
 def test_without_titles_ids_are_shown(watch, tmp_path):
     model = a_model()
-    data = record({"run": model}, some_people(), user_names(), Catalogue.plain(model.ids), count=1, beam_sizes=(10,))
+    data = record({"run": model}, some_people(), user_names(), Catalogue.of_ids(model.ids), count=1, beam_sizes=(10,))
     (tmp_path / "page.html").write_text(page(data), encoding="utf-8")
     tab = watch.open(f"file://{tmp_path}/page.html")
     assert all(re.fullmatch(r"i\d+", name) for name in names_shown(tab))

@@ -201,12 +201,12 @@ def test_settings_changed_by_hand_are_refused(copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d["users"].update(train=-1, val=111), "a count of users, items or events is none"),
+        (lambda d: d["users"].update(train=-1, val=111), "a count of users, items or events is missing"),
         (lambda d: d["users"].update(train=d["users"]["train"] + 1), "its arrays are not of"),
-        (lambda d: d.update(num_items=3), "an event of no item"),
-        (lambda d: d.update(num_items="many"), "a count of users, items or events is none"),
+        (lambda d: d.update(num_items=3), "an event has an unknown item"),
+        (lambda d: d.update(num_items="many"), "a count of users, items or events is missing"),
         (lambda d: d["files"].pop("items.txt"), "does not name the files"),
-        (lambda d: d.update(users=None), "a count of users, items or events is none"),
+        (lambda d: d.update(users=None), "a count of users, items or events is missing"),
     ],
 )
 def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
@@ -218,9 +218,9 @@ def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [
-        ("offsets.npy", lambda array: array.__setitem__(3, 10**6), "ends before it begins"),
-        ("events.npy", lambda array: array.__setitem__(3, 10**6), "an event of no item"),
-        ("events.npy", lambda array: array.__setitem__(3, -5), "an event of no item"),
+        ("offsets.npy", lambda array: array.__setitem__(3, 10**6), "offsets are not ascending"),
+        ("events.npy", lambda array: array.__setitem__(3, 10**6), "an event has an unknown item"),
+        ("events.npy", lambda array: array.__setitem__(3, -5), "an event has an unknown item"),
     ],
 )
 def test_numbers_out_of_range_in_prepared_arrays_are_one_line(copy, name, spoil, message):
@@ -249,7 +249,7 @@ def test_an_id_that_stands_twice_is_refused(copy):
     names[1] = names[0]
     file.write_text("\n".join(names) + "\n")
     update_checksums(copy / "run")
-    assert "stands there twice" in refused(copy, "retrieve", "run", "--history", names[0])
+    assert "is repeated" in refused(copy, "retrieve", "run", "--history", names[0])
     assert beamtree("check", "run", folder=copy, check=False).returncode == 1
 
 

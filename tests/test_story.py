@@ -258,7 +258,7 @@ def test_ids_that_are_no_text_are_told_in_one_line(copy):
     update_checksums(copy / "run")
     done = beamtree("retrieve", "run", "--history", "a", folder=copy, check=False)
     assert done.returncode == 2
-    assert done.stderr == "beamtree: run/items-0.txt is damaged: it is no UTF-8\n"
+    assert done.stderr == "beamtree: run/items-0.txt is damaged: it is not UTF-8\n"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_what_was_seen_is_all_that_came_before_the_targets(users):
 
 
 def test_what_was_seen_is_not_known_of_instances_in_memory():
-    with pytest.raises(ValueError, match="what was seen is known of events alone"):
+    with pytest.raises(ValueError, match="do not have the items seen before"):
         Instances(torch.zeros(1, 2), torch.tensor([[3]])).seen(torch.tensor([0]))
 
 
@@ -192,10 +192,10 @@ def test_popularity_counts_events():
 def test_a_few_users_are_spread_over_all_and_read_as_they_were():
     events = Events(torch.tensor([0, 2, 5, 9, 11, 16]), torch.arange(16).int(), "five users")
     whole = BeforeAfter(events, cuts=torch.tensor([1, 1, 3, 1, 2]))
-    few = whole.few(3)
+    few = whole.sample(3)
     assert len(few) == 3
     for row, of_all in enumerate((0, 2, 4)):
         for found, expected in zip(few.batch(torch.tensor([row])), whole.batch(torch.tensor([of_all])), strict=True):
             assert torch.equal(found, expected)
-    assert whole.few(5) is whole
+    assert whole.sample(5) is whole
     assert few.fingerprint() != whole.fingerprint()

@@ -58,7 +58,7 @@ def _catalogue(run: Path, items: Path | None, ids: Ids) -> Catalogue:
     known = read_run(run).get("items")
     if items is None and isinstance(known, str) and Path(known).exists():
         items = Path(known)
-    return Catalogue.plain(ids) if items is None else read_catalogue(items, ids)
+    return Catalogue.of_ids(ids) if items is None else read_catalogue(items, ids)
 
 
 def _other_run(against: Path, name: str, model: TreeModel, device: str) -> dict[str, TreeModel]:

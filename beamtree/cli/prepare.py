@@ -21,7 +21,7 @@ from beamtree.cli.options import (
     check_outputs,
     uses_ray,
 )
-from beamtree.data.report import columns_in_words, dropped
+from beamtree.data.report import describe_columns, dropped_rows
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
@@ -146,13 +146,13 @@ def show(description: Mapping[str, Any]) -> None:
     """The content of a prepared folder, and what was dropped and why."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
     protocol, _, date = settings.get("split", "halves").partition(":")
-    write(f"Columns: {columns_in_words(description)}")
+    write(f"Columns: {describe_columns(description)}")
     write(f"Split: {protocol}: {PROTOCOLS[protocol].format(date=date)}")
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("rows in the log", f"{report['rows']:,}")
-    for text, count in dropped(description):
+    for text, count in dropped_rows(description):
         table.add_row(f"less {text}", f"{count:,}")
     table.add_row("[bold]events[/bold]", f"[bold]{description['num_events']:,}[/bold]", end_section=True)
     table.add_row("[bold]users[/bold]", f"[bold]{description['num_users']:,}[/bold]")

@@ -77,7 +77,7 @@ class ClosedFormBuilder:
         self.log: Events = (self.events or self.data.train.events).to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
-        self.users = self.data.val.few(USERS)
+        self.users = self.data.val.sample(USERS)
         self.validates = len(self.users) > 0
         self.come_back = not self.validates or _repeated(self.users) > RARELY
         self.ordered = self.data.train.events.order_strength > ORDERED
@@ -187,7 +187,7 @@ class ClosedFormBuilder:
         if "weights" in self.made:
             known: dict[str, float] = self.made["weights"]
             return known
-        users = self.users if self.validates else self.data.train.few(USERS)
+        users = self.users if self.validates else self.data.train.sample(USERS)
         candidates = self.candidates(parts, users)
         if self.validates:
             weights = choose_weights(candidates)

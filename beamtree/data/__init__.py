@@ -1,11 +1,10 @@
-"""What training reads: instances in memory, events and the views of them, prepared folders, and made-up data."""
+"""What training reads: instances in memory, events and views of them, prepared folders, and synthetic data."""
 
 from beamtree.data.events import Events
 from beamtree.data.factors import factors
 from beamtree.data.ids import Ids
-from beamtree.data.instances import Instances
+from beamtree.data.instances import Data, Instances
 from beamtree.data.prepared import Prepared, load_data
-from beamtree.data.protocol import Data
 from beamtree.data.synthetic import Gaussian, gaussian, relevant_items, toy
 from beamtree.data.views import HISTORY, BeforeAfter, Stretches, Windows, stretches
 

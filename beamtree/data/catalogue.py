@@ -1,4 +1,4 @@
-"""What is known of the items besides their ids: titles and categories, for people to read and to filter by."""
+"""Titles and categories of items, to display and to filter by."""
 
 import re
 from collections import defaultdict
@@ -8,17 +8,17 @@ from functools import cached_property
 
 from beamtree.data.ids import Ids
 
-SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category's path
+SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category path
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Titles and categories by item number, None where one is not known.
+    """Titles and categories by item number, None if unknown.
 
     Args:
         ids: of the items.
         titles: one for each item.
-        categories: likewise; a path such as `Books/Fiction` lies under `Books`.
+        categories: likewise; a path such as `Books/Fiction` is below `Books`.
     """
 
     ids: Ids
@@ -26,12 +26,12 @@ class Catalogue:
     categories: list[str | None]
 
     @classmethod
-    def plain(cls, ids: Ids) -> "Catalogue":
-        """One that knows ids alone."""
+    def of_ids(cls, ids: Ids) -> "Catalogue":
+        """A catalogue without titles and categories."""
         return cls(ids, [None] * len(ids), [None] * len(ids))
 
     def __repr__(self) -> str:
-        titles, categories = (sum(each is not None for each in part) for part in (self.titles, self.categories))
+        titles, categories = (sum(text is not None for text in texts) for texts in (self.titles, self.categories))
         return f"Catalogue({len(self.ids):,} items, {titles:,} titles, {categories:,} categories)"
 
     @cached_property
@@ -44,51 +44,51 @@ class Catalogue:
         return self.titles[number]
 
     def category(self, number: int) -> str | None:
-        """The category of an item, as it was written."""
+        """The category of an item, as written."""
         return self.categories[number]
 
-    def of_category(self, text: str) -> list[int]:
-        """The items of a category and of all that lies below it; `Books` has those of `Books/Fiction`."""
-        asked = steps_of(text)
-        found = [items for steps, items in self._by_steps.items() if steps[: len(asked)] == asked]
-        return sorted(item for items in found for item in items) if asked else []
+    def in_category(self, category: str) -> list[int]:
+        """The items of a category and of all categories below it; `Books` includes `Books/Fiction`."""
+        steps = category_steps(category)
+        groups = [items for path, items in self._by_category.items() if path[: len(steps)] == steps]
+        return sorted(item for items in groups for item in items) if steps else []
 
     @cached_property
-    def _by_steps(self) -> dict[tuple[str, ...], list[int]]:
-        """The items of each path."""
-        found: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        steps = {text: steps_of(text) for text in set(self.categories) if text is not None}
+    def _by_category(self) -> dict[tuple[str, ...], list[int]]:
+        """The items of each category path."""
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        steps = {text: category_steps(text) for text in set(self.categories) if text is not None}
         for item, text in enumerate(self.categories):
             if text is not None:
-                found[steps[text]].append(item)
-        return dict(found)
+                groups[steps[text]].append(item)
+        return dict(groups)
 
     def search(self, text: str, limit: int) -> list[int]:
-        """The first few items with this text in their id or title; those whose id begins with it come first."""
-        return matches(self._folded, text, limit)
+        """The first items with this text in their id or title; those whose id begins with it come first."""
+        return search_texts(self._folded, text, limit)
 
     @cached_property
     def _folded(self) -> list[tuple[str, str]]:
-        """Id and title of each item, whatever their case."""
+        """Case-folded id and title of each item."""
         pairs = zip(self.ids.names, self.titles, strict=True)
         return [(name.casefold(), (title or "").casefold()) for name, title in pairs]
 
 
-def steps_of(category: str) -> tuple[str, ...]:
-    """The steps of a category's path, whatever their case."""
+def category_steps(category: str) -> tuple[str, ...]:
+    """The case-folded steps of a category path."""
     return tuple(step for step in re.split(SEPARATORS, category.strip().casefold()) if step)
 
 
-def matches(folded: Iterable[tuple[str, str]], text: str, limit: int) -> list[int]:
-    """The places of the first few pairs of id and title with a text in them; ids that begin with it come first."""
-    asked = text.strip().casefold()
+def search_texts(folded: Iterable[tuple[str, str]], text: str, limit: int) -> list[int]:
+    """The positions of the first (id, title) pairs, case-folded, that contain a text; ids that begin with it first."""
+    query = text.strip().casefold()
     first: list[int] = []
     others: list[int] = []
-    for place, (name, title) in enumerate(folded):
-        if name.startswith(asked):
-            first.append(place)
+    for position, (name, title) in enumerate(folded):
+        if name.startswith(query):
+            first.append(position)
             if len(first) >= limit:
                 break
-        elif len(others) < limit and (asked in name or asked in title):
-            others.append(place)
+        elif len(others) < limit and (query in name or query in title):
+            others.append(position)
     return [*first, *others][:limit]

@@ -1,4 +1,4 @@
-"""Columns as a frame of Polars or pandas; as a plain dict of lists where neither is installed."""
+"""Results as a frame of Polars or pandas, or as a dict of lists if neither is installed."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,15 +7,14 @@ from typing import Any
 KINDS = ("polars", "pandas")
 
 
-def frame(columns: dict[str, list[Any]], types: dict[str, type] | None = None, kind: str | None = None) -> Any:
+def make_frame(columns: dict[str, list[Any]], types: dict[str, type] | None = None, kind: str | None = None) -> Any:
     """A DataFrame of Polars or, if that is the kind, of pandas.
 
-    `types` says what each column holds, which an empty one does not show. The columns themselves come back on a machine
-    that has torch, numpy and safetensors alone.
+    `types` are the types of the columns, which empty ones do not show. Without either library, returns the columns.
     """
     if kind == "pandas" and find_spec("pandas") is not None:
-        made = import_module("pandas").DataFrame(columns)
-        return made if types is None else made.astype({name: types[name] for name in columns})
+        frame = import_module("pandas").DataFrame(columns)
+        return frame if types is None else frame.astype({name: types[name] for name in columns})
     try:
         import polars as pl
     except ImportError:
@@ -23,8 +22,8 @@ def frame(columns: dict[str, list[Any]], types: dict[str, type] | None = None, k
     return pl.DataFrame(columns, schema=None if types is None else {name: types[name] for name in columns})
 
 
-def check_kind(kind: str | None) -> None:
-    """Raise a ValueError where a kind of frame is unknown, or its library not installed."""
+def check_frame_kind(kind: str | None) -> None:
+    """Raise a ValueError if a kind of frame is unknown, or its library is not installed."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"frame={kind!r}: choose polars or pandas")
     if kind is not None and find_spec(kind) is None:
@@ -32,12 +31,12 @@ def check_kind(kind: str | None) -> None:
 
 
 def is_pandas(source: object) -> bool:
-    """Whether this is a frame or a column of pandas, which is not imported for it."""
+    """Whether this is a frame or a column of pandas; pandas is not imported."""
     return type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "iloc")
 
 
-def kind_of(source: object) -> str | None:
-    """The kind of a frame, or of the first of several; None where it is another thing."""
+def frame_kind(source: object) -> str | None:
+    """The kind of a frame, or of the first of several; None for anything else."""
     if isinstance(source, list | tuple) and source:
         source = source[0]
     if is_pandas(source):

@@ -1,4 +1,4 @@
-"""The ids that users write, and the numbers that stand for them inside."""
+"""The ids of users and items, and the numbers that stand for them."""
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,45 +10,52 @@ from typing import Any
 class Ids:
     """Ids by number, from a file of one id per line or from a list.
 
-    `ids[3]` is the id of item 3, `ids.find(["B00A"])` gives its number. A file is opened at once and read when it is
-    first asked for: another file that takes its name later does not matter. With `once`, an id that stands there twice
-    is an error: it would not be clear who is meant.
+    `ids[3]` is the id of item 3, and `ids.find(["B00A"])` returns its number. A file is opened at once and read on
+    first use, so that it may be replaced in between. With `unique`, a repeated id is an error.
     """
 
-    def __init__(self, source: Path | Sequence[str], *, once: bool = False) -> None:
-        self._source, self._once = source, once
+    def __init__(self, source: Path | Sequence[str], *, unique: bool = False) -> None:
+        self._source, self._unique = source, unique
         self._bytes: mmap.mmap | bytes = b""
+        self._added: list[str] = []  # after those of the source
+        self._added_numbers: dict[str, int] = {}
         if isinstance(source, Path) and source.stat().st_size:
             with source.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     @cached_property
-    def names(self) -> list[str]:
+    def _source_names(self) -> list[str]:
         if not isinstance(self._source, Path):
             return list(self._source)
         try:
             return bytes(self._bytes).decode("utf-8").split("\n")[:-1]
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self._source} is damaged: it is no UTF-8") from error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is made of the ids themselves."""
-        return Ids, (self.names,)
+            raise ValueError(f"{self._source} is damaged: it is not UTF-8") from error
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        found = {name: number for number, name in enumerate(self.names)}
-        if self._once and len(found) < len(self.names):
-            twice = next(name for number, name in enumerate(self.names) if found[name] != number)
+    def _source_numbers(self) -> dict[str, int]:
+        numbers = {name: number for number, name in enumerate(self._source_names)}
+        if self._unique and len(numbers) < len(self._source_names):
+            repeated = next(name for number, name in enumerate(self._source_names) if numbers[name] != number)
             where = f"{self._source}: " if isinstance(self._source, Path) else ""
-            raise ValueError(f"{where}the id {twice[:80]!r} stands there twice, so it is not clear what is meant")
-        return found
+            raise ValueError(f"{where}the id {repeated[:80]!r} is repeated: ids must be unique")
+        return numbers
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All ids, in the order of their numbers."""
+        return [*self._source_names, *self._added] if self._added else self._source_names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the ids themselves, not the file."""
+        return Ids, (self.names,)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._source_names) + len(self._added)
 
     def __getitem__(self, number: int) -> str:
-        return self.names[number]
+        count = len(self._source_names)
+        return self._source_names[number] if number < count else self._added[number - count]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -58,49 +65,38 @@ class Ids:
         return f"Ids({len(self):,}: {first}{', …' if len(self) > 3 else ''})"
 
     def find(self, names: Iterable[object]) -> list[int | None]:
-        """The number of each id; None where it is unknown."""
-        find, names = self._numbers.get, list(names)
+        """The number of each id; None if it is unknown."""
+        find, names = self._source_numbers.get, list(names)
         try:
-            found: list[int | None] = list(map(find, names))  # type: ignore[arg-type]
-        except TypeError:  # something that is no key of a dict
-            found = [None] * len(names)
-        if None not in found:  # nearly always: ids are kept as they are written
-            return found
-        return [find(as_id(name)) if known is None else known for name, known in zip(names, found, strict=True)]
+            numbers: list[int | None] = list(map(find, names))  # type: ignore[arg-type]
+        except TypeError:  # an unhashable value
+            numbers = [None] * len(names)
+        if None not in numbers:  # the usual case: ids are stored as they are written
+            return numbers
+        return [
+            self._find(as_id(name)) if number is None else number for name, number in zip(names, numbers, strict=True)
+        ]
 
-    def known(self, names: Iterable[object]) -> list[int]:
+    def _find(self, name: str) -> int | None:
+        number = self._source_numbers.get(name)
+        return self._added_numbers.get(name) if number is None else number
+
+    def find_known(self, names: Iterable[object]) -> list[int]:
         """The numbers of those ids that are known."""
         return [number for number in self.find(names) if number is not None]
 
-
-class MoreIds(Ids):
-    """Ids with some more after them: those of before are shared and not copied."""
-
-    def __init__(self, first: Ids, more: Sequence[str]) -> None:
-        self._first: Ids = first
-        self._more: list[str] = list(more)
-        if isinstance(first, MoreIds):
-            self._first, self._more = first._first, [*first._more, *more]
-        self._known = len(self._first)
-        self._places = {name: self._known + place for place, name in enumerate(self._more)}
-
-    @cached_property
-    def names(self) -> list[str]:
-        return [*self._first.names, *self._more]
-
-    def __len__(self) -> int:
-        return self._known + len(self._more)
-
-    def __getitem__(self, number: int) -> str:
-        return self._first[number] if number < self._known else self._more[number - self._known]
-
-    def find(self, names: Iterable[object]) -> list[int | None]:
-        words = [as_id(name) for name in names]
-        return [self._places.get(word, number) for word, number in zip(words, self._first.find(words), strict=True)]
+    def extended(self, names: Iterable[str]) -> "Ids":
+        """These ids with more after them; what was read from the source is shared, not copied."""
+        result = Ids(())
+        result._source, result._unique, result._bytes = self._source, self._unique, self._bytes
+        result._source_names, result._source_numbers = self._source_names, self._source_numbers
+        result._added = [*self._added, *names]
+        result._added_numbers = {name: len(self._source_names) + place for place, name in enumerate(result._added)}
+        return result
 
 
 def as_id(value: object) -> str:
-    """An id as it is kept: text without white space around it, a whole number as its digits."""
+    """An id as it is stored: text without surrounding white space, a whole number as its digits."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()

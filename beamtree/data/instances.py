@@ -1,7 +1,8 @@
-"""Instances (x, I_x) in memory."""
+"""Data: what training and evaluation read, and its simplest form, instances (x, I_x) in memory."""
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -10,12 +11,57 @@ from beamtree.data.ids import Ids
 from beamtree.tree import PAD
 
 
+class Data(Protocol):
+    """Instances that are read in batches: an observation x and the relevant items y.
+
+    A new kind of x needs a class with these members, and a scorer whose `check` accepts its batches.
+    """
+
+    @property
+    def ids(self) -> Ids | None:
+        """The ids of the items, if they have any; a model that is trained on them keeps them."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """Whether every read draws different instances, with the generator it is given."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of instances."""
+        ...
+
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, ...] and y [B, P] of some instances, y padded with PAD."""
+        ...
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """All items before the targets of some instances [B, S], padded with PAD."""
+        ...
+
+    def observations(self) -> Tensor:
+        """Observations by which a scorer sets its shapes before training."""
+        ...
+
+    def item_numbers(self) -> Tensor:
+        """Every item that occurs, in any shape."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A short name that identifies these instances."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same instances on another device."""
+        ...
+
+
 @dataclass(frozen=True)
 class Instances:
     """N pairs of an observation and its relevant items."""
 
-    x: Tensor  # float [N, d], or int64 [N, T] history, newest first, PAD where shorter
-    y: Tensor  # int64 [N, P], PAD where there are fewer
+    x: Tensor  # float [N, d], or int64 [N, T] histories, newest first, padded with PAD
+    y: Tensor  # int64 [N, P], padded with PAD
     ids: Ids | None = None  # of the items
     varies = False
 
@@ -41,7 +87,7 @@ class Instances:
         return self.x[rows], self.y[rows]
 
     def seen(self, rows: Tensor) -> Tensor:
-        raise ValueError("what was seen is known of events alone, not of instances in memory")
+        raise ValueError("instances in memory do not have the items seen before: only events do")
 
     def observations(self) -> Tensor:
         return self.x

@@ -1,16 +1,16 @@
 """A prepared data set: a folder of memory-mapped arrays, two lists of ids, and a description.
 
-    description.json   format, counts, settings, the report of what was cleaned, and the files with their checksums
+    description.json   format, counts, settings, a report of what was dropped, and the files with their checksums
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
     items.txt          one id per line; the line is the item's number: the most events first, then by id
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
                        One user can be in several of these sections, with a copy of the events that belong there
-    cuts.npy           int64 [U]: how many of a user's events are history, where that is not half of them
-    summary.png        a picture of the description, where the command wrote one
+    cuts.npy           int64 [U]: how many of a user's events are history, if that is not half of them
+    summary.png        a picture of the description, if the command wrote one
 
-It is written under another name and moved into place in one step, so a folder with a description is whole. Files are
+It is written under another name and moved into place in one step, so a folder with a description is complete. Files are
 checked when they are opened, as `files.checksums` describes.
 """
 
@@ -46,7 +46,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set, as `load_data` opens it: nothing is read before it is used."""
+    """A prepared data set, as `load_data` opens it: arrays are read when they are used."""
 
     folder: Path
     description: Mapping[str, Any]
@@ -66,24 +66,22 @@ class Prepared:
         return int(self.description["num_items"])
 
     def with_validation(self) -> Events:
-        """The events of the training users and of the validation users, each user once: what may be learned from when
-        nothing is left to choose.
-        """
-        return self.learnable()[0]
+        """The events of the training and validation users, each user once: for the last fit, after all choices."""
+        return self.training_users()[0]
 
-    def learnable(self) -> tuple[Events, list[str]]:
+    def training_users(self) -> tuple[Events, list[str]]:
         """The same, and the ids of these users."""
         first = len(self.train)
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
-        again = np.isin(names[:first], names[first:])  # in both, with more events among the validation users
+        repeated = np.isin(names[:first], names[first:])  # validation has more of their events
         parts, lengths = [], []
-        for view, kept in ((self.train, ~again), (self.val, np.ones(len(self.val), bool))):
+        for view, kept in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
             counts, keep = view.events.counts(), torch.from_numpy(kept)
             parts.append(view.events.item_numbers()[keep.repeat_interleave(counts)])
             lengths.append(counts[keep])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         events = Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
-        return events, [*names[:first][~again], *names[first:]]
+        return events, [*names[:first][~repeated], *names[first:]]
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
@@ -110,21 +108,21 @@ def load_data(folder: str | Path) -> Prepared:
     _check_counts(folder, description, offsets, events, cuts)
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
-    items = Ids(folder / "items.txt", once=True)
+    items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
-    def users_of(place: int) -> BeforeAfter:
-        first, last = ends[place], ends[place + 1]
-        name = f"{description['fingerprint']} {SPLITS[place]}"
+    def section(index: int) -> BeforeAfter:
+        first, last = ends[index], ends[index + 1]
+        name = f"{description['fingerprint']} {SPLITS[index]}"
         part = Events(offsets[first : last + 1], events, name, items)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
-    train, val, test = map(users_of, range(len(SPLITS)))
+    train, val, test = map(section, range(len(SPLITS)))
     return Prepared(folder, description, train, val, test, items, Ids(folder / "users.txt"))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The description of a prepared folder; a ValueError in one line where there is none."""
+    """The description of a prepared folder; a ValueError if there is none."""
     path = folder / DESCRIPTION
     if not path.exists():
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
@@ -133,14 +131,14 @@ def read_description(folder: Path) -> dict[str, Any]:
     counts = [description.get("num_items"), description.get("num_events", 0)]
     counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError(f"{path} is damaged: a count of users, items or events is none; {AGAIN}")
+        raise ValueError(f"{path} is damaged: a count of users, items or events is missing; {AGAIN}")
     if not isinstance(files, dict) or not NEEDED <= set(files) <= FILES or "fingerprint" not in description:
         raise ValueError(f"{path} is damaged: it does not name the files of prepared data; {AGAIN}")
     return description
 
 
 def check_files(folder: Path, description: Mapping[str, Any], *, full: bool = False) -> None:
-    """Raise a ValueError where a file is not there as it was written; with `whole`, after all of it was read."""
+    """Raise a ValueError if a file is not as it was written; with `full`, all of it is read."""
     for file, known in description["files"].items():
         check_file(folder, file, known, AGAIN, full=full)
 
@@ -154,7 +152,7 @@ def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, T
 def _check_counts(
     folder: Path, description: Mapping[str, Any], offsets: Tensor, events: Tensor, cuts: Tensor | None
 ) -> None:
-    """Raise a ValueError where arrays are not as long as the description says."""
+    """Raise a ValueError if arrays do not have the lengths of the description."""
     users = sum(description["users"][split] for split in SPLITS)
     fits = len(offsets) == users + 1 and (cuts is None or len(cuts) == users)
     if not fits or int(offsets[0]) != 0 or int(offsets[-1]) != len(events):
@@ -164,53 +162,53 @@ def _check_counts(
 def check_arrays(
     folder: Path, description: Mapping[str, Any], offsets: Tensor, events: Tensor, cuts: Tensor | None
 ) -> None:
-    """Raise a ValueError where a number in the arrays is out of its range."""
+    """Raise a ValueError if a number in the arrays is out of range."""
     counts = offsets.diff()
     if len(counts) and int(counts.min()) < 0:
-        raise ValueError(f"{folder} is damaged: a user ends before it begins; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: offsets are not ascending; {AGAIN}")
     if len(events) and not 0 <= int(events.min()) <= int(events.max()) < description["num_items"]:
-        raise ValueError(f"{folder} is damaged: an event of no item; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: an event has an unknown item; {AGAIN}")
     if cuts is not None and len(cuts) and (int(cuts.min()) < 0 or bool((cuts > counts).any())):
-        raise ValueError(f"{folder} is damaged: a history longer than its user's events; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: a history is longer than its user's events; {AGAIN}")
 
 
-def check_place(out: Path) -> None:
-    """Raise a ValueError where a prepared folder cannot go; one that was prepared before, and holds no more, can."""
+def check_target(out: Path) -> None:
+    """Raise a ValueError unless a folder can be written: it is new, empty, or only has prepared data."""
     check_replaceable(out)
-    there = {path.name for path in out.iterdir()} if out.exists() else set()
-    others = sorted(there - FILES)
-    if others and DESCRIPTION in there:
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    others = sorted(names - FILES)
+    if others and DESCRIPTION in names:
         raise ValueError(f"{out} holds prepared data and also {others[0]}: move that away, or choose another folder")
-    if there and (others or DESCRIPTION not in there):
+    if names and (others or DESCRIPTION not in names):
         raise ValueError(f"{out} exists and holds something else: choose another folder")
 
 
 def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Have `fill` write the files into a new folder and give its description; then move the whole into place."""
-    check_place(out)
+    """Write a prepared folder: `fill` writes its files and returns the description; then it is moved into place."""
+    check_target(out)
     out = out.resolve()  # a link stays a link
     with explain_full_disk(out.parent), staging_folder(out) as draft:
-        whole = draft / out.name
-        whole.mkdir()
-        description = {"format": FORMATS[0], **fill(whole)}
-        description["files"] = {path.name: file_checksum(path) for path in sorted(whole.iterdir())}
-        description["fingerprint"] = _digest(whole)
-        (whole / DESCRIPTION).write_text(json.dumps(with_checksum(description), indent=1) + "\n", encoding="utf-8")
-        for path in (*whole.iterdir(), whole):  # the disk holds every file before the folder gets its name
+        folder = draft / out.name
+        folder.mkdir()
+        description = {"format": FORMATS[0], **fill(folder)}
+        description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+        description["fingerprint"] = _digest(folder)
+        (folder / DESCRIPTION).write_text(json.dumps(with_checksum(description), indent=1) + "\n", encoding="utf-8")
+        for path in (*folder.iterdir(), folder):  # all files are on disk before the folder gets its name
             fsync(path)
-        check_place(out)  # fill may have taken hours
-        move_into_place(whole, out)
+        check_target(out)  # again, since fill may take hours
+        move_into_place(folder, out)
     return description
 
 
 def _map(path: Path, kind: torch.dtype) -> Tensor:
     try:
-        found = torch.from_numpy(np.load(path, mmap_mode="c"))
+        array = torch.from_numpy(np.load(path, mmap_mode="c"))
     except (ValueError, OSError, TypeError, EOFError, SyntaxError, TokenError) as error:  # numpy parses a header
         raise ValueError(f"{path} is damaged: {AGAIN}") from error
-    if found.dtype != kind or found.dim() != 1:
-        raise ValueError(f"{path} is damaged: it holds no list of whole numbers; {AGAIN}")
-    return found
+    if array.dtype != kind or array.dim() != 1:
+        raise ValueError(f"{path} is damaged: it is not a list of integers; {AGAIN}")
+    return array
 
 
 def _digest(folder: Path) -> str:

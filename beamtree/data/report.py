@@ -1,9 +1,9 @@
-"""What was read from a log, what was dropped and why, in words."""
+"""The report of a prepared log as text: what was read, what was dropped, and why."""
 
 from collections.abc import Mapping
 from typing import Any
 
-DROPPED = {  # the report's names, and what they say to people
+DROPPED = {  # texts for the counts of a report
     "missing_user": "rows without a user",
     "missing_item": "rows without an item",
     "unreadable_time": "rows whose time cannot be read",
@@ -12,38 +12,42 @@ DROPPED = {  # the report's names, and what they say to people
     "events_of_users_with_few_events": "rows of users with fewer than {min_events} events",
     "events_of_users_without_training_events": "rows of users who have none before {date}",
 }
-WHO = {  # how many users or items such rows belong to, where the report knows
+OWNERS = {  # the counts of users or items of such rows
     "events_of_items_with_few_events": ("items_with_few_events", "items"),
     "events_of_users_with_few_events": ("users_with_few_events", "users"),
     "events_of_users_without_training_events": ("users_without_training_events", "users"),
 }
 
 
-def columns_in_words(description: Mapping[str, Any]) -> str:
-    """Which columns of a log were used and which were not."""
+def describe_columns(description: Mapping[str, Any]) -> str:
+    """Which columns of a log were used, and which were not."""
     settings, ignored = description["settings"], description["report"]["ignored_columns"]
-    time = f"time {settings['time']}" if settings["time"] is not None else "no time: the rows are taken to be in order"
+    time = (
+        f"time {settings['time']}" if settings["time"] is not None else "no time: the rows are assumed to be in order"
+    )
     unused = f"; not used: {', '.join(ignored)}" if ignored else ""
     return f"user {settings['user']}, item {settings['item']}, {time}{unused}"
 
 
-def dropped(description: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """What was left out of a log, and how many rows each time."""
+def dropped_rows(description: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Why rows were dropped, and how many."""
     settings, report = description["settings"], description["report"]
     date = settings.get("split", "").partition(":")[2]
     return [(text.format(**settings, date=date), report[name]) for name, text in DROPPED.items() if report.get(name)]
 
 
-def log_in_words(description: Mapping[str, Any]) -> list[str]:
+def describe_log(description: Mapping[str, Any]) -> list[str]:
     """A report of a few lines: rows and columns, what was dropped and why, and what is left."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
-    lines = [f"Read {report['rows']:,} rows: {columns_in_words(description)}."]
+    lines = [f"Read {report['rows']:,} rows: {describe_columns(description)}."]
     if report["ignored_columns"]:
         lines.append("Every row counts as one event, whatever the unused columns say.")
-    rows = [f"{count:,} {text}" for text, count in dropped(description)]
-    who = [f"{report[name]:,} {kind}" for name, kind in WHO.values() if report.get(name)]
+    reasons = [f"{count:,} {text}" for text, count in dropped_rows(description)]
+    owners = [f"{report[name]:,} {kind}" for name, kind in OWNERS.values() if report.get(name)]
     lines.append(
-        f"Dropped {'; '.join(rows)}{f' ({chr(44).join(who)})' if who else ''}." if rows else "Dropped nothing."
+        f"Dropped {'; '.join(reasons)}{f' ({chr(44).join(owners)})' if owners else ''}."
+        if reasons
+        else "Dropped nothing."
     )
     least = f", who have at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "

@@ -1,15 +1,15 @@
-"""Randomness that is a function of a seed: the same seed gives the same result."""
+"""Randomness as a function of a seed: the same seed gives the same result."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-DRAWN = 1 << 18  # rows that are drawn at once: a multiple of 16, by which torch draws on a CPU
+DRAWN = 1 << 18  # rows drawn at once: a multiple of 16, since torch draws 16 numbers at a time on a CPU
 
 
 def mix(seed: int, index: int) -> int:
-    """One seed from two numbers, well spread (splitmix64)."""
+    """One seed from two numbers, well distributed (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1B54A32D192ED03) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -23,12 +23,12 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def draw_rows(count: int, dim: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-    """Rows from N(0, 1), on the generator's device: the first row of a piece, and the piece [≤ DRAWN, dim].
+    """Rows from N(0, 1) on the generator's device, in parts: the first row of a part, and the part [≤ DRAWN, dim].
 
-    On a CPU they are the rows that one `torch.randn(count, dim)` would draw.
+    On a CPU they equal those of one `torch.randn(count, dim)`.
     """
     starts = list(range(0, count, DRAWN))
-    if len(starts) > 1 and (count - starts[-1]) * dim < 16:  # torch draws fewer than 16 in another way
+    if len(starts) > 1 and (count - starts[-1]) * dim < 16:  # torch draws fewer than 16 numbers differently
         starts.pop()
     for start, stop in zip(starts, [*starts[1:], count], strict=True):
         yield start, torch.randn(stop - start, dim, generator=generator, device=generator.device)

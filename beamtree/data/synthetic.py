@@ -1,4 +1,4 @@
-"""The paper's made-up data: the toy of Sec. 4.1 and the Gaussian instances of Sec. 5.1."""
+"""The paper's synthetic data: the toy of Sec. 4.1 and the Gaussian instances of Sec. 5.1."""
 
 from dataclasses import dataclass
 
@@ -33,12 +33,12 @@ def gaussian(
     test: int = 1_000,
     seed: int = 0,
 ) -> Gaussian:
-    """Made-up instances whose truth is known (Sec. 5.1): η = σ(wᵀx + c), since the printed p(y|x) does not sum to one.
+    """Synthetic instances with known marginals η = σ(wᵀx + c) (Sec. 5.1); the printed p(y|x) does not sum to one.
 
     Args:
         num_items: M.
-        dim: numbers in x.
-        bias: c: the lower, the fewer items are relevant.
+        dim: of x.
+        bias: c; the lower, the fewer relevant items.
         train: instances for training.
         test: instances for testing.
         seed: same seed, same instances.
@@ -49,7 +49,7 @@ def gaussian(
     relevant = torch.zeros(len(x), num_items, dtype=torch.bool)
     empty = torch.arange(len(x))
     for _ in range(100):  # an instance without a relevant item is drawn again
-        # 1,000 instances at a time: η of all of them need not be in memory at once.
+        # 1,000 instances at a time, to save memory.
         for rows in empty.split(1000):
             eta = torch.sigmoid(x[rows] @ weights.T + bias)
             relevant[rows] = torch.rand(eta.shape, generator=generator) < eta

@@ -1,8 +1,8 @@
-"""How instances are read from events: a history x, and the items that followed it, y.
+"""Views of events as instances: a history x, and the items y that followed it.
 
-- `BeforeAfter`: one instance per user, cut at a fixed place. Validation and test read it, and training as published.
-- `Stretches`: a stretch of a user's events drawn anew at every reading. Training reads it.
-- `Windows`: one target at a time, with what came before it. Methods with a single target read it.
+- `BeforeAfter`: one instance per user, cut at a fixed position. For validation and testing, and training as published.
+- `Stretches`: a random stretch of a user's events, drawn at every read. For training.
+- `Windows`: one target at a time, with the events before it. For methods with a single target.
 """
 
 import hashlib
@@ -15,27 +15,27 @@ from beamtree.data.events import Events
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
 
-WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first: each is averaged (supplement C.3)
-HISTORY = sum(WINDOWS)  # behaviours that a user is known by
-REACH = 400  # events that a stretch looks back from its cut, at most
-LEAST = 5  # events that it looks ahead at least, and back unless the newest event alone says much
-ORDERED, RECENT = 1.1, 2.0  # order strength from which order says something, and the newest event alone says much
+WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # windows of the history, newest first, each averaged (supplement C.3)
+HISTORY = sum(WINDOWS)  # events of a history
+REACH = 400  # events of a stretch before its cut, at most
+LEAST = 5  # events after the cut, at least; and before it, unless the order is strong
+ORDERED, RECENT = 1.1, 2.0  # order strength from which a log has an order, and a strong one
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
 
 def window_of_behaviour() -> Tensor:
-    """1 where a behaviour belongs to a window [windows, HISTORY]."""
-    window = [place for place, size in enumerate(WINDOWS) for _ in range(size)]
+    """1 where an event of the history belongs to a window [windows, HISTORY]."""
+    window = [index for index, size in enumerate(WINDOWS) for _ in range(size)]
     return torch.eye(len(WINDOWS), device="cpu")[:, window]
 
 
 def recency(power: float, length: int = HISTORY) -> Tensor:
-    """What the events of a history count, newest first: (1 + t)^-power for the one t events ago [length]."""
+    """Recency weights of the events of a history, newest first: (1 + t)^-power [length]."""
     return (1.0 + torch.arange(length, device="cpu")) ** -power
 
 
 class View:
-    """What the ways of reading events have in common."""
+    """What all views of events have in common."""
 
     events: Events
 
@@ -55,22 +55,22 @@ class BeforeAfter(View):
     """Each user's events cut in two: x is the newest `history` before the cut, y everything after it."""
 
     events: Events
-    cuts: Tensor | None = None  # events before the cut of each user [U]; None: half of them
+    cuts: Tensor | None = None  # number of events before the cut of each user [U]; None: half of them
     history: int = HISTORY
     varies = False
 
     def __repr__(self) -> str:
         events = int(self.events.offsets[-1] - self.events.offsets[0])
-        where = "the first half is history" if self.cuts is None else "each user cut at a place of its own"
+        where = "the first half is history" if self.cuts is None else "each user has its own cut"
         return f"BeforeAfter({len(self):,} users, {events:,} events, {where})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, history] newest first, and y [B, P], of some users; PAD where there are fewer."""
+        """x [B, history] newest first, and y [B, P], of some users, padded with PAD."""
         start, cut, stop = self._places(rows)
         return self.events.before(start, cut, self.history), self.events.after(cut, stop)
 
     def seen(self, rows: Tensor) -> Tensor:
-        """All events before each user's cut [B, S], PAD where there are fewer."""
+        """All events before each user's cut [B, S], padded with PAD."""
         start, cut, _ = self._places(rows)
         return self.events.after(start, cut)
 
@@ -81,7 +81,7 @@ class BeforeAfter(View):
         return start, start + ((stop - start) // 2 if self.cuts is None else self.cuts[rows]), stop
 
     def observations(self) -> Tensor:
-        """One history is like another."""
+        """All histories have the same shape."""
         return self.batch(torch.arange(1))[0]
 
     def fingerprint(self) -> str:
@@ -94,16 +94,16 @@ class BeforeAfter(View):
         cuts = None if self.cuts is None else self.cuts.to(device)
         return replace(self, events=self.events.to(device), cuts=cuts)
 
-    def few(self, most: int) -> "BeforeAfter":
-        """At most so many of these users, evenly spread: to ask often."""
-        if len(self) <= most:
+    def sample(self, count: int) -> "BeforeAfter":
+        """At most this many of the users, at even distances."""
+        if len(self) <= count:
             return self
-        rows = torch.linspace(0, len(self) - 1, most, device=self.events.offsets.device).long()
-        events = self.events.of(rows, f"{self.events.name}, {most} users")
+        rows = torch.linspace(0, len(self) - 1, count, device=self.events.offsets.device).long()
+        events = self.events.of(rows, f"{self.events.name}, {count} users")
         return replace(self, events=events, cuts=None if self.cuts is None else self.cuts[rows])
 
     def stretches(self) -> "Stretches":
-        """The same users for training: other instances at every reading."""
+        """The same users for training: different instances at every read."""
         return stretches(self.events)
 
     def windows(self) -> "Windows":
@@ -113,7 +113,7 @@ class BeforeAfter(View):
 
 @dataclass(frozen=True)
 class OtherUsers(BeforeAfter):
-    """Users of another log: items that the model does not know have numbers from `num_items` on, and are not found."""
+    """Users of another log: items that the model does not have are numbered from `num_items` on."""
 
     num_items: int = 0
 
@@ -123,9 +123,15 @@ class OtherUsers(BeforeAfter):
 
 
 def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Stretches":
-    """Stretches that fit the log: whole pasts where order says nothing, shortest from one event where it says much.
+    """Stretches that fit the log: full histories if it has no order, and short ones from one event if it is strong.
 
-    Users of one event have no stretch: nothing comes before it, or nothing after.
+    Users with a single event are left out.
+
+    Args:
+        events: the log.
+        forget: the share of a history that is left out at random.
+        targets: items of y, at most.
+        reach: events before the cut, at most; None for full histories.
     """
     counts = events.counts()
     users = None if bool((counts > 1).all()) else (counts > 1).nonzero().squeeze(1)
@@ -138,37 +144,37 @@ def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach:
 
 @dataclass(frozen=True)
 class Stretches(View):
-    """Every reading draws a cut, how far to look back from it and as far ahead, and forgets some of the history.
+    """Every read draws a cut and a length, which limits events before and after it, and drops some of the history.
 
-    The way back is log-uniform, 5 to 10 events as often as 50 to 100, so that users of many events also teach what one
-    of few will do next. `stretches` chooses the lengths for a log.
+    The length is log-uniform, 5 to 10 events as often as 50 to 100, so that users with many events also train the model
+    for short histories. `stretches` chooses the lengths for a log.
     """
 
     events: Events
     history: int = HISTORY
-    forget: float = 0.1  # this share of a history is left out at random
-    targets: int = 100  # that follow, at most
-    reach: int | None = REACH  # how far back it looks at most; None: to the first event, and ahead to the last
-    least: int = LEAST  # and how far at least
-    users: Tensor | None = None  # whose events are read, by row [n]; everybody's unless given
+    forget: float = 0.1  # the share of a history that is left out at random
+    targets: int = 100  # items of y, at most
+    reach: int | None = REACH  # events before the cut, at most; None: all events before and after it
+    least: int = LEAST  # events before the cut, at least
+    users: Tensor | None = None  # rows of the events that are read [n]; all unless given
     varies = True
 
     def __len__(self) -> int:
         return len(self.events) if self.users is None else len(self.users)
 
     def __repr__(self) -> str:
-        how = "whole" if self.reach is None else f"{self.least} to {self.reach} events long"
-        return f"Stretches({self.events!r}, {how})"
+        lengths = "full" if self.reach is None else f"{self.least} to {self.reach} events long"
+        return f"Stretches({self.events!r}, {lengths})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, history] newest first, and y [B, P], of some users; without randomness they are cut in halves."""
+        """x [B, history] newest first, and y [B, P], of some users; without a generator they are cut in halves."""
         x, y = self.read(*self.drawn(rows, generator))
         if self.forget and generator is not None:
             x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
         return x, y
 
     def drawn(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the stretches of some users begin, are cut and end [B] each."""
+        """The start, cut and end of stretches of some users [B] each."""
         offsets, rows = self.events.offsets, self._rows(rows)
         start, stop = offsets[rows], offsets[rows + 1]
         if generator is None:
@@ -180,11 +186,11 @@ class Stretches(View):
         return start, cut, stop
 
     def read(self, start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of such stretches, whole."""
+        """x and y of such stretches, without dropping any of the history."""
         return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
 
     def _draw_length(self, most: Tensor, generator: torch.Generator) -> Tensor:
-        """How many of `most` events to look back: log-uniform."""
+        """A log-uniform number of at most `most` events."""
         share = torch.rand(len(most), generator=generator, device=most.device)
         most = most.clamp(max=self.reach)
         least = most.clamp(min=1, max=self.least)

@@ -102,7 +102,7 @@ def load_part(
         shard = Shard.of(tree, now, top)
         with _opened(folder, settings, tree, shard) as weights:
             scorer = part_of(settings["scorer"], settings["scorer_settings"], tree, shard, weights)
-        ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
+        ids = Ids(folder / file_of(settings, "items"), unique=True) if "items" in settings["files"] else None
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
         model.popularity, model.trained_on_beams = known.get("events"), settings.get("trained_on_beams", False)
     check_finite(model)

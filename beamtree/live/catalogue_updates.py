@@ -158,13 +158,13 @@ def _refitted(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> 
 
 def _all_events(data: Prepared, live: LiveModel) -> Events:
     """The training and validation events, with recorded events after those of each user; new users come last."""
-    events, names = data.learnable()
+    events, names = data.training_users()
     rows = {name: row for row, name in enumerate(names)}
     for user in live.events:
         rows.setdefault(user, len(rows))
     owners, items = [], []
     for user, recorded in live.events.items():
-        numbers = live.ids.known(event.item for event in recorded)
+        numbers = live.ids.find_known(event.item for event in recorded)
         owners += [rows[user]] * len(numbers)
         items += numbers
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.data.csr import CSR, entries_of_rows, sum_duplicates
-from beamtree.data.ids import Ids, MoreIds
+from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, TableScorer
@@ -29,8 +29,8 @@ def with_items(model: TreeModel, new: Mapping[str, Placement], reserved: Sequenc
         raise ValueError("the items of this model have no ids: items are added by id")
     names = list(new)
     unknown = [name for name, number in zip(names, model.ids.find(names), strict=True) if number is None]
-    ids = MoreIds(model.ids, unknown) if unknown else model.ids
-    numbers = ids.known(names)
+    ids = model.ids.extended(unknown) if unknown else model.ids
+    numbers = ids.find_known(names)
     tree, scorer = model.tree, model.scorer
     while int((tree.items() == PAD).sum()) < len(names) + len(reserved):
         deeper = tree.deeper()

@@ -88,7 +88,7 @@ class LiveModel:
         if model.ids is None:
             raise ValueError("the items of this model have no ids: only items with ids can change")
         saved = saved or SavedChanges({}, (), {})
-        catalogue = catalogue or Catalogue.plain(model.ids)
+        catalogue = catalogue or Catalogue.of_ids(model.ids)
         fields = {name: item_fields(name, item) for name, item in saved.items.items()}
         self.snapshot = Snapshot(0, model, _with_fields(catalogue, model.ids, fields) if fields else catalogue)
         self.run: str | None = None  # the run last selected for serving
@@ -232,7 +232,7 @@ class LiveModel:
         self._write(*entries)
         self._user_events.add(new, {} if request is None else {request: received})
         self.snapshot = self.snapshot._replace(version=self.version + len(entries))
-        return len(self.ids.known(event.item for row in new.values() for event in row))
+        return len(self.ids.find_known(event.item for row in new.values() for event in row))
 
     def retire_events(self, before: Time) -> int:
         """Drop all events before a time, also those that arrive later; returns how many there were."""
@@ -258,7 +258,7 @@ class LiveModel:
         self.snapshot = changed._replace(version=self.version + count)
 
     def _hide(self, names: Sequence[str], count: int) -> None:
-        hidden = self.model.tree.hidden().tolist() + self.ids.known(names)
+        hidden = self.model.tree.hidden().tolist() + self.ids.find_known(names)
         self._publish(self.snapshot._replace(model=with_hidden(self.model, hidden)), count)
 
     def _forget(self, names: Sequence[str]) -> None:
@@ -272,7 +272,7 @@ class LiveModel:
 
     def _without_items(self, model: TreeModel, names: Sequence[str]) -> TreeModel:
         """The model without items that have a slot; their slots are reserved for a while."""
-        numbers, tree = _ids(model).known(names), model.tree
+        numbers, tree = _ids(model).find_known(names), model.tree
         slots = (_leaves(model, numbers) - tree.level(tree.height).start).tolist()
         self._freed += [(time.monotonic(), slot) for slot in slots]
         return without_items(model, numbers) if numbers else model
@@ -287,7 +287,7 @@ class LiveModel:
         model, placements, moved, shown = snapshot.model, dict[str, Placement](), list[str](), set[int]()
         for name in new:
             if _has_leaf(model, name):
-                shown.update(_ids(model).known([name]))
+                shown.update(_ids(model).find_known([name]))
                 before = placement_fields(self._items.get(name, NewItem()))
                 if name not in self._added or before == placement_fields(items[name]):
                     continue
@@ -321,12 +321,12 @@ class LiveModel:
     def _placement(self, snapshot: Snapshot, name: str, new: NewItem) -> Placement:
         """Where a new item goes: the mean of what it comes with; its category only if there is nothing else."""
         parts, ids = [], _ids(snapshot.model)
-        like = _with_leaf(snapshot.model, ids.known(new.like))
+        like = _with_leaf(snapshot.model, ids.find_known(new.like))
         if len(like) < len(new.like):
             log.warning("item %r: %d items that it is like are not known", name, len(new.like) - len(like))
         if like:
             parts.append(like_items(torch.tensor(like)))
-        histories = [_with_leaf(snapshot.model, ids.known(history)) for history in new.histories]
+        histories = [_with_leaf(snapshot.model, ids.find_known(history)) for history in new.histories]
         if any(histories):
             parts.append(self._placement_by_histories(snapshot.model, [history for history in histories if history]))
         if new.vector is not None and self._vectors is not None and len(new.vector) == self._vectors.shape[1]:
@@ -334,7 +334,7 @@ class LiveModel:
             parts.append(like_vector(self._vectors, new.vector, has_leaf))
         elif new.vector is not None:
             log.warning("item %r: its vector does not fit those that this model was built from", name)
-        if not parts and new.category and (same := snapshot.catalogue.of_category(new.category)):
+        if not parts and new.category and (same := snapshot.catalogue.in_category(new.category)):
             parts.append(like_popular(snapshot.model, torch.tensor(same)))
         return average(parts)
 
@@ -428,12 +428,12 @@ def _with_leaf(model: TreeModel, numbers: list[int]) -> list[int]:
 
 
 def _has_leaf(model: TreeModel, item: str) -> bool:
-    return bool(_with_leaf(model, _ids(model).known([item])))
+    return bool(_with_leaf(model, _ids(model).find_known([item])))
 
 
 def _is_visible(model: TreeModel, item: str) -> bool:
     """Whether searches can return an item."""
-    leaves = _leaves(model, _ids(model).known([item])).to(model.tree.device)
+    leaves = _leaves(model, _ids(model).find_known([item])).to(model.tree.device)
     return len(leaves) > 0 and bool((leaves != PAD).all() and model.tree.mask.allows(leaves).all())
 
 

@@ -90,12 +90,12 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
     """The numbers of the items that pass a filter; unknown ids are ignored."""
     passes = torch.full((len(ids),), filter.allowed is None)
     if filter.allowed is not None:
-        passes[ids.known(filter.allowed)] = True
+        passes[ids.find_known(filter.allowed)] = True
     if filter.category is not None:
         in_category = torch.zeros_like(passes)
-        in_category[[] if catalogue is None else catalogue.of_category(filter.category)] = True
+        in_category[[] if catalogue is None else catalogue.in_category(filter.category)] = True
         passes &= in_category
-    passes[ids.known(filter.exclude)] = False
+    passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
 

@@ -114,7 +114,7 @@ def model_without_weights(folder: Path, settings: dict[str, Any], scorers: Seque
     scorer = _make_scorer(folder, settings, scorers)
     if DTYPES[settings["dtype"]] is not torch.float32:  # what a scorer is made in; weights come as they are saved
         scorer.to(DTYPES[settings["dtype"]])
-    ids = Ids(folder / file_of(settings, "items"), once=True) if "items" in settings["files"] else None
+    ids = Ids(folder / file_of(settings, "items"), unique=True) if "items" in settings["files"] else None
     model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
     model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
     return model

@@ -191,7 +191,7 @@ def train_model(
     on_check: OnCheck | None = None,
 ) -> Progress:
     """Train a model in place and keep the weights with the best recall on the validation users."""
-    users = data.val.few(VALIDATION_USERS)
+    users = data.val.sample(VALIDATION_USERS)
     validation = (
         Validation(users, every=settings.check_every, patience=settings.patience, on_check=on_check)
         if len(users)

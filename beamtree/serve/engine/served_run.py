@@ -97,7 +97,7 @@ class StaticSource:
     ) -> None:
         if model.ids is None:
             raise ValueError("the items of this model have numbers and no ids")
-        self.model, self.catalogue = model, catalogue or Catalogue.plain(model.ids)
+        self.model, self.catalogue = model, catalogue or Catalogue.of_ids(model.ids)
         self._data, self._live = data, live
 
     @property

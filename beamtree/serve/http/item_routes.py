@@ -6,7 +6,7 @@ import torch
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response
 
-from beamtree.data.catalogue import Catalogue, matches
+from beamtree.data.catalogue import Catalogue, search_texts
 from beamtree.data.ids import as_id
 from beamtree.live import NewItem
 from beamtree.live.events import Time, as_time
@@ -88,7 +88,7 @@ def item_routes(service: Service) -> APIRouter:
         data = service.loaded.data
         if data is None:
             return json_response({"users": []})
-        rows = matches(((name.casefold(), "") for name in data.users.names), query, limit)
+        rows = search_texts(((name.casefold(), "") for name in data.users.names), query, limit)
         # A user may be in several parts of a log.
         return json_response({"users": list(dict.fromkeys(data.users[row] for row in rows))})
 
