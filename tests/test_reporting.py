@@ -10,7 +10,7 @@ import pytest
 
 import beamtree as bt
 from beamtree.progress import Reporter, Stages, clock
-from beamtree.train import progress as reporting
+from beamtree import progress as reporting
 from beamtree.train.validation import Progress
 
 
