@@ -123,7 +123,7 @@ def killed(shop, monkeypatch):
             return train_model(*words, on_step=stop, **more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "COSTS", 0)  # however long one takes
+            patch.setattr(checkpoint, "TIME_SHARE", 0)  # however long one takes
             patch.setattr(train_command, "Checkpoints", partial(Checkpoints, **checkpoints))
             patch.setattr(train_command, "train_model", until_killed)
             done = beamtree(*TRAIN, "--out", str(folder), "--steps", "14", folder=shop, check=False)
@@ -159,7 +159,7 @@ def test_nothing_to_go_on_from_is_said_of_a_new_folder_too(shop, tmp_path):
 
 
 def test_checkpoints_by_the_clock_are_written_at_every_step_where_they_cost_nothing(shop, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "COSTS", 0)
+    monkeypatch.setattr(checkpoint, "TIME_SHARE", 0)
     data = bt.load_data(shop / "data")
     model = bt.load_model(shop / "run")
     found = []

@@ -250,7 +250,7 @@ def test_the_command_writes_one_file(folder):
         (["data"], "data is not a run"),
         (["run", "--out", "data"], "cannot be written: it is a folder"),
         (["run", "--items", "nowhere.csv"], "nowhere.csv"),
-        (["run", "--against", "others"], "knows other items than the run"),
+        (["run", "--against", "others"], "has other items than the run"),
         (["run", "--users", "0"], "--users"),
     ],
 )

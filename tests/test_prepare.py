@@ -726,7 +726,7 @@ def test_the_command_tells_saves_and_draws(tmp_path):
         "rows whose time cannot be read",
         "1 ids of users differ from others only in white space",
         "10 – 19  ████",
-        "the top 0.1 % hold",
+        "the top 0.1 % have",
         "Next: beamtree train data/mine --out runs/mine",
     ):
         assert line in done.stdout

@@ -77,7 +77,7 @@ def test_other_numbers_are_not_read_as_dates(tmp_path, first):
 def test_a_made_up_market_is_split_at_a_date(tmp_path):
     simulate(tmp_path / "market.parquet", users=300, items=100, events=6000)
     done = beamtree("prepare", "market.parquet", "--out", "out", "--split", "time:2024-06-01", folder=tmp_path)
-    assert "what users do from 2024-06-01 on is to be predicted" in done.stdout
+    assert "events from 2024-06-01 on are to be predicted" in done.stdout
     moment = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC).timestamp()
     data = load_data(tmp_path / "out")
     times = np.load(tmp_path / "out" / "times.npy")
