@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup resolve format lint types test test-slow stress demo bench docs clean
+.PHONY: setup resolve format lint types test test-extended test-slow test-all stress demo bench docs clean
 
 setup: $(STAMP)
 
@@ -38,10 +38,15 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-extended: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'extended and not slow and not gpu'
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+test-all: test test-extended test-slow
 
 stress: setup
 	$(BIN)/python -m stress

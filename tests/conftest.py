@@ -1,8 +1,11 @@
 """Shared cases: trees of any shape, scorers and instances, from Hypothesis."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
 
 import pytest
 import torch

@@ -198,6 +198,7 @@ def test_sampled_softmax_with_all_items_drawn_is_near_the_whole_one(monkeypatch)
     assert float(sampled) == pytest.approx(float(whole), rel=0.02)
 
 
+@pytest.mark.extended
 def test_two_towers_learn_from_seed_to_the_same_weights():
     events = random_events(5, users=60)
     one, other = (two_tower(events, M, steps=40, batch_size=20, seed=1) for _ in range(2))

@@ -73,6 +73,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("times", [True, False])
 def test_shares_and_ranges_do_not_change_a_byte(tmp_path, monkeypatch, options, times):
@@ -105,6 +106,7 @@ def test_shares_are_the_log_in_its_order(tmp_path, rows):
     assert all(len(frame) <= 2 * rows for frame in frames)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [OPTIONS[0], *(pytest.param(each, marks=slow) for each in OPTIONS[1:])], ids=str)
 def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     log = write_parts(tmp_path / "log")
@@ -129,6 +131,7 @@ def test_ray_reads_what_else_a_log_may_be(tmp_path, ray):
     assert content(tmp_path / "ray") == content(tmp_path / "one")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("when", [pytest.param("before", marks=slow), "after"])
 def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monkeypatch, ray, when):
     """The first task of each kind dies: before its work, or when its files are there and nobody knows."""
@@ -243,6 +246,7 @@ def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     assert one.users == len(some)
 
 
+@pytest.mark.extended
 def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
     users, out = write_users(tmp_path / "users"), tmp_path / "out"
     job = BatchJob(run, RecommendRequest(m=3, beam_size=20))
@@ -260,6 +264,7 @@ def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
     assert "part-late.parquet" in json.loads((out / "answers.json").read_text())["parts"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("over", "when"),
     [("one", "within"), *(pytest.param("every", each, marks=slow) for each in ("before", "within", "after"))],
@@ -325,6 +330,7 @@ def test_a_part_that_kills_every_worker_is_one_line_and_the_others_stay(tmp_path
     same(all_answers(out), dict(sorted(expected(run, MANY).items())))
 
 
+@pytest.mark.extended
 def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, run):
     """More of them than the cluster has CPUs; and paths that mean something else in the folder of a worker."""
     write_users(tmp_path / "users")
@@ -472,7 +478,7 @@ def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
     ("words", "line"),
     [
         (["--engine", "spark"], "--engine 'spark' is unknown: choose from here, ray"),
-        (["--address", "auto"], "--address, --workers and --gpus say how to work on a cluster: add --engine ray"),
+        (["--address", "auto"], "--address, --workers and --gpus are for a cluster: add --engine ray"),
         (["--engine", "ray", "--address", "nowhere"], "--address nowhere: give HOST:PORT, ray://HOST:PORT or auto"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: cannot connect ("),
         (["--engine", "ray", "--address", "ray://127.0.0.1:1"], "--address ray://127.0.0.1:1: cannot connect ("),

@@ -197,6 +197,7 @@ def test_a_cluster_without_tokens_or_cpus_is_one_line(tmp_path, home):
     assert done.stderr.splitlines()[-1].startswith(line)
 
 
+@pytest.mark.extended
 def test_something_else_at_an_address_is_one_line(monkeypatch):
     """It takes the connection, and never says a word."""
     monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 5)

@@ -137,6 +137,7 @@ test_checkpoint.train(sys.argv[1], save_every=1, on_step=on_step)
 """
 
 
+@pytest.mark.extended
 def test_a_killed_process_resumes_to_the_same_weights(tmp_path, unbroken):
     folder = tmp_path / "killed"
     kills = 0

@@ -13,6 +13,7 @@ from command import beamtree
 from beamtree.research.paper.report import expected, results_name
 
 
+@pytest.mark.extended
 def test_the_module_is_the_command(tmp_path):
     words = [sys.executable, "-m", "beamtree", "--version"]
     assert "beamtree 0." in subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
@@ -26,6 +27,7 @@ def test_help_reads_like_a_short_manual(tmp_path):
     assert all(name in tables for name in ("table1", "tableA1", "table2", "tableA2"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("table", ["table1", "tableA1"])
 def test_toy_tables_print_save_and_draw(tmp_path, table):
     done = beamtree("paper", table, "--runs", "2", "--seed", "3", "--json", "cells.json", folder=tmp_path)
@@ -54,6 +56,7 @@ def test_optest_loses_nothing_at_infinity(tmp_path):
     assert all(cell["value"] == 0 for cell in optimal)
 
 
+@pytest.mark.extended
 def test_synthetic_tables_print_save_and_draw(tmp_path):
     words = ["--runs", "2", "--epochs", "1", "--rows", "tdm,otm-mixed", "--json", "cells.json"]
     done = beamtree("paper", "table2", *words, folder=tmp_path)
@@ -97,6 +100,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path, words, message):
     assert message in done.stderr
 
 
+@pytest.mark.extended
 def test_results_are_kept_even_if_nobody_reads_the_table(tmp_path):
     command = f"{sys.executable} -m beamtree paper table1 --runs 1 | true"
     subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)

@@ -476,6 +476,7 @@ def test_a_recommender_that_was_saved_is_a_run_of_the_commands(shop, tmp_path):
     assert about(tmp_path / "saved")["tree"] == "cluster"
 
 
+@pytest.mark.extended
 def test_a_log_goes_with_a_recommender_from_folder_to_folder(shop, tmp_path):
     columns = {"user": "person", "item": "thing", "time": "when"}
     first = bt.Recommender(steps=1, beam_size=8, batch_size=20).fit(shop / "log.csv", **columns)

@@ -32,6 +32,7 @@ def start(folder, work):
     return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("work", "name"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 9)", "SIGKILL")])
 def test_a_command_that_is_ended_says_why_and_leaves_no_draft(tmp_path, work, name):
     with start(tmp_path, work) as done:
@@ -42,6 +43,7 @@ def test_a_command_that_is_ended_says_why_and_leaves_no_draft(tmp_path, work, na
     assert sorted(path.name for path in tmp_path.iterdir()) == ["worker"]
 
 
+@pytest.mark.extended
 def test_a_command_ends_with_its_own_exit_code(tmp_path):
     with start(tmp_path, "sys.exit(7)") as done:
         assert done.wait(60) == 7
@@ -65,6 +67,7 @@ def is_alive(process):
         return False
 
 
+@pytest.mark.extended
 def test_a_signal_to_the_command_reaches_the_one_that_works(tmp_path):
     with start(tmp_path, "time.sleep(60)") as done:
         worker = wait_for(tmp_path / "worker")
@@ -73,6 +76,7 @@ def test_a_signal_to_the_command_reaches_the_one_that_works(tmp_path):
     assert not is_alive(worker)
 
 
+@pytest.mark.extended
 def test_no_worker_outlives_its_watcher(tmp_path):
     with start(tmp_path, "time.sleep(60)") as done:
         worker = wait_for(tmp_path / "worker")

@@ -102,6 +102,7 @@ def test_the_quickstart_runs_on_a_file_of_the_same_form(workspace):
     assert set(names["titles"].values()) == set(movies.values())
 
 
+@pytest.mark.extended
 def test_the_page_on_recommending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "recommend.md", workspace)
     assert (workspace[0] / "answers.parquet").exists()
@@ -113,6 +114,7 @@ def test_the_page_on_extending_runs(workspace):
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])
 
 
+@pytest.mark.extended
 def test_the_tour_runs_and_finds_what_it_should(workspace):
     printed, _ = run_page(ROOT / "docs" / "tour.md", workspace)
     recall, regret = (

@@ -101,6 +101,7 @@ def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, a
             check_same(search, model, x, beam_size, m)
 
 
+@pytest.mark.extended
 @whole
 def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_users(make):
     model, x = a_model(make, first_level=3)
@@ -109,6 +110,7 @@ def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_use
         check_same(program, model, x[:users], 10, 6)
 
 
+@pytest.mark.extended
 def test_an_artifact_is_opened_and_queried_without_the_package(tmp_path):
     model, _ = a_model(test_scorers.a_sum, first_level=2)
     model.ids = Ids([f"item {number}" for number in range(50)])
@@ -143,6 +145,7 @@ def test_a_scorer_from_outside_is_refused():
         export_program(model, beam_size=2, m=1)
 
 
+@pytest.mark.extended
 def test_the_command_writes_what_retrieve_answers(tmp_path):
     folder = make_run(tmp_path, train=4, val=4, test=4)
     done = beamtree("export", "run", "--out", "model.pt2", "--beam-size", "20", "--m", "5", folder=folder)

@@ -51,6 +51,7 @@ def kill(process):
     process.wait()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", ["staging_folder", "folder_lock"])
 def test_two_processes_do_not_write_one_output(tmp_path, holder, how):
     out = tmp_path / "out"
@@ -143,6 +144,7 @@ def test_an_error_leaves_no_draft_and_the_old_output(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 def test_files_have_the_rights_of_the_users_umask(tmp_path, mask):
     code = f"""

@@ -87,6 +87,7 @@ def test_a_start_that_training_only_spoils_is_kept(monkeypatch):
     assert progress.start == progress.best == 0.5
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stop", [3, 4, 7, 10])
 def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch, stop):
     class Stopped(Exception):  # noqa: N818

@@ -141,6 +141,7 @@ def scorers_are_carried():
                 torch.testing.assert_close(other.query(x).logits(level, nodes), one.query(x).logits(level, nodes))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 9)])
 def test_rows_on_several_ranks_follow_their_items_as_those_of_one(size, top):
     for away, pulled in run_ranks(size, carry_all, top):
@@ -213,6 +214,7 @@ def several_runs(begun, begins):
     return runs, errors_of(lambda: train_jointly(seed=ranks().rank))
 
 
+@pytest.mark.extended
 def test_trees_are_learned_with_the_scorer_over_ranks_as_by_one(tmp_path, monkeypatch, alone):
     """Also where another number of ranks began a round."""
     monkeypatch.setattr(shards, "TOP", 5)

@@ -165,6 +165,7 @@ def test_touched_rows_move_as_adam_would_move_them(generator):
         assert not touched.any()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("name", ["otm", "tdm-positives", "plt"])
 def test_a_methods_loss_and_gradients_do_not_depend_on_who_computes_them(monkeypatch, generator, name, share):
@@ -200,6 +201,7 @@ def test_products_are_those_with_the_rows_of_the_nodes(generator, dim):
 # The highest below a node
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("arity", "rows", "entries"), [(2, 1, 40), (2, 3, 7), (3, 2, 90), (2, 2, 1)])
 def test_maxima_are_those_of_the_levels_and_of_the_runs(generator, arity, rows, entries):
     tree = bt.Tree(torch.randperm(100, generator=torch.Generator().manual_seed(1)), arity)

@@ -91,6 +91,7 @@ def test_learning_splits_every_group_as_well_as_can_be(seed, num_items):
             assert found == pytest.approx(max(totals), rel=1e-4, abs=1e-3)
 
 
+@pytest.mark.extended
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
 def test_the_way_down_to_the_first_level_finds_about_the_best_there_is(seed, gap, first):
     """From the root, every node of the first level that is trained is a choice, by its own log p alone."""

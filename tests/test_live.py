@@ -104,6 +104,7 @@ def test_more_ids_are_found_after_the_others():
     assert ids.names == ["a", "b", "c", "d"]
     assert [ids[place] for place in range(4)] == ids.names
     assert ids.find(["d", "a", "x", "c"]) == [3, 0, None, 2]
+    assert (ids[1:3], ids[-1], ids[-4]) == (["b", "c"], "d", "a")
     assert len(ids) == 4
 
 

@@ -222,6 +222,7 @@ def test_the_service_places_an_item_by_the_table_that_its_run_names(tmp_path):
     journal.close()
 
 
+@pytest.mark.extended
 def test_a_restart_says_that_a_posted_run_is_served(place):
     Journal(place / "changes").close()
     journal, service = started(place)

@@ -249,6 +249,7 @@ def run_script(*words, folder):
     return subprocess.run([sys.executable, SCRIPT, *words], cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.extended
 def test_the_script_prints_writes_and_draws(tmp_path):
     (tmp_path / "histories.txt").write_text('i1 i2\n\n["a b", "c"]\n')
     words = ("--rate", "40", "--seconds", "0.5", "--m", "7", "--beam-size", "20,30", "--history", "histories.txt")

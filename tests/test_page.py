@@ -235,6 +235,7 @@ def test_two_models_stand_side_by_side(watch, address):
     assert watch.state() == {"k": "20", "tab": "compare", "other": "3", "k2": "40"}
 
 
+@pytest.mark.extended
 def test_the_address_restores_what_was_shown(browser, watch, address):
     tab = watch.open(f"{address}#k=20")
     tab.locator("#truth .item").first.click()
@@ -263,6 +264,7 @@ def pixels(tab):
     return tab.eval_on_selector("#tree", "canvas => canvas.toDataURL()")
 
 
+@pytest.mark.extended
 def test_an_address_may_say_anything(watch, address):
     for nonsense in ("k=abc&m=-4", "tab=%3Cscript%3E&user=nobody", "from=9&to=2&level=77", "item=x&k=1e99"):
         assert len(names_shown(watch.open(f"{address}#{nonsense}"))) >= 1
@@ -299,6 +301,7 @@ def test_everything_is_at_the_keys(watch, address):
     until(lambda: watch.state().get("user") == recorded()[2]["users"][1]["id"])
 
 
+@pytest.mark.extended
 def test_a_replay_goes_down_level_by_level_until_it_is_stopped(watch, address):
     tab = watch.open(f"{address}#k=20")
     before = pixels(tab)
@@ -363,6 +366,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(browser, address):
     dark.context.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("place", ["search", "compare", "losses", "map"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser, address, place):
     phone = Watch(browser, viewport=PHONE, has_touch=True, is_mobile=True)
@@ -496,7 +500,7 @@ def test_live_what_the_server_refuses_is_shown(server, browser):
     watch = Watch(browser)
     tab = watch.open(f"{server}#user=zoe")
     tab.wait_for_selector("#trouble:not([hidden])")
-    assert "there is no such user: look for one" in tab.inner_text("#trouble")
+    assert "there is no such user: search with" in tab.inner_text("#trouble")
     watch.context.close()
 
 

@@ -253,6 +253,7 @@ def test_an_id_that_stands_twice_is_refused(copy):
     assert beamtree("check", "run", folder=copy, check=False).returncode == 1
 
 
+@pytest.mark.extended
 def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
     slow = {
         "prepare": ("prepare", "log.csv", "--out", "new"),
@@ -275,6 +276,7 @@ def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
         assert "new is being written by another process" in refused(copy, *slow["prepare"])
 
 
+@pytest.mark.extended
 def test_two_fits_do_not_save_into_one_folder(tmp_path):
     data, tree = bt.gaussian(40, 4, -1.0, train=200, test=10, seed=1), bt.random_tree(40)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, 4))

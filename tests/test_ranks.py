@@ -114,6 +114,7 @@ def test_two_ranks_train_the_same_model_as_one():
     check_same(2, list(CASES), 12, top=5)
 
 
+@pytest.mark.extended
 def test_three_ranks_train_the_same_model_as_one():
     check_same(3, ["otm, lazy", "plt, dense", "hsm", "stochastic", "fewer users than ranks", "one user"], 12, top=10)
 
@@ -131,6 +132,7 @@ def go_on(name, folder, steps, top=6):
     return whole(fitted(name, steps, checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("name", "first", "last"), [("otm, lazy", 4, 2), ("plt, dense", 2, 3)])
 def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, name, first, last, monkeypatch):
     """Several, then one, then others: the weights of a run that was never broken."""
@@ -153,6 +155,7 @@ def errors_of(work, *arguments):
     return ""
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_fewer_files_than_ranks_wrote_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "TOP", 6)
     run_ranks(2, go_on, "otm, lazy", tmp_path, 2)
@@ -188,6 +191,7 @@ def validated(folder, top):
     return found, whole(model)
 
 
+@pytest.mark.extended
 def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
     recalls, weights = validated(tmp_path / "alone", 6)
     for seen, theirs in run_ranks(3, validated, tmp_path / "three", 6):
@@ -203,6 +207,7 @@ def test_validation_is_split_and_the_model_opens_on_one_machine(tmp_path):
     )
 
 
+@pytest.mark.extended
 def test_a_rank_that_dies_takes_the_others_down_with_one_line():
     """The others hear of it by the connection, long before the time limit."""
     script = """

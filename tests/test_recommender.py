@@ -125,6 +125,7 @@ def test_it_is_saved_with_its_log_and_loaded(shop, log, tmp_path):
     assert len(bt.Recommender.load(tmp_path / "shop").recommend([log["item"][0]])) == 10
 
 
+@pytest.mark.extended
 def test_commands_and_the_object_read_each_others_runs(shop, tmp_path):
     shop.save(tmp_path / "saved")
     user = shop.data.users[0]

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 import beamtree as bt
-from beamtree.progress import Reporter, Stages, clock
 from beamtree import progress as reporting
+from beamtree.progress import Reporter, Stages, clock
 from beamtree.train.validation import Progress
 
 

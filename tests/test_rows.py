@@ -207,6 +207,7 @@ def partners_over_ranks(users):
     return {name: each for name, (each, _) in found.items()}, sum(ranks().gather(found["by rows"][1]))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("size", "users"), [(2, 41), (3, 41), (3, 2)])
 def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch):
     found, entries = on_ranks(size, partners_over_ranks, users)
@@ -250,6 +251,7 @@ def all_trees():
     return {case: learned(*case) for case in LEARNED}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 def test_trees_do_not_depend_on_the_number_of_ranks(size):
     for case, slots in on_ranks(size, all_trees).items():

@@ -56,6 +56,7 @@ def test_a_head_without_end_is_dropped(client):
     assert status <= 0 or status in (400, 431)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
 def test_answers_are_as_the_description_says(client, mode):
     described = schemathesis.openapi.from_dict(client.get("/openapi.json").json())

@@ -71,6 +71,7 @@ def ours(said):
     return [line for line in said.splitlines() if line.startswith("beamtree:")]
 
 
+@pytest.mark.extended
 def test_retrieve_over_ranks_writes_what_one_rank_writes(runs, tmp_path):
     rows = [{"user": f"u{n}", "history": " ".join(f"i{7 * n + k}" for k in range(n))} for n in range(9)]
     pl.DataFrame(rows).write_csv(tmp_path / "in.csv")
@@ -132,6 +133,7 @@ def ask(client, **asked):
     return answer.json()["results"][0]["items"]
 
 
+@pytest.mark.extended
 def test_a_service_over_ranks_answers_as_one_rank_does_and_stops_cleanly(runs):
     def expected(run, **filters):
         shop = bt.Recommender.load(run)
@@ -165,6 +167,7 @@ def test_a_rank_that_is_killed_ends_the_service_with_one_line(runs, victim):
         assert "start all ranks again" in line
 
 
+@pytest.mark.extended
 def test_ranks_with_different_runs_are_told_in_one_line(runs, tmp_path):
     """On another machine another one lies in the place of the run."""
     shutil.copytree(runs[1], tmp_path / "one")
@@ -175,6 +178,7 @@ def test_ranks_with_different_runs_are_told_in_one_line(runs, tmp_path):
     assert ours(second[0]) == []
 
 
+@pytest.mark.extended
 def test_a_rank_that_cannot_see_the_run_is_named(runs, tmp_path):
     first, second = ranks_of(*(("retrieve", run, "--history", "i3") for run in (runs[0], tmp_path / "one")))
     assert (first[1], ours(second[0])) == (2, [])
@@ -183,6 +187,7 @@ def test_a_rank_that_cannot_see_the_run_is_named(runs, tmp_path):
     assert line.endswith("(on rank 1)")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("words", "found"), [(("serve", 0), "command is retrieve"), (("retrieve", 1, "--history", "i3"), "run is one")]
 )
@@ -193,6 +198,7 @@ def test_ranks_that_were_started_otherwise_are_told_in_one_line(runs, words, fou
     assert re.search(rf"{found} on rank 0 and \w+ on rank 1: start all ranks alike", line)
 
 
+@pytest.mark.extended
 def test_changes_are_refused_over_ranks(runs, tmp_path):
     first, second = ranks_of(*[("serve", runs[0], "--port", 0, "--changes", tmp_path / "changes")] * 2)
     assert (first[1], second) == (2, ("", 0))

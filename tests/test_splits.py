@@ -276,10 +276,10 @@ def test_the_command_says_which_protocol(tmp_path):
     write(tmp_path, [*LOG, ("late", "i", 5), ("late", "j", 5), ("a", "rare", 1)])
     words = ["prepare", "log.parquet", "--out", "out", "--min-events", "2", "--min-item-events", "2"]
     done = beamtree(*words, "--split", "leave-one-out", folder=tmp_path)
-    assert "Split: leave-one-out: every user's last event is to be predicted" in done.stdout
+    assert "Split: leave-one-out: the last event of every user is to be predicted" in done.stdout
     assert "rows of items with fewer than 2 events" in done.stdout
     done = beamtree(*words, "--split", "time:3", folder=tmp_path)
-    assert "Split: time: what users do from 3 on is to be predicted" in done.stdout
+    assert "Split: time: events from 3 on are to be predicted" in done.stdout
     assert "rows of users who have none before 3" in done.stdout
     assert beamtree(*words, "--split", "thirds", folder=tmp_path, check=False).returncode == 2
 
@@ -291,7 +291,7 @@ def test_without_matplotlib_there_is_a_note_and_no_picture(tmp_path, monkeypatch
     assert "pip install 'beamtree[plots]'" in done.stderr
     assert not (tmp_path / "out" / "summary.png").exists()
     assert "summary.png" not in done.stdout
-    assert "Split: halves: users are drawn apart" in done.stdout
+    assert "Split: halves: separate users" in done.stdout
 
 
 def log_of(lengths):

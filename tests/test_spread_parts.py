@@ -139,6 +139,7 @@ def whole_names():
     return [*rows, *(f"parts.memory.{name}" for name in MEMORY_TENSORS)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10), (2, 1000)])
 def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
     alone = a_model()
@@ -164,6 +165,7 @@ def saved(folder, top, dtype):
     backend().save_model(model, folder)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.float32), (2, torch.bfloat16)])
 def test_ranks_write_the_file_that_one_writes(tmp_path, size, dtype):
     bt.save_model(a_model(dtype), tmp_path / "one")
@@ -207,6 +209,7 @@ def told_by_saving(folder, moment):
     return ""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("moment", ["run", "model", "within"])
 def test_a_full_disk_is_told_on_all_ranks_and_nobody_waits(tmp_path, moment):
     told = run_ranks(2, told_by_saving, tmp_path / "run", moment, seconds=30)
@@ -267,6 +270,7 @@ def check_near(expected, found):
         assert float((ours - theirs).abs().max()) < 1e-6, name
 
 
+@pytest.mark.extended
 def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "TOP", TOP)
     expected = trained(tmp_path / "unbroken", 5)
@@ -302,6 +306,7 @@ def taken_over(folder, by_all):
     backend().save_model(model, folder / "again")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("by_all", [True, False])
 def test_a_memory_takes_lists_of_other_lengths(tmp_path, by_all):
     """As of parts that were made again by another number of ranks, before a checkpoint is read."""
@@ -311,6 +316,7 @@ def test_a_memory_takes_lists_of_other_lengths(tmp_path, by_all):
         assert torch.equal(found.state_dict()[name], ours)
 
 
+@pytest.mark.extended
 def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "TOP", TOP)
     expected = trained(tmp_path / "alone", 4, True)

@@ -241,7 +241,7 @@ def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, fou
     one = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
     one.most = 8
     monkeypatch.setattr(one, "recalls", lambda most, cuts: dict(zip((4, 8), found, strict=True))[most])
-    assert one.how_many(lambda most: most) == expected
+    assert one.num_partners(lambda most: most) == expected
 
 
 def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data, tmp_path):
@@ -263,22 +263,24 @@ def test_the_penalty_is_climbed_to_from_the_middle(data, monkeypatch, best):
         return -abs(start.PENALTIES.index(penalty) - start.PENALTIES.index(best))
 
     monkeypatch.setattr(begun, "quality", quality)
-    assert begun.climbed("λ", start.PENALTIES, lambda penalty: penalty, start.FIRST) == best
+    assert begun.hill_climb("λ", start.PENALTIES, lambda penalty: penalty, start.FIRST_CUTS) == best
     assert tried[0] == 100.0
-    assert begun.climbed("λ", start.PENALTIES, None, start.FIRST) == best, "chosen once"
+    assert begun.hill_climb("λ", start.PENALTIES, None, start.FIRST_CUTS) == best, "chosen once"
 
 
 def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
-    monkeypatch.setattr(start, "TRIED", 10)
+    monkeypatch.setattr(start, "TRIAL_ITEMS", 10)
     tree = bt.cluster_tree(data)
     begun = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
     counts = data.train.events.popularity(data.num_items)
-    assert len(begun.tried) == 10
-    assert int(counts[begun.tried].min()) >= int(counts.sort(descending=True).values[9])
+    assert len(begun.trial_items) == 10
+    assert int(counts[begun.trial_items].min()) >= int(counts.sort(descending=True).values[9])
     place = {item: at for at, item in enumerate(begun.order.tolist())}
-    assert [place[item] for item in begun.tried.tolist()] == sorted(place[item] for item in begun.tried.tolist())
-    partners, _ = begun.following()
-    assert len(set(partners.items.tolist())) > 10, "but in the end for all"
+    assert [place[item] for item in begun.trial_items.tolist()] == sorted(
+        place[item] for item in begun.trial_items.tolist()
+    )
+    partners, _ = begun.follows()
+    assert len(set(partners.columns.tolist())) > 10, "but in the end for all"
 
 
 def test_progress_through_the_closed_form_rises_to_the_end(data):

@@ -119,6 +119,7 @@ def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
     assert done.stderr == "beamtree: . holds other files: choose another folder\n"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [1_500, 100_000])  # the first stops the tree, the second the weights
 def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(story, tmp_path, size):
     words = ["train", str(story / "prepared"), "--out", "run", "--beam-size", "8", "--epochs", "1"]
@@ -178,6 +179,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
     assert not (story / "x").exists()
 
 
+@pytest.mark.extended
 def test_data_without_validation_or_test_users_can_be_trained_on(story, tmp_path):
     log = str(story / "market.parquet")
     beamtree("prepare", log, "--out", "data", "--val-users", "0", "--test-users", "0", folder=tmp_path)
@@ -202,6 +204,7 @@ def test_one_training_user_is_too_few(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("items", [2, 3])
 def test_a_market_of_few_items_goes_all_the_way(tmp_path, items):
     rows = [f"u{user},{' ' * (user % 5 > 2)}{(time + user) % items},{time}" for user in range(40) for time in range(12)]

@@ -12,7 +12,12 @@ from stress.world import digest, left_behind
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("kind", "tries"), [("kills", 6), ("damage", 16), ("pairs", 2), ("disk", 3)])
+LONGER = [("kills", 6), ("damage", 16), ("pairs", 2), ("disk", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries"), [("damage", 2), *(pytest.param(*each, marks=pytest.mark.extended) for each in LONGER)]
+)
 def test_promises_are_kept_under_stress(kind, tries):
     words = ["--only", kind, "--tries", str(tries), "--jobs", "1", "--seed", "7"]
     done = subprocess.run([sys.executable, "-m", "stress", *words], cwd=ROOT, capture_output=True, text=True)

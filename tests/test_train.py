@@ -62,6 +62,7 @@ def test_every_method_learns(name):
     assert not model.training
 
 
+@pytest.mark.extended
 def test_otm_beats_plain_targets_on_the_paths_it_walks():
     """The paper's claim in the small: at m = k OTM loses less than TDM with as many nodes per level."""
     results = {}

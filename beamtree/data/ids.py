@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 
 class Ids:
@@ -53,8 +53,17 @@ class Ids:
     def __len__(self) -> int:
         return len(self._source_names) + len(self._added)
 
-    def __getitem__(self, number: int) -> str:
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return self.names[number]
         count = len(self._source_names)
+        number = number + len(self) if number < 0 else number
         return self._source_names[number] if number < count else self._added[number - count]
 
     def __iter__(self) -> Iterator[str]:
