@@ -47,6 +47,7 @@ def compared(data, tmp_path_factory):
     return plan, compare(plan, list(ROWS)), lines
 
 
+@pytest.mark.extended
 def test_every_row_is_measured_on_the_same_users(compared, data):
     _, results, _ = compared
     assert [result.row for result in results] == list(ROWS)
@@ -57,12 +58,14 @@ def test_every_row_is_measured_on_the_same_users(compared, data):
         assert result.num_bytes > 0
 
 
+@pytest.mark.extended
 def test_tree_rows_share_the_tree_that_jtm_learned(compared):
     plan, _, _ = compared
     trees = {row: bt.load_model(plan.folder / row).tree.fingerprint() for row in ("hsm", "plt", "tdm", "otm", "jtm")}
     assert len(set(trees.values())) == 1
 
 
+@pytest.mark.extended
 def test_the_rows_of_a_comparison_are_runs_that_other_commands_read(compared):
     plan, results, _ = compared
     found = beamtree("evaluate", "otm", "--beam-size", "20", "--m", "10", folder=plan.folder)
@@ -70,12 +73,14 @@ def test_the_rows_of_a_comparison_are_runs_that_other_commands_read(compared):
     assert f"{recall * 100:.2f}" in found.stdout
 
 
+@pytest.mark.extended
 def test_the_two_searches_of_the_dnn_find_about_the_same(compared):
     _, results, _ = compared
     recalls = {result.row: float(result.values[:, 1, 1].mean()) for result in results}
     assert recalls["youtube-dnn-hnsw"] == pytest.approx(recalls["youtube-dnn"], abs=0.02)
 
 
+@pytest.mark.extended
 def test_what_is_finished_is_not_done_again(compared, monkeypatch):
     plan, results, _ = compared
 
@@ -89,6 +94,7 @@ def test_what_is_finished_is_not_done_again(compared, monkeypatch):
         assert torch.equal(one.values, other.values)
 
 
+@pytest.mark.extended
 def test_other_settings_in_the_same_folder_are_refused(compared, data, tmp_path):
     plan, _, _ = compared
     with pytest.raises(ValueError, match="was made with steps=6, not 7: compare into another folder"):
@@ -102,6 +108,7 @@ def test_other_settings_in_the_same_folder_are_refused(compared, data, tmp_path)
         compare(plan_of(data, tmp_path, steps=9), ["otm-brute-force"])
 
 
+@pytest.mark.extended
 def test_rows_are_added_and_other_cuts_measured_without_training_again(compared, data):
     plan, results, _ = compared
     steps = []
@@ -252,6 +259,7 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
         assert said in failed.stderr.replace("\n", " ")
 
 
+@pytest.mark.extended
 def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_path):
     _, results, _ = compared
     wide = [replace(result, m=(10, 200)) for result in results]

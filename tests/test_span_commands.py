@@ -157,7 +157,9 @@ def test_a_service_over_ranks_answers_as_one_rank_does_and_stops_cleanly(runs):
         assert ours(started.stderr.read()) == []
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.extended)]
+)
 def test_a_rank_that_is_killed_ends_the_service_with_one_line(runs, victim):
     with served(3, runs[0]) as (started, client, ranks):
         ask(client)
