@@ -63,14 +63,24 @@ def matrix_of(key: Tensor, values: Tensor, num_items: int) -> ItemMatrix:
     return ItemMatrix(offsets, key % num_items, values)
 
 
+def sum_cells(entries: Iterable[Entries], num_items: int, device: torch.device) -> Tensor:
+    """The sum of entries in every cell of a dense matrix, row by row [M²]."""
+    cells = torch.zeros(num_items**2, device=device)
+    for row, column, value in entries:
+        cells.index_add_(0, row * num_items + column, value)
+    return cells
+
+
+def matrix_of_cells(cells: Tensor, num_items: int) -> ItemMatrix:
+    """The sparse matrix of the cells that are not 0."""
+    key = cells.nonzero().squeeze(1)
+    return matrix_of(key, cells[key], num_items)
+
+
 def sum_entries(entries: Iterable[Entries], num_items: int, device: torch.device) -> ItemMatrix:
     """The matrix that adds up entries (row, column, value), in which pairs repeat."""
     if num_items**2 <= DENSE:
-        cells = torch.zeros(num_items**2, device=device)
-        for row, column, value in entries:
-            cells.index_add_(0, row * num_items + column, value)
-        key = cells.nonzero().squeeze(1)
-        return matrix_of(key, cells[key], num_items)
+        return matrix_of_cells(sum_cells(entries, num_items, device), num_items)
     keys, values = [torch.empty(0, dtype=torch.int64, device=device)], [torch.empty(0, device=device)]
     pending = 0
     for row, column, value in entries:

@@ -5,7 +5,7 @@ The files are described in `beamtree.storage.sharded_files`. As with every model
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import (
     divided_names,
     is_sharded,
+    own_lists,
     shard_model,
     sharded_memories,
     sharded_names,
@@ -30,7 +31,7 @@ from beamtree.files.atomic import fsync
 from beamtree.files.checksums import file_checksum, with_checksum
 from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.scorers import Scorer
 from beamtree.storage import models
 from beamtree.storage.models import OURS, check_room, model_without_weights, settings_of, tree_tensors, write_model
 from beamtree.storage.settings import AGAIN, SETTINGS, check_finite, damaged, holds_model, read_settings, read_tensors
@@ -52,8 +53,7 @@ Moments = Mapping[str, Tensor]  # by name; those of rows have one row for each
 
 def save_model(model: TreeModel, folder: str | Path) -> None:
     """`beamtree.save_model` for a model that is sharded over ranks: the first rank gathers and writes it."""
-    if isinstance(model.scorer, SumScorer) and (kept := model.scorer.drop_zero_parts()) is not model.scorer:
-        model = model.with_scorer(kept)
+    model = models.without_zero_parts(model)  # before they are gathered
     with ranks().fail_together():
         check_finite(model)
     whole = whole_model(model) if is_sharded(model) else model
@@ -91,10 +91,8 @@ class ShardedCheckpointer(Checkpointer):
     def write(self, progress: Progress) -> None:
         assert self.folder is not None
         if is_sharded(self.model):
-            moments, tables = (
-                moments_of(self.optimizer),
-                {id(each.weight) for each in sharded_names(self.model).values()},
-            )
+            moments = moments_of(self.optimizer)
+            tables = {id(table.weight) for table in sharded_names(self.model).values()}
             rows = {index for index, each in enumerate(_parameters(self.optimizer)) if id(each) in tables}
             of_rows = {name for name, value in moments.items() if int(name.split(".")[0]) in rows and value.dim()}
             write_sharded(self.folder, self.model, progress.step, moments, of_rows, self.record(progress))
@@ -259,8 +257,7 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> No
             weights[name] = table.shard.part(weights[name])
         for prefix, memory in memories.items():
             rows = CSR(*(weights[f"{prefix}{name}"] for name in MEMORY_TENSORS))
-            number = torch.arange(memory.lists).unsqueeze(1)
-            memory.set_part(rows.take((number * memory.num_items + own_rows(memory.num_items)).flatten()))
+            memory.set_part(own_lists(rows, memory.lists))
             weights |= {f"{prefix}{name}": getattr(memory, name) for name in MEMORY_TENSORS}
         model.scorer.load_state_dict(weights)
         return
@@ -308,7 +305,9 @@ def _load(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]
     load_state(folder, settings, _layout(state, rows, shard), alone=ranks().size == 1)
 
 
-def read_part(folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Any) -> dict[str, Tensor]:
+def read_part(
+    folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """The weights by name that one rank needs for a search: of rows those of its shard, of lists wanted partners."""
     if int(settings["shards"]["cut"]) != shard.cut:
         raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")

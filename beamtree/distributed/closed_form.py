@@ -13,7 +13,15 @@ from torch import Tensor
 from beamtree.closed_form import als, cooccurrence
 from beamtree.closed_form.als import initial_vectors, solve_batch
 from beamtree.closed_form.builder import ClosedFormBuilder
-from beamtree.closed_form.cooccurrence import Entries, ItemMatrix, cooccurring_pairs, matrix_of, sum_entries
+from beamtree.closed_form.cooccurrence import (
+    Entries,
+    ItemMatrix,
+    cooccurring_pairs,
+    matrix_of,
+    matrix_of_cells,
+    sum_cells,
+    sum_entries,
+)
 from beamtree.closed_form.part_weights import BATCH, Candidates, Results
 from beamtree.closed_form.ridge import (
     EASE,
@@ -249,12 +257,7 @@ def sum_sharded(
     The rows of items that are neighbours in `order` are on the same rank; those of all others are interleaved.
     """
     if num_items**2 <= cooccurrence.DENSE:
-        cells = torch.zeros(num_items**2, device=device)
-        for row, column, value in entries:
-            cells.index_add_(0, row * num_items + column, value)
-        ranks().sum_(cells)
-        key = cells.nonzero().squeeze(1)
-        return matrix_of(key, cells[key], num_items)
+        return matrix_of_cells(ranks().sum_(sum_cells(entries, num_items, device)), num_items)
     owner = torch.arange(num_items, device=device) % ranks().size
     if order is not None:
         owner[order] = torch.arange(len(order), device=device) * ranks().size // len(order)

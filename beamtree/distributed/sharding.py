@@ -1,6 +1,5 @@
 """Models that are divided over ranks: `shard_model` divides one, and `whole_model` puts it together again."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, DeepScorer, FactorScorer, MemoryScorer, Scorer, SumScorer
-from beamtree.storage.sharded_files import MEMORY_TENSORS, merge_parts
+from beamtree.storage.sharded_files import MEMORY_TENSORS, memories_of, memory_names, merge_parts
 from beamtree.tree import PAD
 
 
@@ -33,10 +32,7 @@ class ShardedMemoryScorer(MemoryScorer):
     @classmethod
     def of(cls, memory: MemoryScorer) -> "ShardedMemoryScorer":
         """This rank's part of a memory that it has whole."""
-        rows = own_rows(memory.num_items, memory.offsets.device)
-        number = torch.arange(memory.lists, device=rows.device).unsqueeze(1)
-        part = memory.rows.take((number * memory.num_items + rows).flatten())
-        return cls.from_part(memory.num_items, memory.lists, part, memory.recency)
+        return cls.from_part(memory.num_items, memory.lists, own_lists(memory.rows, memory.lists), memory.recency)
 
     @classmethod
     def from_part(cls, num_items: int, lists: int, part: CSR, recency: Tensor) -> "ShardedMemoryScorer":
@@ -88,6 +84,13 @@ class ShardedMemoryScorer(MemoryScorer):
         return {**super().settings(), "entries": self.total}
 
 
+def own_lists(rows: CSR, lists: int) -> CSR:
+    """This rank's rows of the lists of all items, list by list."""
+    num_items = len(rows) // lists
+    number = torch.arange(lists, device=rows.offsets.device).unsqueeze(1)
+    return rows.take((number * num_items + own_rows(num_items, rows.offsets.device)).flatten())
+
+
 def is_sharded(model: TreeModel) -> bool:
     """Whether each rank has a part of the model."""
     return any(isinstance(module, ShardedTable | ShardedMemoryScorer) for module in model.modules())
@@ -107,8 +110,9 @@ def shard_model(model: TreeModel, shard: Shard | None = None) -> TreeModel:
 
 
 def _shard_memory(scorer: Scorer) -> Scorer:
-    is_plain = isinstance(scorer, MemoryScorer) and not isinstance(scorer, ShardedMemoryScorer)
-    return ShardedMemoryScorer.of(scorer) if is_plain and isinstance(scorer, MemoryScorer) else scorer
+    if isinstance(scorer, ShardedMemoryScorer) or not isinstance(scorer, MemoryScorer):
+        return scorer
+    return ShardedMemoryScorer.of(scorer)
 
 
 def sharded_names(model: TreeModel) -> dict[str, ShardedTable]:
@@ -119,17 +123,16 @@ def sharded_names(model: TreeModel) -> dict[str, ShardedTable]:
 
 def sharded_memories(model: TreeModel) -> dict[str, ShardedMemoryScorer]:
     """The sharded memories of a model by the prefix of their names in `state_dict`."""
-    modules = model.scorer.named_modules()
-    return {f"{name}.".lstrip("."): each for name, each in modules if isinstance(each, ShardedMemoryScorer)}
+    memories = memories_of(model).items()
+    return {prefix: memory for prefix, memory in memories if isinstance(memory, ShardedMemoryScorer)}
 
 
 def divided_names(model: TreeModel) -> set[str]:
     """The names in `state_dict` of all tensors of which each rank has a part."""
-    memories = {f"{prefix}{name}" for prefix in sharded_memories(model) for name in MEMORY_TENSORS}
-    return {*sharded_names(model), *memories}
+    return {*sharded_names(model), *memory_names(sharded_memories(model))}
 
 
-def whole_model(model: TreeModel, kinds: Sequence[type[Scorer]] = ()) -> TreeModel | None:
+def whole_model(model: TreeModel) -> TreeModel | None:
     """The whole model on the CPU of the first rank; None on the others. All ranks must call it."""
     tables = {name: table.whole() for name, table in sharded_names(model).items()}
     memories = {prefix: memory.whole() for prefix, memory in sharded_memories(model).items()}
@@ -142,7 +145,7 @@ def whole_model(model: TreeModel, kinds: Sequence[type[Scorer]] = ()) -> TreeMod
     for prefix, memory in memories.items():
         assert memory is not None
         state |= {f"{prefix}{name}": getattr(memory, name) for name in MEMORY_TENSORS}
-    by_name = {kind.__name__: kind for kind in (*SCORERS, type(model.scorer), *kinds)}
+    by_name = {kind.__name__: kind for kind in (*SCORERS, type(model.scorer))}
     scorer = by_name[model.scorer.kind].from_settings(model.scorer.settings(), by_name)
     scorer.load_state_dict(state, assign=True)
     return model.with_scorer(scorer, model.tree.moved(Tensor.cpu)).eval()

@@ -56,9 +56,16 @@ def save_model(model: TreeModel, folder: str | Path) -> None:
     A model that was there is replaced only once all of the new one is written. Parts of a sum with weight 0 are left
     out.
     """
-    if isinstance(model.scorer, SumScorer) and (kept := model.scorer.drop_zero_parts()) is not model.scorer:
-        model = model.with_scorer(kept)
+    model = without_zero_parts(model)
     write_finished(Path(folder), model, model.ids)
+
+
+def without_zero_parts(model: TreeModel) -> TreeModel:
+    """The model without parts of a sum that have the weight 0; the model itself where there are none."""
+    if not isinstance(model.scorer, SumScorer):
+        return model
+    scorer = model.scorer.drop_zero_parts()
+    return model if scorer is model.scorer else model.with_scorer(scorer)
 
 
 def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
@@ -66,7 +73,9 @@ def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
     more: dict[str, Mapping[str, Tensor]] = {}
     tables = (module for module in model.modules() if isinstance(module, NodeTable))
     if any(len(table.weight) < table.num_nodes for table in tables):
-        raise ValueError("this process holds a part of the model: save it with beamtree.distributed.save_model")
+        raise ValueError(
+            "this process holds a part of the model: save it with beamtree.distributed.checkpoint.save_model"
+        )
     if isinstance(model.scorer, TableScorer):
         with torch.no_grad():
             more["search"] = model.scorer.for_search(model.tree)

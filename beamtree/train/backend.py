@@ -102,7 +102,9 @@ _current = Backend()
 def backend() -> Backend:
     """What fits models now."""
     if type(_current) is Backend and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
-        raise ValueError("torchrun has started several processes: call beamtree.distributed.join() before fitting")
+        raise ValueError(
+            "torchrun has started several processes: call beamtree.distributed.training.join() before fitting"
+        )
     return _current
 
 

@@ -182,13 +182,8 @@ class Monitor:
         steps: int,
         grace: int = 0,
     ) -> None:
-        self.validation, self.checkpointer, self.here, self.every, self.steps = (
-            validation,
-            checkpointer,
-            here,
-            every,
-            steps,
-        )
+        self.validation, self.checkpointer, self.here = validation, checkpointer, here
+        self.every, self.steps = every, steps
         self.grace = grace  # steps before patience counts, for a part that begins with weight 0
 
     def begin(self, progress: Progress) -> Progress:
