@@ -1,21 +1,21 @@
-"""Shared cases: trees of any shape, scorers and instances, from Hypothesis."""
+"""What tests share: trees of any shape from Hypothesis, and two small shops that are built once for all workers."""
 
 import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
 
 import pytest
 import torch
+from command import beamtree
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from sample_logs import cyclic_log
 
+import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
 from beamtree.scorers import FixedScorer
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile("beamtree", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamtree")
@@ -73,3 +73,61 @@ def cases(draw, max_items=40, rows=3, ties=True):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def build_once(tmp_path_factory, worker_id):
+    """`build_once(name, build)`: the folder that `build(folder)` fills, in whichever worker needs it first."""
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+
+    def folder_of(name, build):
+        folder, built = root / name, root / f"{name}.built"
+        with FileLock(root / f"{name}.lock"):
+            if not built.exists():
+                folder.mkdir()
+                build(folder)
+                built.touch()
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def shop_folder(build_once):
+    """A cyclic log (`log.csv`), prepared (`data`) and fitted in closed form (`run`). Copy it to change it."""
+
+    def build(folder):
+        cyclic_log().write_csv(folder / "log.csv")
+        beamtree("prepare", "log.csv", "--out", "data", "--val-users", "10", "--test-users", "10", folder=folder)
+        beamtree("train", "data", "--out", "run", "--steps", "0", "--beam-size", "60", folder=folder)
+
+    return build_once("shop", build)
+
+
+@pytest.fixture
+def shop(shop_folder):
+    """The recommender of `shop_folder`: a new object for each test."""
+    return bt.Recommender.load(shop_folder / "run")
+
+
+@pytest.fixture(scope="session")
+def market_folder(build_once):
+    """A simulated log (`market.parquet`), prepared (`prepared`) and trained on (`run`). Copy it to change it."""
+
+    def build(folder):
+        size = ["--users", "300", "--items", "150", "--events", "6000"]
+        beamtree("simulate", "--out", "market.parquet", *size, folder=folder)
+        beamtree("prepare", "market.parquet", "--out", "prepared", folder=folder)
+        beamtree(*MARKET_TRAIN, folder=folder)
+
+    return build_once("market", build)
+
+
+MARKET_TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]
+MARKET_TRAIN += ["--batch-size", "40"]
+
+
+@pytest.fixture(scope="session")
+def market_data(market_folder):
+    return bt.load_data(market_folder / "prepared")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import random
 import threading
 import time
 
@@ -46,18 +45,6 @@ def a_run(folder, items=ITEMS, seed=0):
     write_run(folder, {"data": None, "method": "otm"})
     bt.save_model(a_model(items, seed), folder)
     return folder
-
-
-def a_log(folder):
-    """A run with a log of users u0 … u79, fitted in two steps."""
-    draw = random.Random(0)
-    rows = [(f"u{user}", f"i{draw.randrange(40):02}") for user in range(80) for _ in range(12)]
-    log = {"user": [user for user, _ in rows], "item": [item for _, item in rows]}
-    import polars as pl
-
-    shop = bt.Recommender(steps=2, beam_size=5, batch_size=10, recipe="deep").fit(pl.DataFrame(log), min_events=4)
-    shop.save(folder)
-    return shop
 
 
 def an_engine(shop, **how):

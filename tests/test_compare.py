@@ -11,7 +11,6 @@ import torch
 from command import beamtree
 
 import beamtree as bt
-from beamtree.ingest import simulate
 from beamtree.research.compare import ROWS, Plan, Result, compare, table
 from beamtree.research.compare.plan import read_seconds, timed
 from beamtree.research.compare.results import COSTS, load_result, markdown, records, save_result
@@ -20,39 +19,25 @@ from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
 
 
-@pytest.fixture(scope="module")
-def market(tmp_path_factory):
-    """A small market, prepared."""
-    folder = tmp_path_factory.mktemp("market")
-    simulate.simulate(folder / "log.parquet", users=300, items=120, events=6000, seed=0)
-    bt.prepare([folder / "log.parquet"], folder / "data", min_events=10)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(market):
-    return bt.load_data(market / "data")
-
-
 def plan_of(data, folder, **more):
     settings = {"beam_size": 8, "batch_size": 50, "steps": 6, "m": (5, 10), "test_beam": 20, **more}
     return Plan(data, bt.cluster_tree(data), folder, **settings)
 
 
 @pytest.fixture(scope="module")
-def compared(data, tmp_path_factory):
+def compared(market_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     lines = []
-    plan = plan_of(data, folder, say=lines.append)
+    plan = plan_of(market_data, folder, say=lines.append)
     return plan, compare(plan, list(ROWS)), lines
 
 
 @pytest.mark.extended
-def test_every_row_is_measured_on_the_same_users(compared, data):
+def test_every_row_is_measured_on_the_same_users(compared, market_data):
     _, results, _ = compared
     assert [result.row for result in results] == list(ROWS)
     for result in results:
-        assert result.values.shape == (len(data.test), 2, 3)
+        assert result.values.shape == (len(market_data.test), 2, 3)
         assert bool(((result.values >= 0) & (result.values <= 1)).all())
         assert result.ms_per_query > 0
         assert result.num_bytes > 0
@@ -95,33 +80,33 @@ def test_what_is_finished_is_not_done_again(compared, monkeypatch):
 
 
 @pytest.mark.extended
-def test_other_settings_in_the_same_folder_are_refused(compared, data, tmp_path):
+def test_other_settings_in_the_same_folder_are_refused(compared, market_data, tmp_path):
     plan, _, _ = compared
     with pytest.raises(ValueError, match="was made with steps=6, not 7: compare into another folder"):
-        compare(plan_of(data, plan.folder, steps=7), ["popularity", "jtm"])
-    compare(plan_of(data, tmp_path), ["otm", "youtube-dnn"])
+        compare(plan_of(market_data, plan.folder, steps=7), ["popularity", "jtm"])
+    compare(plan_of(market_data, tmp_path), ["otm", "youtube-dnn"])
     for row in ("otm", "youtube-dnn"):  # a model without its result is not trusted either
         (tmp_path / f"{row}.json").unlink()
         with pytest.raises(ValueError, match="was made with seed=0, not 1"):
-            compare(plan_of(data, tmp_path, seed=1), [row])
+            compare(plan_of(market_data, tmp_path, seed=1), [row])
     with pytest.raises(ValueError, match="was made with steps=6, not 9"):
-        compare(plan_of(data, tmp_path, steps=9), ["otm-brute-force"])
+        compare(plan_of(market_data, tmp_path, steps=9), ["otm-brute-force"])
 
 
 @pytest.mark.extended
-def test_rows_are_added_and_other_cuts_measured_without_training_again(compared, data):
+def test_rows_are_added_and_other_cuts_measured_without_training_again(compared, market_data):
     plan, results, _ = compared
     steps = []
-    wider = plan_of(data, plan.folder, m=(5, 10, 15), advance=steps.append)
+    wider = plan_of(market_data, plan.folder, m=(5, 10, 15), advance=steps.append)
     again = {result.row: result for result in compare(wider, ["popularity", "otm"])}  # jtm is there, though not named
     assert not steps
     assert torch.equal(again["otm"].values[:, :2], results[list(ROWS).index("otm")].values)
     compare(plan, ["otm", "popularity"])  # as it was, for the tests that follow
 
 
-def test_a_rows_steps_are_those_asked_for(data, tmp_path):
+def test_a_rows_steps_are_those_asked_for(market_data, tmp_path):
     steps = []
-    compare(plan_of(data, tmp_path, batch_size=7, steps=2, advance=steps.append), ["hsm"])
+    compare(plan_of(market_data, tmp_path, batch_size=7, steps=2, advance=steps.append), ["hsm"])
     assert sum(steps) == 2
 
 
@@ -132,8 +117,8 @@ def test_the_time_of_training_adds_up_over_stops(tmp_path):
     assert read_seconds(tmp_path) >= 0.1
 
 
-def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
-    whole = compare(plan_of(data, tmp_path / "whole"), ["otm"])[0]
+def test_a_row_that_was_stopped_goes_on_and_ends_the_same(market_data, tmp_path):
+    whole = compare(plan_of(market_data, tmp_path / "whole"), ["otm"])[0]
 
     class StopError(Exception):
         pass
@@ -144,28 +129,28 @@ def test_a_row_that_was_stopped_goes_on_and_ends_the_same(data, tmp_path):
 
     countdown = iter(range(3, -1, -1))
     with pytest.raises(StopError):
-        compare(plan_of(data, tmp_path / "stopped", advance=advance), ["otm"])
+        compare(plan_of(market_data, tmp_path / "stopped", advance=advance), ["otm"])
     assert not (tmp_path / "stopped" / "otm.json").exists()
-    again = compare(plan_of(data, tmp_path / "stopped"), ["otm"])[0]
+    again = compare(plan_of(market_data, tmp_path / "stopped"), ["otm"])[0]
     assert torch.equal(again.values, whole.values)
 
 
-def test_unknown_rows_and_nobody_to_test_are_told(data, tmp_path):
+def test_unknown_rows_and_nobody_to_test_are_told(market_data, tmp_path):
     with pytest.raises(ValueError, match="row 'otn' is unknown: choose from"):
-        compare(plan_of(data, tmp_path), ["otn"])
+        compare(plan_of(market_data, tmp_path), ["otn"])
     with pytest.raises(ValueError, match="m=10 with a beam of 8"):
-        compare(plan_of(data, tmp_path, test_beam=8), ["otm"])
+        compare(plan_of(market_data, tmp_path, test_beam=8), ["otm"])
 
 
-def test_wrong_words_end_in_one_line_before_any_work(market, tmp_path):
-    bt.prepare([market / "log.parquet"], tmp_path / "unjudged", val_users=0)
+def test_wrong_words_end_in_one_line_before_any_work(market_folder, market_data, tmp_path):
+    bt.prepare([market_folder / "market.parquet"], tmp_path / "unjudged", val_users=0)
     for words, said in (
         (["--recipe", "soup"], "recipe 'soup' is unknown"),
         (["--rows", ","], "no row to compare"),
         (["--m", "30", "--test-beam", "20"], "--m 30 with --test-beam 20"),
         (["--tree", "none.parquet"], "none.parquet does not exist"),
     ):
-        failed = beamtree("compare", str(market / "data"), *words, folder=tmp_path, check=False)
+        failed = beamtree("compare", str(market_data.folder), *words, folder=tmp_path, check=False)
         assert failed.returncode == 2
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
@@ -193,16 +178,16 @@ def test_the_table_marks_the_best_and_tests_users_in_pairs():
     assert "\\*\\*" in text
 
 
-def test_the_table_says_who_was_measured(data, tmp_path):
+def test_the_table_says_who_was_measured(market_data, tmp_path):
     some = torch.rand(21, 3, generator=torch.Generator().manual_seed(0))
     assert markdown([result("otm", some, False, 60, True)]).startswith("21 of 60 users, seen items left out.\n\n|")
     assert markdown([result("otm", some)]).startswith("21 users, seen items left in.\n\n|")
-    plan = plan_of(data, tmp_path, exclude_seen=True)
+    plan = plan_of(market_data, tmp_path, exclude_seen=True)
     model = bt.TreeModel(plan.tree, bt.DeepScorer(plan.tree.num_nodes))
     for _ in range(2):  # the second is read
         *_, users = records(compare(plan, ["popularity"]))
-        measured = bt.evaluate(model, data.test, m=5, beam_size=5, exclude_seen=True).users
-        assert users == {"metric": "users", "value": measured, "asked": len(data.test), "exclude_seen": True}
+        measured = bt.evaluate(model, market_data.test, m=5, beam_size=5, exclude_seen=True).users
+        assert users == {"metric": "users", "value": measured, "asked": len(market_data.test), "exclude_seen": True}
 
 
 def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
@@ -214,8 +199,17 @@ def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
         load_result(tmp_path, "als", {"seed": 2}, {"m": [10]})
 
 
-def test_the_command_compares_and_writes_tables_and_a_picture(market, tmp_path):
-    words = ["compare", str(market / "data"), "--rows", "popularity,otm", "--steps", "3", "--batch-size", "50"]
+def test_the_command_compares_and_writes_tables_and_a_picture(market_data, tmp_path):
+    words = [
+        "compare",
+        str(market_data.folder),
+        "--rows",
+        "popularity,otm",
+        "--steps",
+        "3",
+        "--batch-size",
+        "50",
+    ]
     words += ["--beam-size", "8", "--test-beam", "20", "--m", "5,10", "--out", "out", "--json", "cells.json"]
     found = beamtree(*words, folder=tmp_path)
     assert "recall" in found.stdout
@@ -223,15 +217,15 @@ def test_the_command_compares_and_writes_tables_and_a_picture(market, tmp_path):
     assert {path.name for path in (tmp_path / "out").glob("table.*")} == {"table.json", "table.md", "table.png"}
     cells = json.loads((tmp_path / "cells.json").read_text())
     assert {("otm", cost) for cost in COSTS} <= {(cell.get("row"), cell["metric"]) for cell in cells}
-    users = f"{len(bt.load_data(market / 'data').test)} users, seen items left in"
+    users = f"{len(market_data.test)} users, seen items left in"
     assert users in found.stdout
     assert (tmp_path / "out" / "table.md").read_text().startswith(users)
     assert len([cell for cell in cells if cell["metric"] == "recall"]) == 4
-    assert beamtree("compare", str(market / "data"), "--rows", "x", folder=tmp_path, check=False).returncode == 2
+    assert beamtree("compare", str(market_data.folder), "--rows", "x", folder=tmp_path, check=False).returncode == 2
 
 
-def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
-    data, items = str(market / "data"), str(tmp_path / "items.parquet")
+def test_trees_are_built_written_and_read_by_commands(market_data, tmp_path):
+    data, items = str(market_data.folder), str(tmp_path / "items.parquet")
     names = bt.load_data(data).items.names
     pl.DataFrame({"item": names, "category": [f"shelf {place % 7}" for place in range(len(names))]}).write_parquet(
         items
@@ -260,38 +254,38 @@ def test_trees_are_built_written_and_read_by_commands(market, tmp_path):
 
 
 @pytest.mark.extended
-def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, data, tmp_path):
+def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, market_data, tmp_path):
     _, results, _ = compared
     wide = [replace(result, m=(10, 200)) for result in results]
     found = {(c.key["row"], c.key["metric"], c.key["m"]): c for c in real_data.cells("table3", wide)}
     assert found["otm", "recall", 200].paper == 16.36
     assert found["jtm", "precision", 10].paper == 1.84
     assert found["als", "recall", 200].paper is None
-    plan = real_data.plan(data, tmp_path, recipe="paper", device="cpu", seed=0)
-    assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(data.train) / 200))
+    plan = real_data.plan(market_data, tmp_path, recipe="paper", device="cpu", seed=0)
+    assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(market_data.train) / 200))
     settings = plan.settings(ROWS["otm"])
     assert settings.recipe is RECIPES["paper"]
     assert (settings.lr, settings.schedule.shape, settings.schedule.warm_up) == (1e-3, constant, None)
 
 
-def test_figure_2_counts_an_instance_once_for_each_node_it_is_relevant_to(data):
-    tree = bt.cluster_tree(data)
-    _, y = data.train.batch(torch.arange(len(data.train)))
+def test_figure_2_counts_an_instance_once_for_each_node_it_is_relevant_to(market_data):
+    tree = bt.cluster_tree(market_data)
+    _, y = market_data.train.batch(torch.arange(len(market_data.train)))
     expected = [0] * 4
     for row in y.tolist():
         leaves = tree.leaf_of_item(torch.tensor([item for item in row if item >= 0]))
         for node in set(tree.ancestor(leaves, 2).tolist()):
             expected[node - 3] += 1
-    assert real_data.instances_of_nodes(tree, data.train, 2).tolist() == expected
-    shares = real_data.distribution(tree, data.train, 2)
+    assert real_data.instances_of_nodes(tree, market_data.train, 2).tolist() == expected
+    shares = real_data.distribution(tree, market_data.train, 2)
     assert shares.tolist() == pytest.approx([n / sum(expected) for n in sorted(expected, reverse=True)])
 
 
-def test_figure_2_and_timing_are_commands(market, tmp_path):
-    beamtree("paper", "figure2", str(market / "data"), "--level", "3", "--json", "f.json", folder=tmp_path)
+def test_figure_2_and_timing_are_commands(market_data, tmp_path):
+    beamtree("paper", "figure2", str(market_data.folder), "--level", "3", "--json", "f.json", folder=tmp_path)
     assert len(json.loads((tmp_path / "f.json").read_text())) == 8
     assert (tmp_path / "results" / "figure2.png").exists()
-    failed = beamtree("paper", "figure2", str(market / "data"), "--level", "30", folder=tmp_path, check=False)
+    failed = beamtree("paper", "figure2", str(market_data.folder), "--level", "30", folder=tmp_path, check=False)
     assert "--level 30: the tree of" in failed.stderr.replace("\n", " ")
     words = ["--height", "5", "--batch-size", "4", "--beam-size", "4", "--iterations", "2"]
     found = beamtree("paper", "timing", *words, "--json", "t.json", folder=tmp_path)

@@ -5,7 +5,6 @@ import copy
 import random
 
 import pytest
-from test_start import a_walk
 
 import beamtree as bt
 from beamtree.live import Journal, LiveModel, journal
@@ -13,8 +12,8 @@ from beamtree.live.journal import CHANGES, compact, count_changes
 
 
 @pytest.fixture(scope="module")
-def model():
-    return bt.Recommender(steps=0, beam_size=60).fit(a_walk(), test_users=10).model
+def model(shop_folder):
+    return bt.load_model(shop_folder / "run")
 
 
 def change(live, draw):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_start import a_walk
+from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.beam import brute_force
@@ -22,14 +22,14 @@ from beamtree.scorers import SumScorer
 from beamtree.tree import PAD, Tree
 
 
-@pytest.fixture(scope="module", params=["beamtree", "deep"])
-def fitted(request):
-    return bt.Recommender(steps=4, beam_size=60, batch_size=20, recipe=request.param).fit(a_walk(), test_users=10)
+@pytest.fixture(scope="module")
+def deep_shop(shop_folder):
+    return bt.Recommender(steps=4, beam_size=60, batch_size=20, recipe="deep").fit(shop_folder / "data")
 
 
-@pytest.fixture
-def shop(fitted):
-    return copy.deepcopy(fitted)
+@pytest.fixture(params=["beamtree", "deep"])
+def shop(request, shop_folder, deep_shop):
+    return copy.deepcopy(deep_shop) if request.param == "deep" else bt.Recommender.load(shop_folder / "run")
 
 
 def best(shop, history, m=10, **how):
@@ -335,7 +335,7 @@ def a_catalogue_file(folder):
 
 
 def test_an_item_with_a_category_stands_beside_it_after_fit_and_after_load(tmp_path):
-    shop = bt.Recommender(steps=0, tree="category", items=a_catalogue_file(tmp_path)).fit(a_walk(), test_users=10)
+    shop = bt.Recommender(steps=0, tree="category", items=a_catalogue_file(tmp_path)).fit(cyclic_log(), test_users=10)
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
         each.add_items({"new": {"category": "group 3"}, "other": {"category": "group 5"}})
@@ -347,7 +347,7 @@ def test_an_item_with_a_vector_stands_beside_those_nearest_after_fit_and_after_l
     vectors = torch.eye(6)[torch.arange(60) // 10] + 0.01 * torch.rand(60, 6)
     columns = {f"v{each}": vectors[:, each].tolist() for each in range(6)}
     pl.DataFrame({"item": [f"i{place:02}" for place in range(60)], **columns}).write_parquet(tmp_path / "v.parquet")
-    shop = bt.Recommender(steps=0, vectors=tmp_path / "v.parquet").fit(a_walk(), test_users=10)
+    shop = bt.Recommender(steps=0, vectors=tmp_path / "v.parquet").fit(cyclic_log(), test_users=10)
     shop.add_items(["before"])
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
@@ -364,7 +364,7 @@ def test_an_item_with_a_vector_stands_beside_those_nearest_after_fit_and_after_l
 def test_the_same_events_count_once_however_often_they_are_given(shop):
     if not isinstance(shop.model.scorer, SumScorer):
         pytest.skip("what follows is made for the recipe beamtree")
-    logged = a_walk().filter(pl.col("user") == "u001").tail(2)
+    logged = cyclic_log().filter(pl.col("user") == "u001").tail(2)
     since = pl.DataFrame({"user": ["u001"] * 2, "item": ["i40", "i41"], "time": [50, 51]})
     before = shop._live_model().history("u001").items
     for _ in range(2):
@@ -388,9 +388,9 @@ def test_what_a_user_chose_since_counts_at_once_and_is_saved(shop, tmp_path):
     assert bt.Recommender.load(tmp_path / "run").recommend(users=["u001", "nobody"], m=5).equals(one)
 
 
-def test_an_update_learns_what_now_follows():
+def test_an_update_learns_what_now_follows(shop_folder):
     """From now on everybody goes from i03 to i50, as nobody did before."""
-    shop = bt.Recommender(steps=0).fit(a_walk(), test_users=10)
+    shop = bt.Recommender.load(shop_folder / "run")
     before = best(shop, ["i02", "i03"], m=60).index("i50")
     users = [f"v{place}" for place in range(60)]
     rows = [
@@ -524,10 +524,9 @@ def known_to(data, user, *events):
     return TrainingLog(data).contains(user, [Event(*each) for each in events])
 
 
-def test_a_run_knows_events_with_a_time_that_its_log_holds(tmp_path):
-    bt.prepare(a_walk(), tmp_path / "data")
-    data = bt.load_data(tmp_path / "data")
-    rows = a_walk().filter(pl.col("user") == "u001").rows()
+def test_a_run_knows_events_with_a_time_that_its_log_holds(shop_folder):
+    data = bt.load_data(shop_folder / "data")
+    rows = cyclic_log().filter(pl.col("user") == "u001").rows()
     (_, item, time), (_, last, _) = rows[3], rows[-1]
     assert known_to(data, "u001", (item, time), (item, time + 20), ("i59", time)) == [True, False, False]
     assert known_to(data, "nobody", (item, time)) == [False]
@@ -540,7 +539,7 @@ def test_a_run_knows_events_with_a_time_that_its_log_holds(tmp_path):
 
 def test_a_run_knows_events_without_a_time_that_were_received_before_its_log_ended(tmp_path):
     start = 1_700_000_000
-    bt.prepare(a_walk().with_columns(pl.col("time") + start), tmp_path / "data")
+    bt.prepare(cyclic_log().with_columns(pl.col("time") + start), tmp_path / "data")
     data = bt.load_data(tmp_path / "data")
     before, after = (start + 5) * 10**6, (start + 500) * 10**6
     assert known_to(data, "u001", ("i59", None, before), ("i58", None, after)) == [True, False]

@@ -7,8 +7,8 @@ import time
 
 import polars as pl
 import pytest
+from sample_logs import cyclic_log
 from serving import a_run, a_service, serving
-from test_start import a_walk
 
 import beamtree as bt
 from beamtree.live import Journal
@@ -150,7 +150,7 @@ def trained(tmp_path_factory):
     """Two runs: the second knows one event more of u001, and an item."""
     folder = tmp_path_factory.mktemp("trained")
     start = int(time.time()) + 1000
-    log = a_walk().with_columns(pl.col("time") + start)
+    log = cyclic_log().with_columns(pl.col("time") + start)
     more = pl.DataFrame([("u001", "i40", start + 20), *((f"u{n:03}", "new", start + 30) for n in range(2, 30))],
                         schema=log.schema, orient="row")  # fmt: skip
     for name, rows in (("one", log), ("two", pl.concat([log, more]))):
@@ -210,7 +210,7 @@ def test_the_service_places_an_item_by_the_table_that_its_run_names(tmp_path):
     rows = [(f"i{place:02}", f"group {place // 10}") for place in range(60)]
     table = tmp_path / "items.parquet"
     pl.DataFrame(rows, schema=["item", "category"], orient="row").write_parquet(table)
-    shop = bt.Recommender(steps=0, tree="category", items=table).fit(a_walk(), test_users=10)
+    shop = bt.Recommender(steps=0, tree="category", items=table).fit(cyclic_log(), test_users=10)
     shop.save(tmp_path / "one")
     shop.add_items({"new": {"category": "group 3"}})
     journal, service = started(tmp_path)
@@ -251,8 +251,7 @@ def test_a_run_that_takes_the_place_of_the_first_is_the_one_that_a_restart_serve
     journal.close()
 
 
-def test_what_was_changed_through_the_object_is_served(tmp_path):
-    shop = bt.Recommender(steps=0, beam_size=20).fit(a_walk(), test_users=10)
+def test_what_was_changed_through_the_object_is_served(shop, tmp_path):
     shop.add_items({"new": {"like": ["i05"], "title": "New"}})
     shop.update(pl.DataFrame({"user": ["u001", "ann"], "item": ["new", "i40"], "time": [50, 51]}))
     shop.remove_items(["i06"])

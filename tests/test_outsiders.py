@@ -11,7 +11,6 @@ import torch
 
 import beamtree as bt
 from beamtree.evaluate import leaving_out
-from beamtree.ingest.simulate import simulate
 from beamtree.research.compare import Plan, Row, compare, tree_row
 from beamtree.research.compare.plan import ReadyRow
 from beamtree.research.compare.results import markdown, records
@@ -35,17 +34,9 @@ OWN = bt.Method(
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("outsiders")
-    simulate(folder / "market.parquet", users=400, items=120, events=10_000)
-    bt.prepare(folder / "market.parquet", folder / "prepared")
-    return bt.load_data(folder / "prepared")
-
-
-@pytest.fixture(scope="module")
-def shop(data):
+def shop(market_data):
     how = {"scorer": SCORER.mean_scorer, "tree": TREE.tree_by_id, "method": OWN}
-    return bt.Recommender(**how, beam_size=10, batch_size=40, steps=60, lr=0.02, seed=1).fit(data)
+    return bt.Recommender(**how, beam_size=10, batch_size=40, steps=60, lr=0.02, seed=1).fit(market_data)
 
 
 def test_they_learn_together(shop):
@@ -75,7 +66,7 @@ def plan_of(data, folder, **more):
     return Plan(data, bt.random_tree(data.num_items), folder, **settings)
 
 
-def test_they_are_rows_of_a_comparison(data, tmp_path):
+def test_they_are_rows_of_a_comparison(market_data, tmp_path):
     own = {
         "mine": Row(
             tree_row,
@@ -86,23 +77,23 @@ def test_they_are_rows_of_a_comparison(data, tmp_path):
             scorers=(SCORER.MeanScorer,),
         )
     }
-    plan = plan_of(data, tmp_path, steps=20)
+    plan = plan_of(market_data, tmp_path, steps=20)
     found = compare(plan, ["popularity", "otm", "mine"], own)
     assert [result.row for result in found] == ["popularity", "otm", "mine"]
     assert "| mine |" in markdown(found).replace(" † ", " ")
     again = compare(plan, ["mine"], own)  # read, not trained again
     assert torch.equal(again[0].values, found[2].values)
-    assert bt.load_model(tmp_path / "mine", scorers=[SCORER.MeanScorer]).ids[0] == data.items[0]
+    assert bt.load_model(tmp_path / "mine", scorers=[SCORER.MeanScorer]).ids[0] == market_data.items[0]
 
 
-def test_a_method_is_what_it_does_and_not_what_it_is_called(data, tmp_path):
+def test_a_method_is_what_it_does_and_not_what_it_is_called(market_data, tmp_path):
     """Two methods of one name are two methods: a run of one does not go on with the other."""
     from beamtree.train import Checkpoints
 
-    tree = bt.random_tree(data.num_items)
+    tree = bt.random_tree(market_data.num_items)
     impostor = bt.Method("otm", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, walks=True)
     assert impostor != bt.otm(10)
-    run = partial(bt.fit, data=data.train, steps=2, batch_size=20)
+    run = partial(bt.fit, data=market_data.train, steps=2, batch_size=20)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes))
     run(model, method=bt.otm(10), checkpoints=Checkpoints(tmp_path / "run"))
     with pytest.raises(ValueError, match="candidates=beam_candidates"):
@@ -133,28 +124,28 @@ def last_items(name, row, plan, note):
         (Row(tree_row, "tree", bt.plt(), joint=True), "joint=False, not True"),
     ],
 )
-def test_a_finished_row_is_not_another_of_the_same_name(data, tmp_path, other, said):
-    plan, first = plan_of(data, tmp_path), Row(tree_row, "tree", bt.plt())
+def test_a_finished_row_is_not_another_of_the_same_name(market_data, tmp_path, other, said):
+    plan, first = plan_of(market_data, tmp_path), Row(tree_row, "tree", bt.plt())
     before = compare(plan, ["mine"], {"mine": first})
     with pytest.raises(ValueError, match=rf"mine\.json was made with {said}"):
         compare(plan, ["mine"], {"mine": other})
     assert torch.equal(compare(plan, ["mine"], {"mine": first})[0].values, before[0].values)
 
 
-def test_a_finished_row_without_a_tree_is_not_another_of_the_same_name(data, tmp_path):
-    plan = plan_of(data, tmp_path)
+def test_a_finished_row_without_a_tree_is_not_another_of_the_same_name(market_data, tmp_path):
+    plan = plan_of(market_data, tmp_path)
     compare(plan, ["mine"], {"mine": Row(first_items)})
     with pytest.raises(ValueError, match=r"mine\.json was made with make=first_items, not last_items"):
         compare(plan, ["mine"], {"mine": Row(last_items)})
 
 
-def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(data, tmp_path):
+def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(market_data, tmp_path):
     def missed(hit, relevant, m):
         """The share of relevant items that are not among the first m."""
         return 1 - hit[:, :m].sum(1) / relevant
 
     recipe = replace(RECIPES["beamtree"], lr=0.01)
-    plan = plan_of(data, tmp_path, metrics=("recall", missed), recipe=recipe)
+    plan = plan_of(market_data, tmp_path, metrics=("recall", missed), recipe=recipe)
     found = compare(plan, ["otm"])[0]
     assert found.metrics == ("recall", "missed")
     assert found.evaluation["missed", 10] == pytest.approx(1 - found.evaluation["recall", 10])
@@ -165,10 +156,10 @@ def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(data, tmp_path):
         compare(replace(plan, recipe=replace(recipe, lr=0.02)), ["otm"])
 
 
-def test_a_row_of_yours_called_tdm_is_trained_as_you_say(data, tmp_path):
-    compare(plan_of(data, tmp_path / "table"), ["tdm"])
+def test_a_row_of_yours_called_tdm_is_trained_as_you_say(market_data, tmp_path):
+    compare(plan_of(market_data, tmp_path / "table"), ["tdm"])
     assert not bt.load_model(tmp_path / "table" / "tdm").scorer.lift  # the history at its leaves, as published
-    compare(plan_of(data, tmp_path / "mine"), ["tdm"], {"tdm": Row(tree_row, "tree", bt.tdm(20))})
+    compare(plan_of(market_data, tmp_path / "mine"), ["tdm"], {"tdm": Row(tree_row, "tree", bt.tdm(20))})
     assert bt.load_model(tmp_path / "mine" / "tdm").scorer.lift
 
 
@@ -176,9 +167,9 @@ def broken(name, row, plan, note):
     raise ValueError("it does not work here")
 
 
-def test_a_row_that_fails_does_not_cost_the_table(data, tmp_path):
+def test_a_row_that_fails_does_not_cost_the_table(market_data, tmp_path):
     said = []
-    plan = plan_of(data, tmp_path, say=said.append)
+    plan = plan_of(market_data, tmp_path, say=said.append)
     own = {"broken": Row(broken), "jtm": Row(broken, "tree", "tdm"), "mine": Row(first_items)}
     found = compare(plan, ["broken", "mine", "popularity"], own)
     assert [result.row for result in found] == ["mine", "popularity"]
@@ -190,17 +181,17 @@ def test_a_row_that_fails_does_not_cost_the_table(data, tmp_path):
     assert "otm: skipped: it shares the tree of jtm, which was skipped" in said
 
 
-def test_a_metric_that_fails_fails_before_any_training(data, tmp_path):
+def test_a_metric_that_fails_fails_before_any_training(market_data, tmp_path):
     def wrong(hit, relevant, m):
         raise ValueError("no such thing")
 
     with pytest.raises(ValueError, match="no such thing"):
-        compare(plan_of(data, tmp_path, metrics=(wrong,)), ["otm"])
+        compare(plan_of(market_data, tmp_path, metrics=(wrong,)), ["otm"])
     assert not (tmp_path / "otm").exists()
 
 
-def test_the_steps_of_rows_of_your_own_are_counted(data, tmp_path):
+def test_the_steps_of_rows_of_your_own_are_counted(market_data, tmp_path):
     own = {"mine": Row(tree_row, "tree", OWN), "first": Row(first_items), "learned": Row(tree_row, "tree", joint=True)}
-    plan = plan_of(data, tmp_path, steps=100)
+    plan = plan_of(market_data, tmp_path, steps=100)
     assert steps_of(plan, ["mine", "first", "otm"], own) == 200
     assert steps_of(plan, ["learned"], own) == 175

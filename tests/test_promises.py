@@ -16,7 +16,6 @@ import pytest
 import safetensors.torch
 import torch
 from command import beamtree
-from test_start import a_walk
 
 import beamtree as bt
 from beamtree.cli import app, errors
@@ -29,20 +28,9 @@ from stress.checksums import update_checksums
 WRITTEN = Path(__file__).parent / "written_by_0_1"
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Prepared data and a run of it."""
-    folder = tmp_path_factory.mktemp("promises")
-    a_walk().write_csv(folder / "log.csv")
-    beamtree("prepare", "log.csv", "--out", "p", "--val-users", "10", "--test-users", "10", folder=folder)
-    beamtree("train", "p", "--out", "run", "--steps", "0", folder=folder)
-    return folder
-
-
 @pytest.fixture
-def copy(folders, tmp_path):
-    shutil.copytree(folders, tmp_path / "copy")
-    return tmp_path / "copy"
+def copy(shop_folder, tmp_path):
+    return shutil.copytree(shop_folder, tmp_path / "copy")
 
 
 def refused(folder, *words, code=2):
@@ -60,7 +48,7 @@ def refused(folder, *words, code=2):
 
 @pytest.mark.parametrize("recipe", ["beamtree", "deep"])
 def test_a_training_that_diverges_stops_says_so_and_keeps_the_last_good_checkpoint(copy, recipe):
-    words = ("train", "p", "--out", "bad", "--recipe", recipe, "--lr", "1e10", "--steps", "20")
+    words = ("train", "data", "--out", "bad", "--recipe", recipe, "--lr", "1e10", "--steps", "20")
     line = refused(copy, *words, code=1)
     assert "training diverged at step" in line
     assert "learning rate of" in line
@@ -110,10 +98,10 @@ def every_file(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "run.json")
 
 
-@pytest.mark.parametrize("which", ["run", "p"])
+@pytest.mark.parametrize("which", ["run", "data"])
 def test_one_flipped_bit_anywhere_is_found(copy, which):
     folder = copy / which
-    commands = {"run": ("evaluate", "run"), "p": ("train", "p", "--out", "new", "--steps", "0")}
+    commands = {"run": ("evaluate", "run"), "data": ("train", "data", "--out", "new", "--steps", "0")}
     read = {"log.jsonl", "summary.png"}  # by nobody
     generator = np.random.default_rng(0)
     for name in set(every_file(folder)) - read:
@@ -210,9 +198,9 @@ def test_settings_changed_by_hand_are_refused(copy):
     ],
 )
 def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
-    update_checksums(copy / "p", change, "description.json")
+    update_checksums(copy / "data", change, "description.json")
     with pytest.raises(ValueError, match=message):
-        bt.load_data(copy / "p")
+        bt.load_data(copy / "data")
 
 
 @pytest.mark.parametrize(
@@ -224,23 +212,23 @@ def test_descriptions_that_fit_no_data_are_one_line(copy, change, message):
     ],
 )
 def test_numbers_out_of_range_in_prepared_arrays_are_one_line(copy, name, spoil, message):
-    array = np.load(copy / "p" / name)
+    array = np.load(copy / "data" / name)
     spoil(array)
-    np.save(copy / "p" / name, array)
-    update_checksums(copy / "p", name="description.json")
+    np.save(copy / "data" / name, array)
+    update_checksums(copy / "data", name="description.json")
     with pytest.raises(ValueError, match=message):
-        bt.load_data(copy / "p")
+        bt.load_data(copy / "data")
 
 
 @pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"{'shape': 5, 'descr'", b"99999999999999999999"])
 def test_arrays_with_a_damaged_header_are_one_line(copy, header):
-    content = bytearray((copy / "p" / "offsets.npy").read_bytes())
+    content = bytearray((copy / "data" / "offsets.npy").read_bytes())
     content[10 : 10 + len(header)] = header
     content[10 + len(header) : 128] = b" " * (118 - len(header))
-    (copy / "p" / "offsets.npy").write_bytes(content)
-    update_checksums(copy / "p", name="description.json")
+    (copy / "data" / "offsets.npy").write_bytes(content)
+    update_checksums(copy / "data", name="description.json")
     with pytest.raises(ValueError, match=r"offsets.npy is damaged"):
-        bt.load_data(copy / "p")
+        bt.load_data(copy / "data")
 
 
 def test_an_id_that_stands_twice_is_refused(copy):
@@ -257,8 +245,8 @@ def test_an_id_that_stands_twice_is_refused(copy):
 def test_two_processes_do_not_train_prepare_or_compare_into_one_folder(copy):
     slow = {
         "prepare": ("prepare", "log.csv", "--out", "new"),
-        "train": ("train", "p", "--out", "new", "--recipe", "deep", "--steps", "100000"),
-        "compare": ("compare", "p", "--out", "new", "--rows", "otm", "--steps", "100000"),
+        "train": ("train", "data", "--out", "new", "--recipe", "deep", "--steps", "100000"),
+        "compare": ("compare", "data", "--out", "new", "--rows", "otm", "--steps", "100000"),
     }
     for name in ("train", "compare"):
         words = [sys.executable, "-m", "beamtree", *slow[name]]
@@ -296,10 +284,10 @@ with folder_lock(Path({str(tmp_path / "run")!r})):
     bt.fit(model, data.train, bt.tdm(4), steps=2, checkpoints=bt.train.Checkpoints(tmp_path / "run"))
 
 
-def test_what_is_left_in_a_finished_run_goes_with_the_next_command(folders, copy):
+def test_what_is_left_in_a_finished_run_goes_with_the_next_command(shop_folder, copy):
     for place in ("run", "run/training", "run/training/best"):
         (copy / place / "files.new-beamtree").mkdir()
-    beamtree("train", str(folders / "p"), "--out", "run", "--steps", "0", "--resume", folder=copy, check=False)
+    beamtree("train", str(shop_folder / "data"), "--out", "run", "--steps", "0", "--resume", folder=copy, check=False)
     assert not list(copy.rglob("*.new-beamtree"))
 
 
@@ -315,8 +303,8 @@ def wait_for(true, seconds=60):
         time.sleep(0.02)
 
 
-def test_a_run_says_with_how_many_threads_it_was_trained(folders):
-    run = json.loads((folders / "run" / "run.json").read_text())
+def test_a_run_says_with_how_many_threads_it_was_trained(shop_folder):
+    run = json.loads((shop_folder / "run" / "run.json").read_text())
     assert run["threads"] >= 1
     assert run["torch"] == torch.__version__
 
@@ -325,7 +313,7 @@ def test_a_run_says_with_how_many_threads_it_was_trained(folders):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "..", "link", "loop", "pipe", "a/b", "\0", 5])
-@pytest.mark.parametrize("which", ["run", "p"])
+@pytest.mark.parametrize("which", ["run", "data"])
 def test_a_folder_names_files_of_its_own_alone(copy, which, name):
     folder = copy / which
     (copy / "secret").write_text("secret")
@@ -348,10 +336,10 @@ def test_a_folder_names_files_of_its_own_alone(copy, which, name):
     assert "bytes" not in str(caught.value), "nothing is told of a file that is not ours"
 
 
-@pytest.mark.parametrize("name", ["run/run.json", "run/settings.json", "p/description.json"])
+@pytest.mark.parametrize("name", ["run/run.json", "run/settings.json", "data/description.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_a_device_is_not_read(copy, name, kind):
-    (copy / "run" / "run.json").write_text(json.dumps({"data": str(copy / "p")}))
+    (copy / "run" / "run.json").write_text(json.dumps({"data": str(copy / "data")}))
     (copy / name).unlink()
     if kind == "pipe":
         os.mkfifo(copy / name)
@@ -365,8 +353,8 @@ def test_control_characters_of_ids_are_escaped_on_the_screen(tmp_path):
         f"u{user},\x1b[31mi{(user + step) % 9}\a,{step}\n" for user in range(40) for step in range(12)
     )
     (tmp_path / "log.csv").write_text(text)
-    beamtree("prepare", "log.csv", "--out", "p", folder=tmp_path)
-    beamtree("train", "p", "--out", "run", "--steps", "0", folder=tmp_path)
+    beamtree("prepare", "log.csv", "--out", "data", folder=tmp_path)
+    beamtree("train", "data", "--out", "run", "--steps", "0", folder=tmp_path)
     shown = beamtree("retrieve", "run", "--users", "u0", "--m", "3", folder=tmp_path).stdout
     assert "\\x1b[31mi" in shown
     assert "\x1b[31mi" not in shown
@@ -377,12 +365,12 @@ def test_control_characters_of_ids_are_escaped_on_the_screen(tmp_path):
 
 
 @pytest.mark.parametrize("rate", ["1e38", "1e300", "inf", "nan", "0"])
-def test_rates_that_nobody_can_train_with_are_one_line(folders, tmp_path, rate):
-    assert "--lr" in refused(folders, "train", "p", "--out", str(tmp_path / "new"), "--lr", rate)
+def test_rates_that_nobody_can_train_with_are_one_line(shop_folder, tmp_path, rate):
+    assert "--lr" in refused(shop_folder, "train", "data", "--out", str(tmp_path / "new"), "--lr", rate)
 
 
-def test_a_device_that_holds_no_numbers_is_one_line(folders, tmp_path):
-    assert "device 'meta'" in refused(folders, "train", "p", "--out", str(tmp_path / "new"), "--device", "meta")
+def test_a_device_that_holds_no_numbers_is_one_line(shop_folder, tmp_path):
+    assert "device 'meta'" in refused(shop_folder, "train", "data", "--out", str(tmp_path / "new"), "--device", "meta")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +381,7 @@ def test_a_device_that_holds_no_numbers_is_one_line(folders, tmp_path):
 def test_long_fields_are_one_short_line_and_no_wait(tmp_path, text):
     (tmp_path / "log.csv").write_text(text)
     began = time.monotonic()
-    line = refused(tmp_path, "prepare", "log.csv", "--out", "p", "--min-events", "2")
+    line = refused(tmp_path, "prepare", "log.csv", "--out", "data", "--min-events", "2")
     assert len(line) < 1100
     assert time.monotonic() - began < 10
     assert os.listdir(tmp_path) == ["log.csv"]
@@ -430,9 +418,9 @@ def test_too_little_memory_is_one_line_that_says_how_much(monkeypatch, capsys, e
         ("i01", "x is a str"),
     ],
 )
-def test_retrieve_says_what_is_wrong_with_its_users(folders, x, message):
+def test_retrieve_says_what_is_wrong_with_its_users(shop_folder, x, message):
     with pytest.raises(ValueError, match=message):
-        bt.retrieve(bt.load_model(folders / "run"), x, m=5)
+        bt.retrieve(bt.load_model(shop_folder / "run"), x, m=5)
 
 
 # Kept so
@@ -501,4 +489,4 @@ def test_an_error_beside_is_a_note_where_a_disk_is_full_and_a_traceback_otherwis
 
 @pytest.mark.parametrize("flag", ["--steps", "--epochs"])
 def test_a_training_without_end_is_refused(copy, flag):
-    assert "must be at most" in refused(copy, "train", "p", "--out", "other", flag, "9" * 20)
+    assert "must be at most" in refused(copy, "train", "data", "--out", "other", flag, "9" * 20)

@@ -18,7 +18,6 @@ from beamtree.distributed import partition as shards
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import is_sharded
 from beamtree.distributed.training import join
-from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
 from beamtree.train import Checkpoints, Schedule, Validation, constant
@@ -247,23 +246,15 @@ def started_by_torchrun(tmp_path, *words, ranks=2, restarts=0, script=None):
     )
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prepared")
-    simulate(folder / "log.parquet", users=300, items=200, events=8000, seed=0)
-    bt.prepare(folder / "log.parquet", folder / "data", val_users=20, test_users=20)
-    return folder / "data"
-
-
 USUAL = ("--recipe", "deep", "--steps", "6", "--batch-size", "7", "--beam-size", "10")
 
 
 @pytest.mark.slow
-def test_torchrun_trains_what_one_process_does(tmp_path, prepared):
-    done = started_by_torchrun(tmp_path, "train", str(prepared), "--out", "two", *USUAL)
+def test_torchrun_trains_what_one_process_does(tmp_path, market_data):
+    done = started_by_torchrun(tmp_path, "train", str(market_data.folder), "--out", "two", *USUAL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Saved two") == 1
-    beamtree("train", str(prepared), "--out", "one", *USUAL, folder=tmp_path)
+    beamtree("train", str(market_data.folder), "--out", "one", *USUAL, folder=tmp_path)
     one, two = (whole(bt.load_model(tmp_path / name)) for name in ("one", "two"))
     assert farthest(one, two) < 1e-3  # in single precision: Adam makes a step of a gradient that is a rounding error
     assert [recalls(tmp_path / name) for name in ("one", "two")] == [recalls(tmp_path / "one")] * 2
@@ -275,11 +266,11 @@ def recalls(run):
 
 
 @pytest.mark.slow
-def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path, prepared):
+def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path, market_data):
     """The second rank is killed in its fifth step, once."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    words = ("train", str(prepared), "--out", "run", *USUAL)
+    words = ("train", str(market_data.folder), "--out", "run", *USUAL)
     done = started_by_torchrun(tmp_path, *words, restarts=1, script=[str(script)])
     assert done.returncode == 0, done.stderr
     assert "Continuing from step 4 of 6" in done.stdout
@@ -311,10 +302,10 @@ main()
 
 
 @pytest.mark.slow
-def test_data_that_a_rank_cannot_see_and_other_settings_are_one_line(tmp_path, prepared):
-    usual = ["train", str(prepared), "--out", "run", *USUAL]
+def test_data_that_a_rank_cannot_see_and_other_settings_are_one_line(tmp_path, market_data):
+    usual = ["train", str(market_data.folder), "--out", "run", *USUAL]
     apart = {
-        "holds no prepared data": ["train", str(prepared / "nowhere"), "--out", "run", *USUAL],
+        "holds no prepared data": ["train", str(market_data.folder / "nowhere"), "--out", "run", *USUAL],
         "seed is 0 on rank 0 and 5 on rank 1: start all ranks alike": [*usual, "--seed", "5"],
     }
     for told, other in apart.items():

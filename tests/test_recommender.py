@@ -3,33 +3,30 @@
 import copy
 import gc
 import pickle
-import random
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 from command import beamtree
+from sample_logs import random_log
 
 import beamtree as bt
 from beamtree.data import Ids
-from beamtree.ingest.simulate import simulate
 from beamtree.research.baselines import popularity
 from beamtree.train.runs import table_file
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    path = tmp_path_factory.mktemp("log") / "market.parquet"
-    simulate(path, users=500, items=150, events=12_000)
-    # Ids that hold spaces, commas and quotes.
+def log(market_folder):
+    """Ids that hold spaces, commas and quotes."""
     odd = pl.col("item").str.replace("i", 'item, "no. ').add('" | x')
-    return pl.read_parquet(path).with_columns(item=odd)
+    return pl.read_parquet(market_folder / "market.parquet").with_columns(item=odd)
 
 
 @pytest.fixture(scope="module")
 def shop(log):
-    return bt.Recommender(beam_size=20, batch_size=50, steps=40, seed=3).fit(log)
+    return bt.Recommender(beam_size=20, batch_size=50, steps=8, seed=3).fit(log)
 
 
 def test_one_history_gives_ranks_items_and_scores(shop, log):
@@ -133,7 +130,7 @@ def test_commands_and_the_object_read_each_others_runs(shop, tmp_path):
     best = pl.read_json(tmp_path / "best.json")
     assert best["item"].to_list() == shop.recommend(users=[user], m=5)["item"].to_list()
     prepared = str(tmp_path / "saved" / "data")
-    words = ("--beam-size", "20", "--batch-size", "50", "--steps", "40", "--seed", "3")
+    words = ("--beam-size", "20", "--batch-size", "50", "--steps", "8", "--seed", "3")
     beamtree("train", prepared, "--out", "trained", *words, folder=tmp_path)
     trained = bt.Recommender.load(tmp_path / "trained")
     for name, weight in shop.model.scorer.drop_zero_parts().state_dict().items():
@@ -192,36 +189,30 @@ def test_nothing_learned_nothing_recommended(shop, tmp_path):
         bt.Recommender.load(tmp_path)
 
 
-def small_log(prefix, seed):
-    draw = random.Random(seed)
-    rows = [(f"u{user}", f"{prefix}{draw.randrange(25)}") for user in range(20) for _ in range(12)]
-    return pl.DataFrame(rows, schema=["user", "item"], orient="row")
-
-
 QUICK = {"steps": 1, "beam_size": 4, "batch_size": 10}
 
 
 def test_a_run_may_be_saved_over_another_and_who_reads_the_old_one_reads_on(tmp_path):
     run, prepared = tmp_path / "run", tmp_path / "prepared"
-    bt.Recommender(**QUICK).fit(small_log("a", 1)).save(run)
+    bt.Recommender(**QUICK).fit(random_log("a", seed=1)).save(run)
     reader = bt.Recommender.load(run)
     before = reader.recommend(users=["u1"], m=3)
-    bt.prepare(small_log("b", 2), prepared)
+    bt.prepare(random_log("b", seed=2), prepared)
     bt.Recommender(**QUICK).fit(prepared).save(run)
     assert reader.recommend(users=["u1"], m=3).equals(before)
     again = bt.Recommender.load(run)
     assert all(item.startswith("b") for item in again.recommend(users=["u1"], m=3)["item"])
     assert not (run / "data").exists()
-    bt.Recommender(**QUICK).fit(small_log("c", 3)).save(run)
+    bt.Recommender(**QUICK).fit(random_log("c", seed=3)).save(run)
     assert all(item.startswith("c") for item in bt.Recommender.load(run).recommend(users=["u1"], m=3)["item"])
 
 
 def test_ids_stay_with_a_model_whatever_becomes_of_the_files(tmp_path):
-    model = bt.Recommender(**QUICK).fit(small_log("a", 1)).model  # the object and its folder are gone
+    model = bt.Recommender(**QUICK).fit(random_log("a", seed=1)).model  # the object and its folder are gone
     gc.collect()
     bt.save_model(model, tmp_path / "model")
     loaded = bt.load_model(tmp_path / "model")
-    other = bt.Recommender(**QUICK).fit(small_log("b", 2)).model
+    other = bt.Recommender(**QUICK).fit(random_log("b", seed=2)).model
     for _ in range(2):
         bt.save_model(other, tmp_path / "model")
     assert loaded.ids.names == model.ids.names
@@ -229,7 +220,7 @@ def test_ids_stay_with_a_model_whatever_becomes_of_the_files(tmp_path):
 
 
 def test_a_model_of_save_model_is_loaded_too(tmp_path):
-    shop = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    shop = bt.Recommender(**QUICK).fit(random_log("a", seed=1))
     bt.save_model(shop.model, tmp_path / "model")
     again = bt.Recommender.load(tmp_path / "model")
     assert again.recommend(["a1"], m=3).equals(shop.recommend(["a1"], m=3))
@@ -238,14 +229,14 @@ def test_a_model_of_save_model_is_loaded_too(tmp_path):
 
 
 def test_a_fit_that_fails_leaves_what_was_there(shop):
-    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1))
     before = ours.recommend(users=["u1"], m=3)
 
     def stop(step, recall):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ours.fit(small_log("b", 2), val_users=2, on_check=stop)
+        ours.fit(random_log("b", seed=2), val_users=2, on_check=stop)
     assert ours.recommend(users=["u1"], m=3).equals(before)
     with pytest.raises(ValueError, match="prepared already"):
         ours.fit(shop.data, min_events=3)
@@ -253,9 +244,9 @@ def test_a_fit_that_fails_leaves_what_was_there(shop):
 
 
 def test_a_loaded_recommender_does_not_need_its_log_for_a_history(tmp_path):
-    bt.prepare(small_log("a", 1), tmp_path / "prepared")
+    bt.prepare(random_log("a", seed=1), tmp_path / "prepared")
     bt.Recommender(**QUICK).fit(tmp_path / "prepared").save(tmp_path / "run")
-    bt.prepare(small_log("b", 2), tmp_path / "prepared")  # tonight's log in the place of yesterday's
+    bt.prepare(random_log("b", seed=2), tmp_path / "prepared")  # tonight's log in the place of yesterday's
     again = bt.Recommender.load(tmp_path / "run")
     assert len(again.recommend(["a1", "a2"], m=4)) == 4
     with pytest.raises(ValueError, match="holds other items"):
@@ -300,7 +291,7 @@ def test_a_scorer_may_be_a_class():
         def settings(self):
             return {"num_nodes": len(self.bias)}
 
-    ours = bt.Recommender(scorer=Flat, **QUICK).fit(small_log("a", 1))
+    ours = bt.Recommender(scorer=Flat, **QUICK).fit(random_log("a", seed=1))
     assert isinstance(ours.model.scorer, Flat)
     assert len(ours.recommend(["a1"], m=5)) == 5
 
@@ -314,7 +305,7 @@ def test_zero_is_a_number_and_not_a_default(shop):
 
 
 def test_a_recommenders_run_is_finished_and_not_resumed(tmp_path):
-    bt.prepare(small_log("a", 1), tmp_path / "prepared")
+    bt.prepare(random_log("a", seed=1), tmp_path / "prepared")
     bt.Recommender(**QUICK).fit(tmp_path / "prepared").save(tmp_path / "run")
     words = ("--steps", "1", "--beam-size", "4", "--batch-size", "10", "--resume")
     done = beamtree("train", "prepared", "--out", "run", *words, folder=tmp_path, check=False)
@@ -366,7 +357,7 @@ def test_a_frame_of_events_is_histories_by_user(shop):
 
 def test_answers_are_frames_of_the_kind_that_the_log_was(tmp_path):
     pandas = pytest.importorskip("pandas")
-    ours = bt.Recommender(**QUICK).fit(small_log("a", 1).to_pandas(), val_users=2, test_users=2)
+    ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1).to_pandas(), val_users=2, test_users=2)
     ours.save(tmp_path / "run")
     for each in (ours, bt.Recommender.load(tmp_path / "run")):
         assert isinstance(each.recommend(["a1"], m=3), pandas.DataFrame)
@@ -380,7 +371,7 @@ def test_answers_are_frames_of_the_kind_that_the_log_was(tmp_path):
 def test_a_recommender_is_pickled_and_copied_with_its_log(tmp_path):
     for tree in ("cluster", "random", bt.random_tree):
         pickle.loads(pickle.dumps(bt.Recommender(tree=tree, **QUICK)))
-    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1))
     best, known = ours.recommend(["a1", "a2"], m=5), ours.recommend(users=["u1"], m=5)
     copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
     ours.add_items({"new": {"like": ["a1"]}})
@@ -396,14 +387,14 @@ def test_a_recommender_is_pickled_and_copied_with_its_log(tmp_path):
 
 
 def test_a_foreign_folder_is_refused_and_an_earlier_run_replaced_wholly(tmp_path):
-    ours = bt.Recommender(**QUICK).fit(small_log("a", 1))
+    ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1))
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="notes holds other files: choose another folder"):
         ours.save(tmp_path / "notes")
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
     ours.save(tmp_path / "clean")
-    bt.Recommender(**QUICK).fit(small_log("b", 2)).save(tmp_path / "run")
+    bt.Recommender(**QUICK).fit(random_log("b", seed=2)).save(tmp_path / "run")
     (tmp_path / "run" / "training").mkdir()
     for name in ("tune.json", "events.json", "log.jsonl", "items.parquet", "vectors.parquet"):
         (tmp_path / "run" / name).write_text("{}")
@@ -413,7 +404,7 @@ def test_a_foreign_folder_is_refused_and_an_earlier_run_replaced_wholly(tmp_path
 
 
 def test_a_split_is_chosen_in_fit():
-    ours = bt.Recommender(**QUICK).fit(small_log("a", 1), split="leave-one-out", min_item_events=2)
+    ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1), split="leave-one-out", min_item_events=2)
     assert len(ours.data.test) == 20
     assert ours.data.description["settings"]["min_item_events"] == 2
 
@@ -439,7 +430,7 @@ def test_what_is_known_of_items_may_be_in_memory_and_is_saved(tmp_path, kind):
     vectors = {name: np.arange(3) + number for number, name in enumerate(names)}
     frame = pl.DataFrame({"item": names, "category": [name[-1] for name in names]})
     given = frame.to_pandas() if kind == "items" else vectors
-    ours = bt.Recommender(**QUICK, **{kind: given}).fit(small_log("a", 1))
+    ours = bt.Recommender(**QUICK, **{kind: given}).fit(random_log("a", seed=1))
     ours.save(tmp_path / "run")
     again = bt.Recommender.load(tmp_path / "run")
     assert again._run[kind] == f"{kind}.parquet"

@@ -278,14 +278,11 @@ def start_over_ranks(folder):
     return start_of(folder)
 
 
-def test_a_start_does_not_depend_on_the_number_of_ranks(tmp_path, monkeypatch):
-    from test_start import a_walk
-
-    bt.prepare(a_walk(), tmp_path / "data", val_users=5, test_users=20)
-    made, scores = on_ranks(3, start_over_ranks, tmp_path / "data")
+def test_a_start_does_not_depend_on_the_number_of_ranks(shop_folder, monkeypatch):
+    made, scores = on_ranks(3, start_over_ranks, shop_folder / "data")
     for name, value in (("WHOLE", 20), ("POPULAR", 10), ("BLOCK", 16)):
         monkeypatch.setattr(ridge, name, value)
-    chosen, expected = start_of(tmp_path / "data")
+    chosen, expected = start_of(shop_folder / "data")
     for name in ("weights", "calibration"):
         assert made.pop(name) == pytest.approx(chosen.pop(name), rel=1e-2), name
     assert made == chosen

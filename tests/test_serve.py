@@ -11,7 +11,8 @@ import time
 
 import httpx
 import pytest
-from serving import ITEMS, Gate, SteadyLoad, a_log, a_run, a_service, open_changing, serving
+from sample_logs import random_log
+from serving import ITEMS, Gate, SteadyLoad, a_run, a_service, open_changing, serving
 
 import beamtree as bt
 from beamtree.serve.http.access import Access, Limits, is_local, is_read_only
@@ -29,13 +30,11 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    return tmp_path_factory.mktemp("log") / "log"
-
-
-@pytest.fixture(scope="module")
-def shop(log):
-    return a_log(log)
+def log_run(tmp_path_factory):
+    """A run with a log of users u0 … u79."""
+    run = tmp_path_factory.mktemp("log") / "run"
+    bt.Recommender(steps=2, beam_size=5, batch_size=10, recipe="deep").fit(random_log(users=80, items=40)).save(run)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +118,9 @@ def test_filters_leave_what_they_leave_and_an_empty_answer_says_why(client):
         assert "no known item" in empty["notes"][-1]
 
 
-def test_users_of_the_log_and_their_new_events_are_known(log, shop):
-    with serving(a_service(log, open_changing)) as client:
+def test_users_of_the_log_and_their_new_events_are_known(log_run):
+    shop = bt.Recommender.load(log_run)
+    with serving(a_service(log_run, open_changing)) as client:
         (result,) = client.post("/v1/recommend", json={"user": "u3", "m": 5}).json()["results"]
         found = shop.recommend(users=["u3"], m=5, beam_size=20)
         assert result["items"] == found["item"].to_list()
@@ -371,8 +371,8 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
 # The description
 
 
-def test_every_example_of_the_description_is_answered(log, shop):
-    with serving(a_service(log, open_changing)) as client:
+def test_every_example_of_the_description_is_answered(log_run):
+    with serving(a_service(log_run, open_changing)) as client:
         tried = 0
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():

@@ -22,7 +22,6 @@ from beamtree.distributed.group import ranks
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import ShardedMemoryScorer, is_sharded, shard_model
 from beamtree.distributed.training import join
-from beamtree.ingest.simulate import simulate
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
 from beamtree.scorers.factors import Factors
@@ -327,14 +326,6 @@ def test_validation_users_weigh_parts_that_lie_on_several_ranks(tmp_path, monkey
 # The start
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prepared")
-    simulate(folder / "log.parquet", users=120, items=80, events=3000, seed=0)
-    bt.prepare(folder / "log.parquet", folder / "data", val_users=10, test_users=10, min_events=10)
-    return folder / "data"
-
-
 def started(folder, out):
     shards.TOP = TOP
     now = join()
@@ -348,10 +339,10 @@ def started(folder, out):
     return is_sharded(model), tables, lists, now.size
 
 
-def test_what_is_made_over_ranks_stays_there(tmp_path, prepared, monkeypatch):
+def test_what_is_made_over_ranks_stays_there(tmp_path, market_data, monkeypatch):
     monkeypatch.setattr(shards, "TOP", TOP)
-    started(prepared, tmp_path / "one")
-    for is_spread, tables, lists, _ in run_ranks(2, started, prepared, tmp_path / "two"):
+    started(market_data.folder, tmp_path / "one")
+    for is_spread, tables, lists, _ in run_ranks(2, started, market_data.folder, tmp_path / "two"):
         assert is_spread
         assert tables
         assert all(tables.values())

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 import torch
 from command import beamtree
+from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.closed_form import builder as start
@@ -14,23 +15,9 @@ from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, first_level, resolve_settings
 
 
-def a_walk(users=120, items=60, seed=0, repeats=False):
-    """Users who go from item to item within one of six groups, most often to the next."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for user in range(users):
-        place, group = int(torch.randint(10, (1,), generator=generator)), user % 6
-        for time in range(12):
-            rows.append((f"u{user:03}", f"i{(group * 10 + place) % items:02}", time))
-            place = (place + (0 if repeats and time % 2 else 1)) % 10
-    return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("walk")
-    bt.prepare(a_walk(), folder / "data", val_users=20, test_users=20)
-    return bt.load_data(folder / "data")
+def data(shop_folder):
+    return bt.load_data(shop_folder / "data")
 
 
 def recall(model, users, m=10):
@@ -83,7 +70,7 @@ def test_what_nobody_comes_back_to_counts_against_an_item(tmp_path):
 
 
 def test_without_validation_users_defaults_are_taken_and_said(tmp_path, caplog):
-    bt.prepare(a_walk(), tmp_path / "data", val_users=0, test_users=10)
+    bt.prepare(cyclic_log(), tmp_path / "data", val_users=0, test_users=10)
     data = bt.load_data(tmp_path / "data")
     with caplog.at_level("DEBUG", logger="beamtree"):
         model = started(data)
@@ -101,7 +88,7 @@ def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):
 
 def test_items_that_no_training_user_has_are_found_only_by_those_who_have_them(tmp_path):
     """The validation and test users have items of their own."""
-    log = a_walk(users=60)
+    log = cyclic_log(users=60)
     bt.prepare(log, tmp_path / "all", val_users=10, test_users=10, seed=0)
     data = bt.load_data(tmp_path / "all")
     apart = set(data.users.names[len(data.train) :])
@@ -211,7 +198,7 @@ def test_a_refitted_start_is_the_start_of_a_longer_log(data, tmp_path):
     assert len(events) == len(data.train) + len(data.val)
     counts = torch.cat([data.train.events.counts(), data.val.events.counts()])
     assert torch.equal(events.counts(), counts)
-    bt.prepare(a_walk(), tmp_path / "one-out", split="leave-one-out", val_users=30)
+    bt.prepare(cyclic_log(), tmp_path / "one-out", split="leave-one-out", val_users=30)
     one_out = bt.load_data(tmp_path / "one-out")
     events = one_out.with_validation()
     assert len(events) == 120

@@ -5,40 +5,33 @@ import shutil
 
 import pytest
 from command import beamtree, largest_file
+from conftest import MARKET_TRAIN
 
 import beamtree as bt
 from beamtree.evaluate import measure
 from beamtree.research.baselines.neighbours import item_cf_nearest
 from stress.checksums import update_checksums
 
-TRAIN = ["train", "prepared", "--out", "run", "--beam-size", "8", "--nodes", "16", "--epochs", "3"]
-TRAIN += ["--batch-size", "40"]
 SMALL = ["--beam-size", "50", "--m", "10,50"]
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
-    """A folder in which a market was simulated, prepared and trained on."""
-    folder = tmp_path_factory.mktemp("story")
-    beamtree(
-        "simulate", "--out", "market.parquet", "--users", "300", "--items", "150", "--events", "6000", folder=folder
-    )
-    beamtree("prepare", "market.parquet", "--out", "prepared", folder=folder)
-    beamtree(*TRAIN, folder=folder)
-    return folder
+def market(market_folder, tmp_path_factory):
+    """A copy that the tests here write into."""
+    return shutil.copytree(market_folder, tmp_path_factory.mktemp("story") / "market")
 
 
 @pytest.fixture
-def copy(story, tmp_path):
-    """The same, to be spoilt; the run still knows where its data lie."""
-    return shutil.copytree(story, tmp_path / "copy")
+def copy(market_folder, tmp_path):
+    """A copy to damage; its run names the prepared data of the original."""
+    return shutil.copytree(market_folder, tmp_path / "copy")
 
 
-def test_a_run_holds_all_that_is_needed_to_use_it(story):
-    run = story / "run"
+def test_a_run_holds_all_that_is_needed_to_use_it(market):
+    run = market / "run"
     model = bt.load_model(run)
     assert model.tree.num_items == len(model.ids)
-    assert model.ids.names == bt.load_data(story / "prepared").items.names
+    assert model.ids.names == bt.load_data(market / "prepared").items.names
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert {"loss", "recall", "step", "seconds"} == {key for record in records for key in record}
     about = json.loads((run / "run.json").read_text())
@@ -53,29 +46,29 @@ def test_a_run_holds_all_that_is_needed_to_use_it(story):
     assert list((run / "tensorboard").iterdir())
 
 
-def test_evaluate_prints_a_table_and_writes_cells(story):
+def test_evaluate_prints_a_table_and_writes_cells(market):
     rows = ("item-cf", "item-cf-nearest", "popularity")
-    done = beamtree("evaluate", "run", *SMALL, "--against", ",".join(rows), "--json", "c.json", folder=story)
+    done = beamtree("evaluate", "run", *SMALL, "--against", ",".join(rows), "--json", "c.json", folder=market)
     assert all(row in done.stdout for row in rows)
-    cells = json.loads((story / "c.json").read_text())
+    cells = json.loads((market / "c.json").read_text())
     assert {(cell["row"], cell["metric"], cell["m"]) for cell in cells} == {
         (row, metric, m) for row in ("run", *rows) for metric in ("precision", "recall", "f1") for m in (10, 50)
     }
     assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
-    ours = bt.evaluate(bt.load_model(story / "run"), bt.load_data(story / "prepared").test, beam_size=50, m=(10, 50))
+    ours = bt.evaluate(bt.load_model(market / "run"), bt.load_data(market / "prepared").test, beam_size=50, m=(10, 50))
     found = {(cell["metric"], cell["m"]): cell["value"] for cell in cells if cell["row"] == "run"}
     assert found == pytest.approx(dict(ours))
 
 
-def test_nearest_neighbours_are_a_row_of_their_own(story):
+def test_nearest_neighbours_are_a_row_of_their_own(market):
     """On 150 items the 100 nearest neighbours are not all, so the row differs from Item-CF, and is implicit's."""
     words = ["--against", "item-cf,item-cf-nearest", "--json", "n.json", "--metrics", "recall"]
-    beamtree("evaluate", "run", *SMALL, *words, folder=story)
+    beamtree("evaluate", "run", *SMALL, *words, folder=market)
     found = {}
-    for cell in json.loads((story / "n.json").read_text()):
+    for cell in json.loads((market / "n.json").read_text()):
         found.setdefault(cell["row"], []).append(cell["value"])
     assert found["item-cf"] != found["item-cf-nearest"]
-    data = bt.load_data(story / "prepared")
+    data = bt.load_data(market / "prepared")
     nearest = item_cf_nearest(data.train.events, data.num_items)
     expected = measure(lambda x, _: nearest.retrieve(x, 50)[0], data.test, m=(10, 50), metrics=("recall",))
     assert found["item-cf-nearest"] == pytest.approx(list(expected.values()))
@@ -88,29 +81,29 @@ def test_a_run_keeps_its_row_whatever_its_folder_is_called(copy):
     assert {cell["row"] for cell in json.loads((copy / "c.json").read_text())} == {"popularity (run)", "popularity"}
 
 
-def test_evaluate_can_leave_out_what_was_seen_and_add_metrics(story):
+def test_evaluate_can_leave_out_what_was_seen_and_add_metrics(market):
     words = ["--exclude-seen", "--metrics", "ndcg,hit_rate", "--split", "val", "--against", "popularity"]
-    done = beamtree("evaluate", "run", *SMALL, *words, folder=story)
+    done = beamtree("evaluate", "run", *SMALL, *words, folder=market)
     assert "ndcg" in done.stdout
     assert "precision" not in done.stdout
 
 
 def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):
     before = sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors"))
-    done = beamtree(*TRAIN, folder=copy, check=False)
+    done = beamtree(*MARKET_TRAIN, folder=copy, check=False)
     assert done.returncode == 2
     assert "run is already a run: add --resume" in done.stderr
-    done = beamtree(*TRAIN, "--resume", "--seed", "1", folder=copy, check=False)
+    done = beamtree(*MARKET_TRAIN, "--resume", "--seed", "1", folder=copy, check=False)
     assert "was begun with" in done.stderr
     about = json.loads((copy / "run" / "run.json").read_text())
     about["data"] = str((copy / "prepared").resolve())
     (copy / "run" / "run.json").write_text(json.dumps(about))
-    beamtree(*TRAIN, "--resume", folder=copy)
+    beamtree(*MARKET_TRAIN, "--resume", folder=copy)
     assert sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors")) == before
 
 
-def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
-    words = ["train", str(story / "prepared"), "--out", ".", "--beam-size", "8", "--epochs", "1"]
+def test_a_run_can_go_into_the_empty_folder_one_is_in(market, tmp_path):
+    words = ["train", str(market / "prepared"), "--out", ".", "--beam-size", "8", "--epochs", "1"]
     beamtree(*words, folder=tmp_path)
     assert "@10" in beamtree("evaluate", ".", *SMALL, folder=tmp_path).stdout
     (tmp_path / "run.json").unlink()
@@ -121,8 +114,8 @@ def test_a_run_can_go_into_the_empty_folder_one_is_in(story, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("size", [1_500, 100_000])  # the first stops the tree, the second the weights
-def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(story, tmp_path, size):
-    words = ["train", str(story / "prepared"), "--out", "run", "--beam-size", "8", "--epochs", "1"]
+def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(market, tmp_path, size):
+    words = ["train", str(market / "prepared"), "--out", "run", "--beam-size", "8", "--epochs", "1"]
     with largest_file(size):
         done = beamtree(*words, folder=tmp_path, check=False)
     assert done.returncode == 2
@@ -136,11 +129,11 @@ def test_a_full_disk_stops_a_run_in_one_line_and_it_can_be_resumed(story, tmp_pa
     beamtree("evaluate", "run", *SMALL, folder=tmp_path)
 
 
-def test_every_method_and_recipe_can_be_named(story):
+def test_every_method_and_recipe_can_be_named(market):
     for method, recipe in (("hsm", "beamtree"), ("plt", "paper")):
         words = ["--method", method, "--recipe", recipe, "--tree", "random", "--beam-size", "8", "--batch-size", "400"]
-        beamtree("train", "prepared", "--out", method, "--epochs", "1", *words, folder=story)
-        assert bt.load_model(story / method).chained
+        beamtree("train", "prepared", "--out", method, "--epochs", "1", *words, folder=market)
+        assert bt.load_model(market / method).chained
 
 
 @pytest.mark.parametrize(
@@ -170,18 +163,18 @@ def test_every_method_and_recipe_can_be_named(story):
         (["inspect", "run", "--plot", "x.gif"], "x.gif: the name of a picture must end in .png"),
     ],
 )
-def test_a_users_error_is_one_line_and_exit_code_2(story, words, message):
-    done = beamtree(*words, folder=story, check=False)
+def test_a_users_error_is_one_line_and_exit_code_2(market, words, message):
+    done = beamtree(*words, folder=market, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
     assert done.stdout == ""  # nothing was begun, such as a tree
-    assert not (story / "x").exists()
+    assert not (market / "x").exists()
 
 
 @pytest.mark.extended
-def test_data_without_validation_or_test_users_can_be_trained_on(story, tmp_path):
-    log = str(story / "market.parquet")
+def test_data_without_validation_or_test_users_can_be_trained_on(market, tmp_path):
+    log = str(market / "market.parquet")
     beamtree("prepare", log, "--out", "data", "--val-users", "0", "--test-users", "0", folder=tmp_path)
     beamtree("train", "data", "--out", "run", "--beam-size", "8", "--epochs", "1", folder=tmp_path)
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -285,10 +278,10 @@ def test_ids_of_other_items_are_told_in_one_line(copy, change, message):
     assert message in done.stderr
 
 
-def test_data_with_other_items_are_refused(story):
-    beamtree("simulate", "--out", "o.parquet", "--users", "100", "--items", "90", "--events", "3000", folder=story)
-    beamtree("prepare", "o.parquet", "--out", "other", folder=story)
-    done = beamtree("evaluate", "run", "--data", "other", folder=story, check=False)
+def test_data_with_other_items_are_refused(market):
+    beamtree("simulate", "--out", "o.parquet", "--users", "100", "--items", "90", "--events", "3000", folder=market)
+    beamtree("prepare", "o.parquet", "--out", "other", folder=market)
+    done = beamtree("evaluate", "run", "--data", "other", folder=market, check=False)
     assert "holds other items than run was trained on" in done.stderr
 
 

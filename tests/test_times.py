@@ -9,7 +9,6 @@ from command import beamtree
 
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
-from beamtree.ingest.simulate import simulate
 from beamtree.ingest.times import EPOCH, TimeScale, parse_times
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
@@ -74,18 +73,16 @@ def test_other_numbers_are_not_read_as_dates(tmp_path, first):
         prepare(path, tmp_path / "out", min_events=2, split="time:2020-09-16")
 
 
-def test_a_made_up_market_is_split_at_a_date(tmp_path):
-    simulate(tmp_path / "market.parquet", users=300, items=100, events=6000)
-    done = beamtree("prepare", "market.parquet", "--out", "out", "--split", "time:2024-06-01", folder=tmp_path)
+def test_a_made_up_market_is_split_at_a_date(market_folder, tmp_path):
+    log = str(market_folder / "market.parquet")
+    done = beamtree("prepare", log, "--out", "out", "--split", "time:2024-06-01", folder=tmp_path)
     assert "events from 2024-06-01 on are to be predicted" in done.stdout
     moment = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC).timestamp()
     data = load_data(tmp_path / "out")
     times = np.load(tmp_path / "out" / "times.npy")
     train = int(data.train.events.counts().sum())
     assert times[:train].max() < moment <= times[train:].max()
-    late = beamtree(
-        "prepare", "market.parquet", "--out", "out", "--split", "time:2034-06-01", folder=tmp_path, check=False
-    )
+    late = beamtree("prepare", log, "--out", "out", "--split", "time:2034-06-01", folder=tmp_path, check=False)
     assert late.returncode == 2
     assert "is after all events, which are from 2023-11-1" in " ".join(late.stderr.split())
 
