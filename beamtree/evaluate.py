@@ -102,15 +102,21 @@ def evaluate(
         on_users: hears how many users were done since it was last called.
     """
     model.tree.check_items(data.item_numbers())
-    device, cuts = model.tree.device, all_cuts(m)
-
-    def find(x: Tensor, exclude: Tensor) -> Tensor:
-        items, _ = retrieve(model, x.to(device), beam_size=beam_size, m=max(cuts), exclude=exclude.to(device))
-        return items
-
+    cuts = all_cuts(m)
+    find = search_function(model, beam_size, max(cuts))
     return measure(
         find, data, m=cuts, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
     )
+
+
+def search_function(model: TreeModel, beam_size: BeamSize, m: int) -> Find:
+    """A function that finds the m best items of a model, for users on any device."""
+    device = model.tree.device
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        return retrieve(model, x.to(device), beam_size=beam_size, m=m, exclude=exclude.to(device))[0]
+
+    return find
 
 
 def measure(

@@ -60,7 +60,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_threads(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
+def parallel_map(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
     """The results of a function for independent tasks, in order: one thread per task, as many at once as torch has."""
     workers = torch.get_num_threads()
     with one_thread():

@@ -7,7 +7,7 @@ import torch
 
 from beamtree.closed_form.als import implicit_als
 from beamtree.data import Events
-from beamtree.threads import available_cpus, in_threads, one_thread, use_threads
+from beamtree.threads import available_cpus, one_thread, parallel_map, use_threads
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,13 @@ def two_threads():
 
 
 def test_pieces_come_back_in_order_each_with_one_thread():
-    assert in_threads(lambda piece: (piece, torch.get_num_threads()), range(20)) == [(n, 1) for n in range(20)]
+    assert parallel_map(lambda piece: (piece, torch.get_num_threads()), range(20)) == [(n, 1) for n in range(20)]
     assert torch.get_num_threads() == 2
 
 
 def test_an_error_in_a_piece_is_raised_and_the_threads_are_restored():
     with pytest.raises(ZeroDivisionError):
-        in_threads(lambda piece: 1 // piece, [1, 0])
+        parallel_map(lambda piece: 1 // piece, [1, 0])
     assert torch.get_num_threads() == 2
 
 

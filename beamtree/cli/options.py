@@ -14,16 +14,16 @@ from beamtree.data import BeforeAfter, Prepared
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS
 from beamtree.metrics import METRICS
+from beamtree.recommender import Recommender
 from beamtree.storage.tuned import load_tuned_beam
-from beamtree.train.options import TrainingOptions
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 @cache
 def training_help() -> dict[str, str]:
-    """The help of every training option, from the docstring of `TrainingOptions`."""
-    arguments = (inspect.getdoc(TrainingOptions) or "").split("Args:\n")[1]
+    """The help of every training option, from the docstring of `Recommender`."""
+    arguments = (inspect.getdoc(Recommender) or "").split("Args:\n")[1]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE)
     texts = {name: " ".join(text.split()).partition(" In Python ")[0] for name, text in entries}
     return {name: text[0].upper() + text[1:] for name, text in texts.items()}

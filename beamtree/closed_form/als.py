@@ -11,7 +11,7 @@ from beamtree.data.events import Events
 from beamtree.data.factors import distinct_pairs
 from beamtree.data.seeds import draw_rows
 from beamtree.scorers.factors import Factors, fold_in
-from beamtree.threads import in_threads
+from beamtree.threads import parallel_map
 
 CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache
@@ -83,4 +83,4 @@ def solve_batch(other: Factors, vectors: Tensor, entries: Tensor, real: Tensor) 
     if entries.is_cuda:
         return solve(slice(None))
     pieces = torch.arange(len(entries)).split(max(1, CELLS_PER_THREAD // entries.shape[1]))
-    return torch.cat(in_threads(solve, pieces))
+    return torch.cat(parallel_map(solve, pieces))

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.beam import retrieve
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.part_weights import BATCH, CUTS, USERS, Candidates, choose_weights, for_each_batch
@@ -17,7 +16,7 @@ from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.csr import CSR
 from beamtree.data.views import HISTORY, ORDERED
-from beamtree.evaluate import measure
+from beamtree.evaluate import Find, measure, search_function
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, Stages, log, no_progress
@@ -210,12 +209,10 @@ class ClosedFormBuilder:
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
-
-        def search(users: tuple[Tensor, Tensor]) -> Tensor:
-            x, exclude = (part.to(self.device) for part in users)
-            return retrieve(model, x, beam_size=max(400, most), m=cuts[-1], exclude=exclude)[0]
-
-        return self.agree(self.measure(search, cuts))
+        find, users_at_once = self.parallel(search_function(model, max(400, most), cuts[-1]))
+        exclude = not self.come_back
+        result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
+        return self.agree({cut: float(result["recall", cut]) for cut in cuts})
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """The same in one number: recall at several cuts, each divided by the root of its cut, so that all count."""
@@ -287,21 +284,14 @@ class ClosedFormBuilder:
     def candidates(self, parts: dict[str, Scorer], users: BeforeAfter) -> Candidates:
         return Candidates(self.tree, parts, users, self.first_level, self.device)
 
-    def measure(self, search: Callable[[tuple[Tensor, Tensor]], Tensor], cuts: Sequence[int]) -> dict[int, float]:
-        """Recall by cut of what a search finds for the validation users and what they leave out."""
+    def parallel(self, find: Find) -> tuple[Find, int]:
+        """A search for several batches of users at once, and for how many users to call it."""
 
-        def find(x: Tensor, exclude: Tensor) -> Tensor:
+        def find_all(x: Tensor, exclude: Tensor) -> Tensor:
             batches = zip(x.split(BATCH), exclude.split(BATCH), strict=True)
-            return torch.cat(for_each_batch(search, batches, self.device))
+            return torch.cat(for_each_batch(lambda users: find(*users), batches, self.device))
 
-        return self.recalls_of(find, cuts, BATCH * torch.get_num_threads())
-
-    def recalls_of(
-        self, find: Callable[[Tensor, Tensor], Tensor], cuts: Sequence[int], batch_size: int
-    ) -> dict[int, float]:
-        exclude = not self.come_back
-        result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=batch_size)
-        return {cut: float(result["recall", cut]) for cut in cuts}
+        return find_all, BATCH * torch.get_num_threads()
 
     def agree(self, value: T) -> T:
         """A choice that everything after it depends on."""

@@ -13,7 +13,7 @@ from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.settings import NotFiniteError
-from beamtree.threads import in_threads
+from beamtree.threads import parallel_map
 from beamtree.tree import PAD, Tree, distinct
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Candidates:
 def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str | torch.device) -> list[R]:
     """The results of a function for batches of users: several at once on a CPU."""
     if torch.device(device).type == "cpu":
-        return in_threads(function, batches)
+        return parallel_map(function, batches)
     return [function(batch) for batch in batches]
 
 

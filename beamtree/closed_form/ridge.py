@@ -13,7 +13,7 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import Entries, ItemMatrix
 from beamtree.data.csr import CSR, strongest_in_rounds
 from beamtree.scorers.memory import PARTNERS
-from beamtree.threads import in_threads, one_thread
+from beamtree.threads import one_thread, parallel_map
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
     if values.is_cuda:
         return largest(values)
-    return torch.cat(in_threads(largest, values.split(BLOCK, dim=1)), dim=1)
+    return torch.cat(parallel_map(largest, values.split(BLOCK, dim=1)), dim=1)
 
 
 def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:

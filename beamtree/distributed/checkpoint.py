@@ -33,7 +33,7 @@ from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
 from beamtree.storage import models
-from beamtree.storage.models import OURS, check_room, model_without_weights, settings_of, tree_tensors, write_model
+from beamtree.storage.models import OURS, check_room, model_without_weights, settings_of, tree_tensors
 from beamtree.storage.settings import AGAIN, SETTINGS, check_finite, damaged, holds_model, read_settings, read_tensors
 from beamtree.storage.sharded_files import (
     MEMORY_TENSORS,
@@ -66,41 +66,35 @@ class ShardedCheckpointer(Checkpointer):
     """Saves and resumes a run over ranks; another number of ranks may have begun it."""
 
     def resume(self, steps: int) -> Progress:
-        if self.checkpoints is None or self.folder is None:
+        if self.folder is None:
             return Progress(0)
         settings, progress = None, Progress(0)
         with ranks().fail_together() as first:
             if first:
                 check_room(self.folder)
             if holds_model(self.folder):
-                settings, progress = self.check(steps)
+                settings, progress = self.check(self.folder, steps)
         ranks().check_equal(step=progress.step)
         if settings is not None:
-            self.load(settings)
+            moments = _read_moments(self.folder, settings, self.model, self.optimizer)
+            load_weights(self.folder, settings, self.model)
+            load_moments(self.optimizer, moments)
         return progress
-
-    def load(self, settings: dict[str, Any]) -> None:
-        assert self.folder is not None
-        moments = _read_moments(self.folder, settings, self.model, self.optimizer)
-        load_weights(self.folder, settings, self.model)
-        load_moments(self.optimizer, moments)
 
     def is_late(self, now: float) -> bool:
         return ranks().first(super().is_late(now))
 
-    def write(self, progress: Progress) -> None:
-        assert self.folder is not None
+    def write(self, folder: Path, step: int, progress: dict[str, Any]) -> None:
         if is_sharded(self.model):
             moments = moments_of(self.optimizer)
             tables = {id(table.weight) for table in sharded_names(self.model).values()}
             rows = {index for index, each in enumerate(_parameters(self.optimizer)) if id(each) in tables}
             of_rows = {name for name, value in moments.items() if int(name.split(".")[0]) in rows and value.dim()}
-            write_sharded(self.folder, self.model, progress.step, moments, of_rows, self.record(progress))
+            write_sharded(folder, self.model, step, moments, of_rows, progress)
             return
         with ranks().fail_together() as first:
             if first:
-                optimizer = {"optimizer": moments_of(self.optimizer)}
-                write_model(self.folder, self.model, progress.step, optimizer, self.record(progress))
+                super().write(folder, step, progress)
 
     def write_best(self, folder: Path) -> None:
         if is_sharded(self.model):
@@ -236,9 +230,10 @@ def _part_of(part: Tensor, shard: Shard) -> Any:
 
 
 def load_part_for_training(
-    folder: Path, device: torch.device | str = "cpu", *, scorers: Sequence[type[Scorer]] = ()
+    folder: str | Path, device: torch.device | str = "cpu", *, scorers: Sequence[type[Scorer]] = ()
 ) -> TreeModel:
-    """This rank's part of a model that is trained further."""
+    """This rank's part of a model whose training continues."""
+    folder = Path(folder)
     with ranks().fail_together():
         settings = read_settings(folder)
         with damaged(folder):

@@ -43,6 +43,7 @@ from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import ShardedMemoryScorer
+from beamtree.evaluate import Find
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer
 from beamtree.scorers.factors import Factors
 from beamtree.threads import one_thread
@@ -85,12 +86,8 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
     def candidates(self, parts: dict[str, Scorer], users: BeforeAfter) -> Candidates:
         return ShardedCandidates(self.tree, parts, users, self.first_level, self.device)
 
-    def measure(self, search: Callable[[tuple[Tensor, Tensor]], Tensor], cuts: Sequence[int]) -> dict[int, float]:
-        def find(x: Tensor, exclude: Tensor) -> Tensor:
-            batches = zip(x.split(BATCH), exclude.split(BATCH), strict=True)
-            return torch.cat([search(batch) for batch in batches])
-
-        return self.recalls_of(ranks().split_rows(find), cuts, BATCH * ranks().size)
+    def parallel(self, find: Find) -> tuple[Find, int]:
+        return ranks().split_rows(find), BATCH * ranks().size
 
     def agree(self, value: T) -> T:
         return ranks().first(value)

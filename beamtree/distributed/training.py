@@ -1,7 +1,7 @@
 """Training over ranks: every rank computes the loss of its rows of a batch, and has its part of the model."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.beam import retrieve
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
 from beamtree.distributed.checkpoint import ShardedCheckpointer, load_part_for_training, save_model, write_sharded
@@ -19,7 +17,7 @@ from beamtree.distributed.closed_form import ShardedCandidates, ShardedClosedFor
 from beamtree.distributed.group import Ranks, connect, disconnect, ranks
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import divided_names, shard_model
-from beamtree.evaluate import Evaluation, measure
+from beamtree.evaluate import Evaluation, measure, search_function
 from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
 from beamtree.model import TreeModel
@@ -27,7 +25,6 @@ from beamtree.scorers import SumScorer
 from beamtree.scorers.table import NodeTable
 from beamtree.storage.settings import check_finite
 from beamtree.train.backend import Backend, use_backend
-from beamtree.train.checkpoint import Checkpointer, Checkpoints
 from beamtree.train.step import Stepper
 from beamtree.train.validation import Validation
 from beamtree.tree import Tree
@@ -47,104 +44,6 @@ def leave() -> None:
     """Work alone again."""
     disconnect()
     use_backend(Backend())
-
-
-class RanksBackend(Backend):
-    """All ranks fit one model."""
-
-    @property
-    def is_first(self) -> bool:  # type: ignore[override]
-        return ranks().is_first
-
-    def guard(self) -> AbstractContextManager[bool]:
-        return ranks().fail_together()
-
-    @contextmanager
-    def lock(self, folder: Path) -> Iterator[None]:
-        with ExitStack() as stack:
-            with ranks().fail_together() as first:
-                if first:
-                    stack.enter_context(folder_lock(folder))
-            yield
-
-    def check_equal(self, **settings: object) -> None:
-        ranks().check_equal(code=code(), torch=torch.__version__, **settings)
-
-    def first(self, value: T) -> T:
-        return ranks().first(value)
-
-    def tree(self, tree: Tree) -> Tree:
-        """The first rank's tree: a builder may round differently on another machine."""
-        shape = {"items": tree.num_items, "arity": tree.arity, "height": tree.height, "admit_empty": tree.admit_empty}
-        ranks().check_equal(**shape)
-        slots = ranks().broadcast_(tree.items().clone())
-        return Tree(slots, tree.arity, admit_empty=tree.admit_empty, num_items=tree.num_items)
-
-    def closed_form(self, *args: Any, **options: Any) -> ClosedFormBuilder:
-        return ShardedClosedFormBuilder(*args, **options)
-
-    def place(self, model: TreeModel, device: torch.device | str) -> TreeModel:
-        """Shard the model, with the first rank's weights where every rank has all."""
-        shard_model(model).to(device)
-        divided = divided_names(model)
-        whole = {name: value for name, value in model.scorer.state_dict().items() if name not in divided}
-        ranks().check_equal(weights={name: list(value.shape) for name, value in whole.items()})
-        for value in whole.values():
-            ranks().broadcast_(value)
-        return model
-
-    def load_model(self, folder: Path, device: torch.device | str, **options: Any) -> TreeModel:
-        return load_part_for_training(folder, device, **options)
-
-    def save_model(self, model: TreeModel, folder: Path) -> None:
-        save_model(model, folder)
-
-    def keep_model(self, model: TreeModel, folder: Path) -> None:
-        write_sharded(folder, model, 0, {}, set(), {})
-
-    def stepper(self, model: TreeModel, optimizer: torch.optim.Optimizer) -> Stepper:
-        return ShardedStepper(model, optimizer)
-
-    def checkpointer(
-        self,
-        checkpoints: Checkpoints | None,
-        model: TreeModel,
-        optimizer: torch.optim.Optimizer,
-        run: Mapping[str, object],
-    ) -> Checkpointer:
-        return ShardedCheckpointer(checkpoints, model, optimizer, run)
-
-    def check_finite(self, model: TreeModel) -> None:
-        with ranks().fail_together():
-            check_finite(model)
-
-    def weigh_parts(self, model: TreeModel, users: Data) -> None:
-        weigh_parts(model, users, ShardedCandidates)
-        if isinstance(model.scorer, SumScorer):
-            ranks().broadcast_(model.scorer.weights)
-            ranks().broadcast_(model.scorer.calibration)
-
-    def recall(self, validation: Validation, model: TreeModel) -> float:
-        return ranks().first(validation.recall(model, evaluate))
-
-
-def evaluate(model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any) -> Evaluation:
-    """`beamtree.evaluate` for a sharded model; each rank searches for its share of every batch."""
-    device = model.tree.device
-
-    def find(x: Tensor, exclude: Tensor) -> Tensor:
-        return retrieve(model, x.to(device), beam_size=beam_size, m=max(m), exclude=exclude.to(device))[0]
-
-    return measure(ranks().split_rows(find), data, m=m, batch_size=64 * ranks().size, **options)
-
-
-@cache
-def code() -> str:
-    """A checksum of the code of this package."""
-    package, digest = Path(__file__).parent.parent, hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 class ShardedStepper(Stepper):
@@ -185,3 +84,82 @@ def sum_gradients(model: TreeModel, loss: Tensor) -> Tensor:
         if each.touched is not None and not isinstance(each, ShardedTable):
             each.touched = ranks().sum_(each.touched.long()).clamp_(max=1).to(torch.uint8)
     return loss.view(())
+
+
+class RanksBackend(Backend):
+    """All ranks fit one model."""
+
+    closed_form = ShardedClosedFormBuilder
+    stepper = ShardedStepper
+    checkpointer = ShardedCheckpointer
+    load_model = staticmethod(load_part_for_training)
+    save_model = staticmethod(save_model)
+
+    @property
+    def is_first(self) -> bool:  # type: ignore[override]
+        return ranks().is_first
+
+    def guard(self) -> AbstractContextManager[bool]:
+        return ranks().fail_together()
+
+    @contextmanager
+    def lock(self, folder: Path) -> Iterator[None]:
+        with ExitStack() as stack:
+            with ranks().fail_together() as first:
+                if first:
+                    stack.enter_context(folder_lock(folder))
+            yield
+
+    def check_equal(self, **settings: object) -> None:
+        ranks().check_equal(code=code(), torch=torch.__version__, **settings)
+
+    def first(self, value: T) -> T:
+        return ranks().first(value)
+
+    def tree(self, tree: Tree) -> Tree:
+        """The first rank's tree: a builder may round differently on another machine."""
+        shape = {"items": tree.num_items, "arity": tree.arity, "height": tree.height, "admit_empty": tree.admit_empty}
+        ranks().check_equal(**shape)
+        slots = ranks().broadcast_(tree.items().clone())
+        return Tree(slots, tree.arity, admit_empty=tree.admit_empty, num_items=tree.num_items)
+
+    def place(self, model: TreeModel, device: torch.device | str) -> TreeModel:
+        """Shard the model, with the first rank's weights where every rank has all."""
+        shard_model(model).to(device)
+        divided = divided_names(model)
+        whole = {name: value for name, value in model.scorer.state_dict().items() if name not in divided}
+        ranks().check_equal(weights={name: list(value.shape) for name, value in whole.items()})
+        for value in whole.values():
+            ranks().broadcast_(value)
+        return model
+
+    def write_start(self, model: TreeModel, folder: Path) -> None:
+        write_sharded(folder, model, 0, {}, set(), {})
+
+    def check_finite(self, model: TreeModel) -> None:
+        with ranks().fail_together():
+            check_finite(model)
+
+    def weigh_parts(self, model: TreeModel, users: Data) -> None:
+        weigh_parts(model, users, ShardedCandidates)
+        if isinstance(model.scorer, SumScorer):
+            ranks().broadcast_(model.scorer.weights)
+            ranks().broadcast_(model.scorer.calibration)
+
+    def recall(self, validation: Validation, model: TreeModel) -> float:
+        return ranks().first(validation.recall(model, evaluate))
+
+
+def evaluate(model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any) -> Evaluation:
+    """`beamtree.evaluate` for a sharded model; each rank searches for its share of every batch."""
+    find = ranks().split_rows(search_function(model, beam_size, max(m)))
+    return measure(find, data, m=m, batch_size=64 * ranks().size, **options)
+
+
+@cache
+def code() -> str:
+    """A checksum of the code of this package."""
+    package, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,10 +1,9 @@
 """What fits a model: this process, unless `beamtree.distributed` has several fit one model together."""
 
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,7 +14,7 @@ from beamtree.files.staging import folder_lock
 from beamtree.model import TreeModel
 from beamtree.storage.models import load_model, save_model, write_finished
 from beamtree.storage.settings import check_finite
-from beamtree.train.checkpoint import Checkpointer, Checkpoints
+from beamtree.train.checkpoint import Checkpointer
 from beamtree.train.step import Stepper
 from beamtree.train.validation import Validation
 from beamtree.tree import Tree
@@ -27,6 +26,11 @@ class Backend:
     """One process. With several, all of them call every method, in the same order."""
 
     is_first = True  # whether this process writes files and reports
+    closed_form: type[ClosedFormBuilder] = ClosedFormBuilder
+    stepper: type[Stepper] = Stepper
+    checkpointer: type[Checkpointer] = Checkpointer
+    load_model = staticmethod(load_model)  # of a model whose training continues
+    save_model = staticmethod(save_model)  # of a finished model
 
     def guard(self) -> AbstractContextManager[bool]:
         """Around work that may fail, which must then fail in all processes; gives `is_first`."""
@@ -43,45 +47,17 @@ class Backend:
         """The value of the first process."""
         return value
 
-    # The model
-
     def tree(self, tree: Tree) -> Tree:
         """A tree that all processes have built."""
         return tree
-
-    def closed_form(self, *args: Any, **options: Any) -> ClosedFormBuilder:
-        """The builder of the closed-form parts."""
-        return ClosedFormBuilder(*args, **options)
 
     def place(self, model: TreeModel, device: torch.device | str) -> TreeModel:
         """Move a model to where it is trained."""
         return model.to(device)
 
-    def load_model(self, folder: Path, device: torch.device | str, **options: Any) -> TreeModel:
-        """Open a model to go on with its training."""
-        return load_model(folder, device, **options)
-
-    def save_model(self, model: TreeModel, folder: Path) -> None:
-        """Write a finished model."""
-        save_model(model, folder)
-
-    def keep_model(self, model: TreeModel, folder: Path) -> None:
-        """Write a model that is trained further."""
+    def write_start(self, model: TreeModel, folder: Path) -> None:
+        """Write a model whose training begins."""
         write_finished(folder, model, ids=None)
-
-    # Training
-
-    def stepper(self, model: TreeModel, optimizer: torch.optim.Optimizer) -> Stepper:
-        return Stepper(model, optimizer)
-
-    def checkpointer(
-        self,
-        checkpoints: Checkpoints | None,
-        model: TreeModel,
-        optimizer: torch.optim.Optimizer,
-        run: Mapping[str, object],
-    ) -> Checkpointer:
-        return Checkpointer(checkpoints, model, optimizer, run)
 
     def check_finite(self, model: TreeModel) -> None:
         """Raise a NotFiniteError where a weight is NaN or infinite."""

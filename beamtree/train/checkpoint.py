@@ -37,7 +37,7 @@ class Checkpoints:
 
 
 class Checkpointer:
-    """Saves a run as it goes, resumes it, and keeps its best model: in the folder, or in memory where there is none."""
+    """Saves and resumes a run, and keeps its best model: in the folder, or in memory where there is none."""
 
     def __init__(
         self,
@@ -53,27 +53,34 @@ class Checkpointer:
 
     def resume(self, steps: int) -> Progress:
         """Load the checkpoint of the folder, if there is one, and return where the run continues."""
-        if self.checkpoints is None or self.folder is None:
+        if self.folder is None:
             return Progress(0)
         check_room(self.folder)
         if not holds_model(self.folder):
             return Progress(0)
-        settings, progress = self.check(steps)
-        self.load(settings)
+        settings, progress = self.check(self.folder, steps)
+        moments = read_moments(self.folder, settings)
+        load_weights(self.folder, settings, self.model)
+        load_moments(self.optimizer, moments)
         return progress
 
-    def check(self, steps: int) -> tuple[dict[str, Any], Progress]:
-        """The settings and progress of the folder's checkpoint; a ValueError where a run of `steps` cannot resume."""
-        assert self.checkpoints is not None
-        assert self.folder is not None
-        if not self.checkpoints.resume:
-            raise ValueError(f"{self.folder} holds a checkpoint: resume it, or choose another folder")
-        return check_checkpoint(self.folder, self.model, self.run, steps)
-
-    def load(self, settings: dict[str, Any]) -> None:
-        """Load the weights and moments of the folder."""
-        assert self.folder is not None
-        load_checkpoint(self.folder, settings, self.model, self.optimizer)
+    def check(self, folder: Path, steps: int) -> tuple[dict[str, Any], Progress]:
+        """The settings and progress of a checkpoint; a ValueError where a run of `steps` cannot resume from it."""
+        if self.checkpoints is None or not self.checkpoints.resume:
+            raise ValueError(f"{folder} holds a checkpoint: resume it, or choose another folder")
+        settings = read_settings(folder)
+        check_same_tree(folder, settings, self.model)
+        if not settings["progress"]:
+            raise ValueError(f"{folder} holds a finished model without its training: nothing to resume")
+        before = settings["progress"].pop("run")
+        for name in [*before, *(name for name in self.run if name not in before)]:
+            if before.get(name) != self.run.get(name):
+                difference = f"{name}={before.get(name)}, not {self.run.get(name)}"
+                raise ValueError(f"{folder} was trained with {difference}: resume it as it began")
+        progress = Progress(**settings["progress"])
+        if progress.step > steps:
+            raise ValueError(f"{folder} has {progress.step} steps behind it, more than the {steps} asked for")
+        return settings, progress
 
     def save(self, progress: Progress, *, last: bool) -> None:
         """Write a checkpoint where one is due: by steps, by seconds, and at the end."""
@@ -81,7 +88,7 @@ class Checkpointer:
             return
         now = time.monotonic()
         if last or self.is_late(now) or progress.step % self.checkpoints.every == 0:
-            self.write(progress)
+            self.write(self.folder, progress.step, {**vars(progress), "run": self.run})
             self._saved = time.monotonic()
             self._duration = self._saved - now
 
@@ -90,18 +97,12 @@ class Checkpointer:
         seconds = None if self.checkpoints is None else self.checkpoints.seconds
         return seconds is not None and now - self._saved >= max(seconds, TIME_SHARE * self._duration)
 
-    def write(self, progress: Progress) -> None:
+    def write(self, folder: Path, step: int, progress: dict[str, Any]) -> None:
         """Write a checkpoint."""
-        assert self.folder is not None
-        moments = moments_of(self.optimizer)
-        write_model(self.folder, self.model, progress.step, {"optimizer": moments}, self.record(progress))
-
-    def record(self, progress: Progress) -> dict[str, Any]:
-        """What a checkpoint says of its training."""
-        return {**vars(progress), "run": dict(self.run)}
+        write_model(folder, self.model, step, {"optimizer": moments_of(self.optimizer)}, progress)
 
     def keep_best(self) -> None:
-        """Keep the model as it is as the best so far."""
+        """Keep the current weights as the best so far."""
         if self.folder is not None:
             self.write_best(self.folder / BEST)
         else:
@@ -126,35 +127,9 @@ class Checkpointer:
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors of an optimiser by name, <number of a parameter>.<name>."""
+    """The tensors of an optimizer by name, <number of a parameter>.<name>."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": value for index, part in state.items() for name, value in part.items()}
-
-
-def check_checkpoint(
-    folder: Path, model: TreeModel, run: Mapping[str, object], steps: int
-) -> tuple[dict[str, Any], Progress]:
-    """The settings and progress of a checkpoint; a ValueError where a run of `steps` cannot resume from it."""
-    settings = read_settings(folder)
-    check_same_tree(folder, settings, model)
-    if not settings["progress"]:
-        raise ValueError(f"{folder} holds a finished model without its training: nothing to resume")
-    before = settings["progress"].pop("run")
-    for name in [*before, *(name for name in run if name not in before)]:
-        if before.get(name) != run.get(name):
-            difference = f"{name}={before.get(name)}, not {run.get(name)}"
-            raise ValueError(f"{folder} was trained with {difference}: resume it as it began")
-    progress = Progress(**settings["progress"])
-    if progress.step > steps:
-        raise ValueError(f"{folder} has {progress.step} steps behind it, more than the {steps} asked for")
-    return settings, progress
-
-
-def load_checkpoint(folder: Path, settings: dict[str, Any], model: TreeModel, optimizer: torch.optim.Optimizer) -> None:
-    """Load a folder's weights and moments into a model and optimiser that were set up the same way."""
-    moments = read_moments(folder, settings)
-    load_weights(folder, settings, model)
-    load_moments(optimizer, moments)
 
 
 def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from beamtree.train.backend import backend
 from beamtree.train.validation import Validation
 
 Train = Callable[[TreeModel, int, Path | None], None]  # (model, round, folder for checkpoints): trains it in place
-START = "start"  # where in its folder a round keeps the model it began with
+START = "start"  # subfolder of a round: the model before training
 
 
 def fit_jointly(
@@ -27,63 +27,55 @@ def fit_jointly(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> TreeModel:
-    """Train, then for some rounds: learn a tree from the scorer, carry the rows over, train again for a while.
+    """Train, then for some rounds: learn a tree from the scorer, move the rows to it, and train again.
 
-    A new tree that finds less for the users of `val` than the old one did is rejected, and the old model kept. With a
-    `folder`, every round trains in a folder of its own, and what is there already is not done again.
+    A new tree with a lower recall on the users of `val` is rejected, and the old model returned. With a `folder`, each
+    round has its own subfolder, and finished rounds are not repeated.
 
     Args:
-        model: trained in place first, and changed for another where a new tree is kept.
+        model: the first model, trained in place.
         data: instances that new trees are learned from.
-        val: users who judge them.
+        val: users on whom recall is measured.
         train: trains a model in place for a round: (model, round, folder for checkpoints).
-        rounds: trees to try.
+        rounds: the number of new trees to try.
         stay: see `learn_tree`.
         seed: of the trees.
-        folder: where rounds are kept.
-        say: hears what became of each tree.
+        folder: where rounds are saved.
+        say: called with a line about each tree.
     """
-    _check(model, data, val, rounds=rounds, stay=stay, seed=seed)
-    train(model, 0, _folder_of(folder, 0))
-    best = backend().recall(Validation(val), model)
+    here = backend()
+    with here.guard():
+        if not len(val):
+            raise ValueError("a new tree is judged by validation users, and there are none: prepare with `val_users`")
+    fingerprints = {"data": data.fingerprint(), "val": val.fingerprint(), "tree": model.tree.fingerprint()}
+    here.check_equal(**fingerprints, rounds=rounds, stay=stay, seed=seed)
+    folders = [None if folder is None else folder / f"round-{index}" for index in range(rounds + 1)]
+    train(model, 0, folders[0])
+    best = here.recall(Validation(val), model)
     say(f"first tree: recall {best:.2%}")
-    for turn in range(1, rounds + 1):
-        place = _folder_of(folder, turn)
-        other = _begin(model, data, stay, seed + turn, place)
-        if other.tree.fingerprint() == model.tree.fingerprint():
-            say(f"round {turn}: no item would move")
+    for index in range(1, rounds + 1):
+        candidate = _on_new_tree(model, data, stay, seed + index, folders[index])
+        if candidate.tree.fingerprint() == model.tree.fingerprint():
+            say(f"round {index}: no item would move")
             break
-        train(other, turn, place)
-        recall = backend().recall(Validation(val), other)
+        train(candidate, index, folders[index])
+        recall = here.recall(Validation(val), candidate)
         if recall < best:
-            say(f"round {turn}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
+            say(f"round {index}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
             break
-        say(f"round {turn}: a new tree takes recall from {best:.2%} to {recall:.2%}: kept")
-        model, best = other, recall
+        say(f"round {index}: a new tree takes recall from {best:.2%} to {recall:.2%}: kept")
+        model, best = candidate, recall
     return model.eval()
 
 
-def _check(model: TreeModel, data: Data, val: Data, **options: float) -> None:
-    """Raise a ValueError where no users could judge a tree."""
-    with backend().guard():
-        if not len(val):
-            raise ValueError("a new tree is judged by validation users, and there are none: prepare with `val_users`")
-    known = {"data": data.fingerprint(), "val": val.fingerprint(), "tree": model.tree.fingerprint()}
-    backend().check_equal(**known, **options)
-
-
-def _folder_of(folder: Path | None, turn: int) -> Path | None:
-    return None if folder is None else folder / f"round-{turn}"
-
-
-def _begin(model: TreeModel, data: Data, stay: float, seed: int, folder: Path | None) -> TreeModel:
-    """The model on a new tree: as it was begun before, if it was."""
-    start = None if folder is None else folder / START
+def _on_new_tree(model: TreeModel, data: Data, stay: float, seed: int, folder: Path | None) -> TreeModel:
+    """The model on a newly learned tree, or the one that an interrupted run left in the folder of the round."""
+    here, start = backend(), None if folder is None else folder / START
     if start is not None:
-        backend().check_equal(**{str(start): "exists" if holds_model(start) else "does not exist"})
+        here.check_equal(**{str(start): "exists" if holds_model(start) else "does not exist"})
         if holds_model(start):
-            return backend().load_model(start, model.tree.device, scorers=[type(model.scorer)])
-    other = model.on_tree(backend().tree(learn_tree(model, data, stay=stay, seed=seed)))
+            return here.load_model(start, model.tree.device, scorers=[type(model.scorer)])
+    candidate = model.on_tree(here.tree(learn_tree(model, data, stay=stay, seed=seed)))
     if start is not None:
-        backend().keep_model(other, start)
-    return other
+        here.write_start(candidate, start)
+    return candidate

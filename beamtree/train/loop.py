@@ -22,8 +22,8 @@ from beamtree.train.validation import Progress, Validation
 from beamtree.tree import PAD
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, loss of the last one)
-ASK_EVERY = 100  # steps between two checks on a GPU that all is finite
-CHECKS = 20  # of the validation users, unless told otherwise
+CHECK_EVERY = 100  # steps between two checks on a GPU that the loss is finite
+CHECKS = 20  # of the validation users in a run, by default
 
 
 def fit(
@@ -41,21 +41,21 @@ def fit(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Progress:
-    """Train the model in place, and say where it ended. The same call gives the same weights.
+    """Train the model in place, and return the progress that was made. The same call gives the same weights.
 
     Args:
-        model: what is trained. It keeps the ids of the data's items.
+        model: the model to train. It keeps the ids of the data's items.
         data: instances, such as `data.train` or `data.train.stretches()`.
         method: a row of `beamtree.methods`, such as `bt.otm(beam_size=400)`.
         epochs: how long, in passes over the data.
         steps: or in steps.
         batch_size: instances in a step.
-        schedule: learning rate and warm-up; `Schedule()` unless given.
+        schedule: learning rate and warm-up. Default: `Schedule()`.
         optimizer: `adam` over all rows, or `lazy` over those that a step touched.
-        val: users by whose recall the best weights are kept; a `Validation` says how they are asked.
+        val: users on whose recall the best weights are chosen; a `Validation` sets how recall is measured.
         checkpoints: where the run is saved and resumed.
-        seed: of all that is random.
-        on_step: hears the steps done, those in all, and the loss.
+        seed: of everything random.
+        on_step: called with the steps done, the total and the loss.
     """
     here = backend()
     with here.guard():
@@ -63,32 +63,33 @@ def fit(
         run = Run(model, data, method, epochs, steps, batch_size, schedule, optimizer, val, checkpoints, seed)
     here.check_equal(tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
     with here.lock(Path(checkpoints.folder)) if checkpoints is not None else nullcontext():
-        return _take_steps(run, here, on_step)
-
-
-def _take_steps(run: "Run", here: Backend, on_step: OnStep | None) -> Progress:
-    model, data, method = run.model, run.data, run.method
-    step, batches, checkpointer, monitor = run.begin(here)
-    progress = monitor.begin(checkpointer.resume(run.total))
-    check = FiniteCheck(run, here)
-    for t in range(progress.step, run.total):
-        if monitor.is_over(progress):
-            break
-        x, y, generator = batches.draw(t)  # a minibatch
-        set_lr(step.optimizer, run.schedule.lr_at(t, run.total))
-        row = run.schedule.method_at(method, t, run.total)
-        loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
-        with check(loss, t):
-            progress = monitor.check(replace(progress, step=t + 1))
-            checkpointer.save(progress, last=t + 1 == run.total or monitor.is_over(progress))
-        if on_step is not None:
-            on_step(t + 1, run.total, loss)
-    return _finish(model, data, method, checkpointer, progress)
+        step, batches, checkpointer, monitor = run.begin(here)
+        progress = monitor.begin(checkpointer.resume(run.total))
+        check = FiniteCheck(run, here)
+        for t in range(progress.step, run.total):
+            if monitor.is_over(progress):
+                break
+            x, y, generator = batches.draw(t)  # a minibatch
+            set_lr(step.optimizer, schedule.lr_at(t, run.total))
+            row = schedule.method_at(method, t, run.total)
+            loss = step(row, x, y, generator)  # B̃_h, ẑ and the loss under θ_t, and a move along its gradient
+            with check(loss, t):
+                progress = monitor.check(replace(progress, step=t + 1))
+                checkpointer.save(progress, last=t + 1 == run.total or monitor.is_over(progress))
+            if on_step is not None:
+                on_step(t + 1, run.total, loss)
+        model.chained, model.trained_on_beams = method.chained, method.walks
+        checkpointer.restore_best(progress)
+    model.ids = model.ids if data.ids is None else data.ids
+    items = data.item_numbers().flatten().cpu()
+    model.popularity = torch.bincount(items[items != PAD], minlength=model.tree.num_items)
+    model.eval()
+    return progress
 
 
 @dataclass
 class Run:
-    """What `fit` was asked for, checked, and what follows from it."""
+    """The arguments of `fit`, checked, and the numbers of steps that follow from them."""
 
     model: TreeModel
     data: Data
@@ -108,8 +109,8 @@ class Run:
         self._check()
         every = per_epoch(self.data, self.batch_size)
         self.total = (self.epochs or 0) * every if self.steps is None else self.steps  # steps in all
-        usual = max(1, self.epochs // CHECKS) * every if self.epochs is not None else max(1, self.total // CHECKS)
-        self.check_every = 0 if self.validation is None else self.validation.every or usual
+        default = max(1, self.epochs // CHECKS) * every if self.epochs is not None else max(1, self.total // CHECKS)
+        self.check_every = 0 if self.validation is None else self.validation.every or default
 
     def _check(self) -> None:
         """Raise a ValueError where nothing could be trained."""
@@ -132,7 +133,7 @@ class Run:
         self.model.scorer.check(self.data.observations())
 
     def describe(self) -> dict[str, object]:
-        """What must not change when a run goes on; its length may, where all steps are alike."""
+        """What must be equal when a run is resumed; its length may change where all steps are alike."""
         return {
             **self.method.describe(),
             **self.schedule.describe(self.total),
@@ -141,7 +142,7 @@ class Run:
             "check_every": self.check_every,
             "seed": self.seed,
             "data": self.data.fingerprint(),
-            "device": self.model.tree.device.type,  # its generator draws numbers of its own
+            "device": self.model.tree.device.type,  # each kind has another random generator
         }
 
     def is_due(self, step: int) -> bool:
@@ -150,50 +151,36 @@ class Run:
         return saved or bool(self.check_every and step % self.check_every == 0)
 
     def begin(self, here: Backend) -> "tuple[Stepper, Batches, Checkpointer, Monitor]":
-        """What takes the steps, what they read, what saves them, and what measures them."""
+        """The objects that take the steps, draw batches, save checkpoints and measure recall."""
         device = self.model.tree.device
-        here.place(self.model, device)
-        learner = _learner(self.model)
+        learner = model = here.place(self.model, device)
+        scorer, grace = model.scorer.learner(), 0
+        if scorer is not model.scorer:  # only a part of the scorer is trained by gradients
+            learner = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
+            grace = self.schedule.warm_steps(self.total)
         optimizer = self.optimizer(learner, self.schedule.lr)
-        checkpointer = here.checkpointer(self.checkpoints, self.model, optimizer, self.describe())
-        grace = 0 if learner is self.model else self.schedule.warm_steps(self.total)
-        monitor = Monitor(self.validation, checkpointer, here, self.check_every, self.total, grace)
+        checkpointer = here.checkpointer(self.checkpoints, model, optimizer, self.describe())
+        monitor = Monitor(self, here, checkpointer, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
         return here.stepper(learner, optimizer), batches, checkpointer, monitor
-
-
-def _learner(model: TreeModel) -> TreeModel:
-    """The model that gradients train: this one, or that of the part of its scorer that is learned."""
-    scorer = model.scorer.learner()
-    if scorer is model.scorer:
-        return model
-    return TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
 
 
 class Monitor:
     """Measures recall on the validation users when it is due, if there are any, and keeps the best model."""
 
-    def __init__(
-        self,
-        validation: Validation | None,
-        checkpointer: Checkpointer,
-        here: Backend,
-        every: int,
-        steps: int,
-        grace: int = 0,
-    ) -> None:
-        self.validation, self.checkpointer, self.here = validation, checkpointer, here
-        self.every, self.steps = every, steps
-        self.grace = grace  # steps before patience counts, for a part that begins with weight 0
+    def __init__(self, run: Run, here: Backend, checkpointer: Checkpointer, grace: int) -> None:
+        """`grace`: steps before patience counts, for a part that begins with weight 0."""
+        self.run, self.here, self.checkpointer, self.grace = run, here, checkpointer, grace
+        self.validation, self.every = run.validation, run.check_every
 
     def begin(self, progress: Progress) -> Progress:
         """Before the first step: a start from vectors may be better than a short run."""
-        self.checkpointer.model.train()
+        self.run.model.train()
         return self._measure(progress) if progress.step == 0 else progress
 
     def check(self, progress: Progress) -> Progress:
         """After a step."""
-        due = self.every and (progress.step % self.every == 0 or progress.step == self.steps)
+        due = self.every and (progress.step % self.every == 0 or progress.step == self.run.total)
         return self._measure(progress) if due else progress
 
     def is_over(self, progress: Progress) -> bool:
@@ -201,15 +188,14 @@ class Monitor:
         if self.validation is None:
             return False
         too_soon = self.grace and progress.step < self.grace + (self.validation.patience - 1) * self.every
-        return not too_soon and self.validation.is_over(progress)
+        return not too_soon and progress.checks_since_best >= self.validation.patience
 
     def _measure(self, progress: Progress) -> Progress:
         if self.validation is None:
             return progress
-        model = self.checkpointer.model
         if progress.step:
-            self.here.weigh_parts(model, self.validation.data)
-        recall = self.here.recall(self.validation, model)
+            self.here.weigh_parts(self.run.model, self.validation.data)
+        recall = self.here.recall(self.validation, self.run.model)
         if self.validation.on_check is not None:
             self.validation.on_check(progress.step, recall)
         progress = progress.checked(recall)
@@ -225,7 +211,7 @@ class DivergedError(ValueError):
 class FiniteCheck:
     """Stops a run at the first loss or weight that is not finite, before such weights are saved or measured.
 
-    On a GPU the first bad step is recorded on the device, and read only every ASK_EVERY steps.
+    On a GPU the first bad step is recorded on the device, and read only every CHECK_EVERY steps.
     """
 
     def __init__(self, run: Run, here: Backend) -> None:
@@ -233,10 +219,10 @@ class FiniteCheck:
 
     @contextmanager
     def __call__(self, loss: Tensor, t: int) -> Iterator[None]:
-        """Look at the loss of step t, then at the weights wherever the run looks at or saves them."""
+        """Check the loss of step t, and the weights where the run measures or saves them."""
         self._bad = torch.where((self._bad < 0) & ~loss.isfinite(), t, self._bad)
         last, due = t + 1 == self.run.total, self.run.is_due(t + 1)
-        if (loss.device.type == "cpu" or due or last or t % ASK_EVERY == 0) and int(self._bad) >= 0:
+        if (loss.device.type == "cpu" or due or last or t % CHECK_EVERY == 0) and int(self._bad) >= 0:
             raise self._diverged(int(self._bad), "its loss is not finite")
         try:
             if due or last:
@@ -247,16 +233,17 @@ class FiniteCheck:
 
     def _diverged(self, t: int, what: str) -> DivergedError:
         lr, checkpoints = self.run.schedule.lr_at(t, self.run.total), self.run.checkpoints
-        there = checkpoints is not None and holds_model(checkpoints.folder)
-        kept = f"; the last good checkpoint is in {checkpoints.folder}" if checkpoints is not None and there else ""
+        saved = ""
+        if checkpoints is not None and holds_model(checkpoints.folder):
+            saved = f"; the last good checkpoint is in {checkpoints.folder}"
         return DivergedError(
-            f"training diverged at step {t + 1:,}, at a learning rate of {lr:.3g}: {what}{kept}. "
+            f"training diverged at step {t + 1:,}, at a learning rate of {lr:.3g}: {what}{saved}. "
             "Train with a smaller `lr`"
         )
 
 
 class Batches:
-    """Minibatches in an order of their own in every epoch: a function of seed and step alone."""
+    """Minibatches, shuffled in every epoch: a function of seed and step alone."""
 
     def __init__(self, data: Data, batch_size: int, seed: int, device: torch.device) -> None:
         self.data, self.batch_size, self.seed = data, batch_size, seed
@@ -265,25 +252,14 @@ class Batches:
 
     def draw(self, t: int) -> tuple[Tensor, Tensor, torch.Generator]:
         """x, y and the randomness of step t."""
-        epoch, place = divmod(t, per_epoch(self.data, self.batch_size))
+        epoch, index = divmod(t, per_epoch(self.data, self.batch_size))
         if epoch != self._epoch:
             self._epoch = epoch
             self._order = epoch_order(len(self.data), self.seed, epoch).to(self.generator.device)
         self.generator.manual_seed(mix(self.seed, t))
-        rows = self._order[place * self.batch_size :][: self.batch_size]
+        rows = self._order[index * self.batch_size :][: self.batch_size]
         x, y = self.data.batch(rows, self.generator)
         return x, y, self.generator
-
-
-def _finish(model: TreeModel, data: Data, method: Method, checkpointer: Checkpointer, progress: Progress) -> Progress:
-    """Leave the model with its best weights, the ids of the items, and how often each was chosen."""
-    model.chained, model.trained_on_beams = method.chained, method.walks
-    checkpointer.restore_best(progress)
-    model.ids = model.ids if data.ids is None else data.ids
-    items = data.item_numbers().flatten().cpu()
-    model.popularity = torch.bincount(items[items != PAD], minlength=model.tree.num_items)
-    model.eval()
-    return progress
 
 
 def per_epoch(data: Data, batch_size: int) -> int:

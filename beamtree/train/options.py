@@ -1,7 +1,7 @@
-"""TrainingOptions: what a user can choose about a tree and its training, in one place.
+"""TrainingOptions: what a user can choose about a tree and its training.
 
-`Recommender(...)` and `beamtree train` take these options with these defaults, and tests hold their signatures and help
-to this file. `recipes.resolve_settings` decides what was left open.
+`Recommender(...)` and `beamtree train` take these options with these defaults; a test compares them.
+`recipes.resolve_settings` chooses those that are None.
 """
 
 from collections.abc import Callable
@@ -33,32 +33,9 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How to build a tree and train a model on it. None means: chosen for the log and the device.
+    """How to build a tree and train a model on it: the arguments of `Recommender`, which describes each of them.
 
-    Args:
-        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
-            otm-mixed-all or otm-stochastic. In Python also a `Method`.
-        tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
-            `Tree`, or a function (data) -> Tree.
-        items: a table with the category of each item; category trees need it, cluster trees can use it. In Python
-            also a frame.
-        vectors: item vectors to cluster: a .npy file in the order of the items, or a table. In Python also a frame
-            with an item and a vector, or a dict of vectors.
-        arity: children per node.
-        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
-        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
-            paper (as published). In Python also a `Recipe`.
-        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
-        nodes: nodes sampled per level, for methods that sample. Default: 2k.
-        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU, or 300 steps on a CPU.
-        steps: training steps, instead of epochs; with 0 the model is the closed form.
-        batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
-        lr: the learning rate of Adam. Default: that of the recipe.
-        optimizer: the optimizer: adam, or lazy (Adam on only the rows a step touched) for millions of items.
-        patience: stop after this many validation checks without a rise in recall.
-        device: the device: cpu or cuda.
-        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
-        refit: refit the closed-form parts at the end, with the events of validation users too.
+    None means: chosen for the log and the device.
     """
 
     method: str | Method = "otm-mixed"

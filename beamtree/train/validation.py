@@ -1,4 +1,4 @@
-"""How good a model is along the way, and when to stop."""
+"""Recall on validation users during training, and the progress of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,27 +22,21 @@ class Progress:
     checks_since_best: int = 0
 
     def checked(self, recall: float) -> "Progress":
-        """The same after recall was measured once more; a tie is no progress."""
+        """The progress after another measurement of recall; a tie is no improvement."""
         start = recall if self.step == 0 else self.start
         if self.best_step < 0 or recall > self.best:
             return replace(self, start=start, best=recall, best_step=self.step, checks_since_best=0)
         return replace(self, start=start, checks_since_best=self.checks_since_best + 1)
 
     def in_words(self, num_items: int) -> str:
-        """What was reached, such as "recall@200 31.2 → 34.8 %"; nothing where it was not measured."""
+        """The recall, such as "recall@200 31.2 → 34.8 %"; empty where it was not measured."""
         if self.start is None or self.best_step < 0:
             return ""
         what = f"recall@{usual_m(num_items)} {self.start * 100:.1f}"
         return f"{what} %" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
 
     def as_report(self, num_items: int, num_users: int, closed_form: bool) -> str:
-        """A line on what was reached, and by what.
-
-        Args:
-            num_items: M.
-            num_users: how many validated.
-            closed_form: whether training began from parts in closed form.
-        """
+        """A sentence about recall; `closed_form` is whether training began with closed-form parts."""
         if self.start is None or self.best_step < 0:
             return "There are no validation users, so nothing was measured, and the last step is the model."
         line = f"Recall@{usual_m(num_items)} on {num_users:,} validation users: {self.start * 100:.1f} %"
@@ -89,7 +83,3 @@ class Validation:
         result = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))
         model.train(was_training)
         return result["recall", m]
-
-    def is_over(self, progress: Progress) -> bool:
-        """Whether recall has not risen for too long."""
-        return progress.checks_since_best >= self.patience
