@@ -40,7 +40,7 @@ from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import remove_stale_beam
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings, train_model
@@ -214,9 +214,9 @@ class Recommender(CatalogueUpdates):
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
-        began, here = time_now(), backend()
-        with Reporter(verbose and here.is_first) as report:
-            with here.guard():
+        began, backend = time_now(), current_backend()
+        with Reporter(verbose and backend.is_first) as report:
+            with backend.guard():
                 data, own = open_log(log, options.seed, reading, report.stage)
                 settings = resolve_settings(data, options)
             for line in describe_log(data.description):
@@ -225,7 +225,7 @@ class Recommender(CatalogueUpdates):
                 name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
             }
             run = describe_run(data.folder, replace(options, tree=self._tree_name, **files), settings)
-            here.check_equal(**{**run, "data": data.train.fingerprint()})
+            backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
             model = build_model(settings, data, tree, report.progress)
@@ -373,9 +373,9 @@ class Recommender(CatalogueUpdates):
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
-        here = backend()
-        with here.lock(folder):
-            with here.guard() as first:
+        backend = current_backend()
+        with backend.lock(folder):
+            with backend.guard() as first:
                 if first:
                     check_free(folder, or_model=True)
                     write_run(folder, run, self.progress)  # first: a folder with run.json is a run
@@ -384,8 +384,8 @@ class Recommender(CatalogueUpdates):
                     replace_data(folder, source if source is not None and self._owns_data else None)
                     self._save_tables(folder)
                     self._save_changes(folder)
-            here.save_model(model, folder)
-            with here.guard() as first:
+            backend.save_model(model, folder)
+            with backend.guard() as first:
                 if first:
                     remove_stale_beam(folder)
 

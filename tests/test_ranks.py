@@ -21,7 +21,7 @@ from beamtree.distributed.training import join
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer
 from beamtree.train import Checkpoints, Schedule, Validation, constant
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.tree import PAD
 
@@ -186,7 +186,7 @@ def validated(folder, top):
         histories(9, seed=5), beam_size=8, m=6, every=2, on_check=lambda step, recall: found.append(recall)
     )
     model = fitted("otm, lazy", 8, val=val, checkpoints=Checkpoints(folder / "training"))
-    backend().save_model(model, folder / "model")
+    current_backend().save_model(model, folder / "model")
     return found, whole(model)
 
 

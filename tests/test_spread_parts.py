@@ -30,7 +30,7 @@ from beamtree.storage import models
 from beamtree.storage.settings import read_settings
 from beamtree.storage.sharded_files import MEMORY_TENSORS, merge_parts
 from beamtree.train import Checkpoints, Schedule, Validation, constant
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings
@@ -161,7 +161,7 @@ def saved(folder, top, dtype):
     shards.TOP = top
     sharded_table.SEND_AT_ONCE = 7
     model = spread(a_model(dtype))
-    backend().save_model(model, folder)
+    current_backend().save_model(model, folder)
 
 
 @pytest.mark.extended
@@ -224,7 +224,7 @@ def one_item(folder):
     memory = MemoryScorer.from_partners([lists], [recency_weights(0.5)])
     tree = bt.random_tree(1, 2, seed=0)
     model = spread(bt.TreeModel(tree, memory))
-    backend().save_model(model, folder)
+    current_backend().save_model(model, folder)
     return model.scorer.entries(torch.tensor([[0]]))[1].tolist()
 
 
@@ -244,7 +244,7 @@ def trained(folder, steps, asks=False):
     model = a_model(torch.float64)
     now = join()
     if (folder / "settings.json").exists():
-        model = backend().load_model(folder, "cpu")
+        model = current_backend().load_model(folder, "cpu")
     bt.fit(
         model,
         histories(),
@@ -257,7 +257,7 @@ def trained(folder, steps, asks=False):
         checkpoints=Checkpoints(folder, every=1000, seconds=None, resume=True),
     )
     final = folder.parent / f"{folder.name}-{steps}-{now.size}"
-    backend().save_model(model, final)
+    current_backend().save_model(model, final)
     now.wait()
     return {name: value.tolist() for name, value in bt.load_model(final).scorer.state_dict().items()}
 
@@ -302,7 +302,7 @@ def taken_over(folder, by_all):
         bt.save_model(given, folder / "given")
     ranks().wait()
     load_weights(folder / "given", read_settings(folder / "given"), spread(model))
-    backend().save_model(model, folder / "again")
+    current_backend().save_model(model, folder / "again")
 
 
 @pytest.mark.extended
@@ -332,7 +332,7 @@ def started(folder, out):
     data = bt.load_data(folder)
     settings = resolve_settings(data, TrainingOptions(steps=2))
     model = build_model(settings, data, bt.random_tree(data.num_items, 2, seed=0))
-    backend().save_model(model, out)
+    current_backend().save_model(model, out)
     tables = {name: isinstance(part.table, ShardedTable) for name, part in model.scorer.tables().items()}
     memories = {name: part for name, part in model.scorer.parts.items() if isinstance(part, MemoryScorer)}
     lists = {name: isinstance(part, ShardedMemoryScorer) for name, part in memories.items()}

@@ -266,7 +266,7 @@ def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
     assert [place[item] for item in begun.trial_items.tolist()] == sorted(
         place[item] for item in begun.trial_items.tolist()
     )
-    partners, _ = begun.follows()
+    partners, _ = begun.later_items()
     assert len(set(partners.columns.tolist())) > 10, "but in the end for all"
 
 

@@ -22,7 +22,7 @@ from beamtree.model import TreeModel, check_device
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, steps_done, usual_m
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.recipes import TrainingSettings, build_model, resolve_settings, train_model
 from beamtree.train.runs import (
     LOG,
@@ -79,17 +79,17 @@ def train(
         seed=seed, device=device, refit=refit,
     )  # fmt: skip
     join(device)
-    here = backend()
-    if not here.is_first:
+    backend = current_backend()
+    if not backend.is_first:
         silence()
-    with here.guard():
+    with backend.guard():
         check_device(device)
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
         settings = resolve_settings(prepared, options)
         run = describe_run(prepared.folder, options, settings)
-    here.check_equal(**{**run, "data": prepared.train.fingerprint()})
-    with details() if verbose else nullcontext(), here.lock(out_folder):
+    backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
+    with details() if verbose else nullcontext(), backend.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
 
 
@@ -106,26 +106,26 @@ def _train_in(
 ) -> None:
     """Train in a locked folder, save the model and print the result."""
     state = RunState.NEW
-    with backend().guard() as first:
+    with current_backend().guard() as first:
         if first:
             state = _check_folder(folder, run, settings.num_steps(data), resume)
-    state = backend().first(state)
+    state = current_backend().first(state)
     if state is RunState.FINISHED:
         return
     if state is RunState.STOPPED:
-        with backend().guard():  # every process must see the checkpoint
+        with current_backend().guard():  # every process must see the checkpoint
             step = steps_done(folder / TRAINING)
-        model = backend().load_model(folder / TRAINING, settings.device)
+        model = current_backend().load_model(folder / TRAINING, settings.device)
     else:
         step, model = 0, _build(run, data, build, settings)
-        with backend().guard() as first:
+        with current_backend().guard() as first:
             if first:
                 write_run(folder, run)  # before training, so that a killed run can be resumed
     result = _train(folder, settings, data, model, step)
-    with backend().guard() as first:
+    with current_backend().guard() as first:
         if first:
             finish_run(folder, result)
-    backend().save_model(model, folder)
+    current_backend().save_model(model, folder)
     if settings.refit:
         write("Refitted the closed-form parts with the validation users; the recall was measured before:")
     report = result.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
@@ -210,7 +210,7 @@ def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: Tree
 @contextmanager
 def _training_log(path: Path, step: int) -> Iterator[Callable[..., None]]:
     """A function that writes to the log of the run; only the first process writes."""
-    if not backend().is_first:
+    if not current_backend().is_first:
         yield lambda step, **values: None
         return
     with closing(TrainingLog(path, step)) as log:

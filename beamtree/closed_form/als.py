@@ -16,7 +16,7 @@ from beamtree.threads import parallel_map
 CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache
 DIM, ROUNDS = 192, 4
-STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ that are worth a try
+STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ to try
 
 
 def implicit_als(

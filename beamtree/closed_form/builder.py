@@ -34,15 +34,15 @@ LEARNED = "deep"  # the part that gradients train
 FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
 TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that these are chosen with
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
-TRIAL_ITEMS = 1 << 17  # the most popular items, for which a trial of λ solves
+TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solved for
 FOLLOW = (3.0, 10.0, 30.0)  # λ of transitions
 POWERS = (0.3, 0.0, 0.6, 1.0)  # of recency weights
 FOLLOW_POWER = 0.5  # of recency weights of transitions
-ENTRIES = 1_500_000  # partners of all items that a small catalogue may have, if that is more than N each
-NEWEST = 20  # events that sequential rules use
-LOSS = 1e-3  # of recall that half the partners may cost
-RARELY = 0.005  # share of repeats among targets below which users are taken not to come back
-PAIRS = 40_000_000  # pairs of past events that are drawn for transitions
+ENTRIES = 1_500_000  # total partners in a small catalogue, where that is more than PARTNERS per item
+NEWEST = 20  # events of a history that sequential rules use
+LOSS = 1e-3  # relative loss of recall that is accepted for half the partners
+RARELY = 0.005  # share of repeats among targets below which a history is excluded
+PAIRS = 40_000_000  # pairs of past events sampled for transitions
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
 STAGE_SHARES = {"factors": 30, "together": 35, "next": 8, "follows": 17, "weights": 7, "partners": 3}  # of the time
 
@@ -57,9 +57,9 @@ class ClosedFormBuilder:
         seed: of everything random.
         device: where parts are fitted.
         first_level: of the search.
-        on_progress: called with how much is done.
-        events: that the parts are fitted to; those of the training users unless given.
-        made: earlier choices, which are not made again: indices into the grid, and weights.
+        on_progress: called with the progress.
+        events: the events to fit. Default: those of the training users.
+        choices: of an earlier fit, to be used again: indices into the grid, and weights.
     """
 
     tree: Tree
@@ -69,7 +69,7 @@ class ClosedFormBuilder:
     first_level: int
     on_progress: OnProgress = no_progress
     events: Events | None = None
-    made: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = Stages("Fitting the closed form", STAGE_SHARES, self.on_progress)
@@ -78,30 +78,35 @@ class ClosedFormBuilder:
         self.order = slots[slots >= 0].to(self.device)
         self.users = self.data.val.sample(USERS)
         self.validates = len(self.users) > 0
-        self.come_back = not self.validates or _repeated(self.users) > RARELY
+        self.come_back = not self.validates or self._share_of_repeats() > RARELY
         self.ordered = self.data.train.events.order_strength > ORDERED
         self.most = max(PARTNERS, ENTRIES // self.tree.num_items)  # N
         popular = self.log.popularity(self.data.num_items)[self.order]
         self.trial_items = self.order[popular.topk(min(TRIAL_ITEMS, len(popular))).indices.sort().values]
 
+    def _share_of_repeats(self) -> float:
+        """The share of the validation users' targets that are in their history."""
+        x, y = self.users.batch(torch.arange(len(self.users)))
+        return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))
+
     def all_parts(self) -> SumScorer:
-        """All parts with the weights that find most for the validation users."""
+        """The sum of all parts, with the weights of the highest recall on the validation users."""
         factors, lists, repeats = self.factors(), self.partner_lists(), RepeatScorer()
-        parts = {name: self.memory([partners], [recency]) for name, (partners, recency) in lists.items()}
-        weights = self.weights({"factors": factors, **parts, "repeats": repeats})
-        kept = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
+        memories = {name: self.memory([partners], [recency]) for name, (partners, recency) in lists.items()}
+        weights = self.weights({"factors": factors, **memories, "repeats": repeats})
+        active = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
 
         def with_partners(most: int) -> SumScorer:
-            made: dict[str, Scorer] = {"factors": factors, "repeats": repeats}
-            if kept:
-                made["memory"] = self.memory(
-                    [partners.head(most) for partners, _ in kept], [recency for _, recency in kept]
+            parts: dict[str, Scorer] = {"factors": factors, "repeats": repeats}
+            if active:
+                parts["memory"] = self.memory(
+                    [partners.head(most) for partners, _ in active], [recency for _, recency in active]
                 )
-            scorer = SumScorer(made, self.tree.height, made=self.made)
-            scorer.calibration = torch.tensor(self.made["calibration"])
+            scorer = SumScorer(parts, self.tree.height, made=self.choices)
+            scorer.calibration = torch.tensor(self.choices["calibration"])
             return scorer.weigh(factors=weights["factors"], repeats=weights["repeats"])
 
-        scorer = with_partners(self.num_partners(with_partners) if kept else self.most)
+        scorer = with_partners(self.num_partners(with_partners) if active else self.most)
         self.stages.end()
         return scorer
 
@@ -119,10 +124,10 @@ class ClosedFormBuilder:
         factors = fitted(pair)
         return self.factor_scorer(factors, self.power("factors", lambda power: self.factor_scorer(factors, power)))
 
-    def together(self) -> PartnerList:
+    def cooccurring_items(self) -> PartnerList:
         """Items that are chosen by the same users."""
         self.stages.begin("together", len(PENALTIES) + len(POWERS))
-        gram = self.count_together()
+        gram = self.count_pairs()
 
         def trial(penalty: float) -> Scorer:
             partners = self.fit_ridge(gram, self.trial_items, penalty, PARTNERS, features=FEATURES // 2)
@@ -134,14 +139,14 @@ class ClosedFormBuilder:
         return partners, recency_weights(power)
 
     def next_items(self) -> PartnerList:
-        """Items that come within a few events: sequential rules."""
+        """Items within the next few events: sequential rules."""
         self.stages.begin("next", len(POWERS))
         partners = self.fit_rules(self.most)
         power = self.power("next", lambda each: self.memory([partners], [recency_weights(each, NEWEST)]))
         return partners, recency_weights(power, NEWEST)
 
-    def follows(self) -> PartnerList:
-        """Items that come later, sooner or later."""
+    def later_items(self) -> PartnerList:
+        """Items anywhere in the future of a history: a ridge regression."""
         self.stages.begin("follows", len(FOLLOW))
         recency = recency_weights(FOLLOW_POWER)
         mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
@@ -159,33 +164,33 @@ class ClosedFormBuilder:
         return fitted(penalty, len(self.order)), recency
 
     def partner_lists(self) -> dict[str, PartnerList]:
-        """Lists of partners by name; those with a known weight of 0 are not fitted."""
-        makers = {"together": self.together, "next": self.next_items}
+        """Lists of partners by name; those with an earlier weight of 0 are not fitted."""
+        fits = {"together": self.cooccurring_items, "next": self.next_items}
         if self.ordered:
-            makers["follows"] = self.follows
-        known = self.made.get("weights")
-        return {name: make() for name, make in makers.items() if known is None or known[name]}
+            fits["follows"] = self.later_items
+        weights = self.choices.get("weights")
+        return {name: fit() for name, fit in fits.items() if weights is None or weights[name]}
 
     def num_partners(self, with_partners: Callable[[int], SumScorer]) -> int:
-        """N: half of what was fitted where the sum finds as much with it at every cut."""
+        """N: half of the fitted partners, if recall is nearly the same at every cut."""
         self.stages.begin("partners", 1)
-        if "partners" not in self.made:
-            self.made["partners"] = self.most
+        if "partners" not in self.choices:
+            self.choices["partners"] = self.most
             if self.validates:
                 half = self.recalls(with_partners(self.most // 2), CUTS)
                 full = self.recalls(with_partners(self.most), CUTS)
                 if all(half[cut] >= (1 - LOSS) * full[cut] for cut in full):
-                    self.made["partners"] = self.most // 2
-            log.debug("partners of an item: %s", self.made["partners"])
-        number: int = self.made["partners"]
+                    self.choices["partners"] = self.most // 2
+            log.debug("partners of an item: %s", self.choices["partners"])
+        number: int = self.choices["partners"]
         return number
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """The weight of each part; the calibration of their sum is recorded with them."""
         self.stages.begin("weights", 1)
-        if "weights" in self.made:
-            known: dict[str, float] = self.made["weights"]
-            return known
+        if "weights" in self.choices:
+            earlier: dict[str, float] = self.choices["weights"]
+            return earlier
         users = self.users if self.validates else self.data.train.sample(USERS)
         candidates = self.candidates(parts, users)
         if self.validates:
@@ -196,7 +201,7 @@ class ClosedFormBuilder:
             weights = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
         weights = self.agree(weights)
         log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
-        self.made |= {"weights": weights, "calibration": self.agree(candidates.calibration(weights).tolist())}
+        self.choices |= {"weights": weights, "calibration": self.agree(candidates.calibration(weights).tolist())}
         return weights
 
     # The grid
@@ -204,7 +209,7 @@ class ClosedFormBuilder:
     def recalls(self, part: Scorer, cuts: Sequence[int]) -> dict[int, float]:
         """The recall of a part alone for the validation users, by cut.
 
-        Where users hardly ever come back, their history is left out, as a weight of repeats will do in the end.
+        If users hardly ever choose an item twice, their history is excluded, as the weight of repeats will do later.
         """
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
@@ -215,13 +220,13 @@ class ClosedFormBuilder:
         return self.agree({cut: float(result["recall", cut]) for cut in cuts})
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
-        """The same in one number: recall at several cuts, each divided by the root of its cut, so that all count."""
+        """One number: the sum of recall at several cuts, each divided by the square root of the cut."""
         total = float(sum(recall / cut**0.5 for cut, recall in self.recalls(part, cuts).items()))
         self.stages.tick()
         return total
 
     def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
-        """The value whose scorer finds most; the first where there are no validation users."""
+        """The value whose scorer has the highest quality; the first where there are no validation users."""
 
         def choose() -> int:
             return max(range(len(values)), key=lambda index: self.quality(make(values[index])))
@@ -229,7 +234,7 @@ class ClosedFormBuilder:
         return self._choose(what, values, choose, 0)
 
     def hill_climb(self, what: str, values: Sequence[T], make: Callable[[T], Scorer], cuts: Sequence[int]) -> T:
-        """The same for ordered values, tried from the middle up and down while more is found."""
+        """The same for ordered values, tried from the middle up and down while the quality rises."""
 
         def choose() -> int:
             qualities: dict[int, float] = {}
@@ -244,18 +249,18 @@ class ClosedFormBuilder:
         return self._choose(what, values, choose, len(values) // 2)
 
     def _choose(self, what: str, values: Sequence[T], choose: Callable[[], int], default: int) -> T:
-        if what not in self.made:
-            self.made[what] = choose() if self.validates and len(values) > 1 else default
+        if what not in self.choices:
+            self.choices[what] = choose() if self.validates and len(values) > 1 else default
             if self.validates:
-                log.debug("%s: %s", what, values[self.made[what]])
-        value: T = values[self.made[what]]
+                log.debug("%s: %s", what, values[self.choices[what]])
+        value: T = values[self.choices[what]]
         return value
 
     def power(self, what: str, make: Callable[[float], Scorer]) -> float:
         """The power of the recency weights of a part: 0 where a log has no order."""
         return self.best(f"{what}, recency", POWERS, make) if self.ordered else 0.0
 
-    # What it is built from, for a subclass that fits and measures in another way
+    # Steps that a subclass may do in another way
 
     def fit_als(self, **options: Any) -> Factors:
         return implicit_als(self.log, self.data.num_items, **options)
@@ -263,7 +268,7 @@ class ClosedFormBuilder:
     def factor_scorer(self, factors: Factors, power: float = 0.0) -> FactorScorer:
         return FactorScorer.from_factors(self.tree, factors, power)
 
-    def count_together(self) -> ItemMatrix:
+    def count_pairs(self) -> ItemMatrix:
         return cooccurrence(self.log, self.data.num_items)
 
     def fit_ridge(self, gram: ItemMatrix, order: Tensor, penalty: float, most: int, features: int = FEATURES) -> CSR:
@@ -296,9 +301,3 @@ class ClosedFormBuilder:
     def agree(self, value: T) -> T:
         """A choice that everything after it depends on."""
         return value
-
-
-def _repeated(users: BeforeAfter) -> float:
-    """The share of targets that are in the history."""
-    x, y = users.batch(torch.arange(len(users)))
-    return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))

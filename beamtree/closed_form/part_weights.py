@@ -22,12 +22,12 @@ R = TypeVar("R")
 WIDTH = 400  # candidates of each part for a user
 CUTS = (10, 50, 100, 200)
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0, 5.0)  # weights that are tried
-MORE_STEPS = {"repeats": (-100.0,)}  # also for these: where nobody comes back, the history is not what comes next
+MORE_STEPS = {"repeats": (-100.0,)}  # where nobody chooses an item twice, a history is excluded
 ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users, at most
 BATCH = 64  # users that are searched together
-NEWTON = 12  # steps of a calibration
+NEWTON = 12  # steps of Newton's method
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -54,18 +54,15 @@ class Candidates:
         self._scores, self._gain, self._real = self.collect(search, min(USERS, len(users)), device)
         if not bool(torch.isfinite(self._scores).all()):
             raise NotFiniteError("the scores of a part are not finite")
-        self.units = self._units()
+        # the unit of each part's weight: scaled by it, its best items differ by about 1 [parts]
+        best = self._scores.topk(min(200, self._scores.shape[1]), dim=1).values
+        self.units = 1 / best.std(dim=1).mean(0).clamp(min=1e-9)
 
     def collect(self, search: Callable[[Tensor], Results], users: int, device: str) -> Results:
         """The results of a search for all users, in batches."""
         results = for_each_batch(search, torch.arange(users).split(BATCH), device)
         scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
         return scores, gain, real
-
-    def _units(self) -> Tensor:
-        """The unit of each part's weight: scaled by it, its best items differ by about 1 [parts]."""
-        best = self._scores.topk(min(200, self._scores.shape[1]), dim=1).values
-        return 1 / best.std(dim=1).mean(0).clamp(min=1e-9)
 
     def recalls(self, weights: Sequence[float]) -> Tensor:
         """Recall at each cut of the items in the order of the weighted sum."""
@@ -82,7 +79,7 @@ class Candidates:
         return torch.cat(for_each_batch(of_users, rows, self._gain.device)).mean(0).cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
-        """a and b: with σ(a g + b) for a sum g, the items put up first are as probable as they are often chosen [2]."""
+        """a and b of σ(a g + b), the probability that an item with the sum g is chosen, for the best items [2]."""
         total = self._scores @ self.units.new_tensor([weights[name] for name in self.names])
         best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
         real = best.values > -torch.inf
@@ -97,21 +94,21 @@ def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str
 
 
 def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
-    """a > 0 and b: the logistic regression of what was chosen on scores, by Newton's method [2]."""
+    """a > 0 and b: the logistic regression of choices on scores, by Newton's method [2]."""
     g, z = scores.double(), chosen.double()
     share = z.mean().clamp(1e-6, 1 - 1e-6)
     middle, unit = g.mean(), g.std(correction=0).clamp(min=1e-9)
     rows = torch.stack([(g - middle) / unit, torch.ones_like(g)], dim=1)
-    found = torch.stack([torch.ones_like(share), share.logit()])
-    keep = 1e-3 * torch.eye(2, dtype=g.dtype, device=g.device)  # an answer also where all or none are chosen
+    beta = torch.stack([torch.ones_like(share), share.logit()])
+    ridge = 1e-3 * torch.eye(2, dtype=g.dtype, device=g.device)  # for a solution also where all or none are chosen
     for _ in range(NEWTON):
-        p = torch.sigmoid(rows @ found)
-        slope = rows.T @ (z - p) - keep @ found
-        found = found + torch.linalg.solve((rows * (p * (1 - p)).unsqueeze(1)).T @ rows + keep, slope)
-    if not bool(torch.isfinite(found).all()) or found[0] <= 0:  # scores that say nothing keep their order
-        found = torch.stack([torch.full_like(share, 1e-3), share.logit()])
-    scale = found[0] / unit
-    return torch.stack([scale, found[1] - scale * middle]).float()
+        p = torch.sigmoid(rows @ beta)
+        gradient = rows.T @ (z - p) - ridge @ beta
+        beta = beta + torch.linalg.solve((rows * (p * (1 - p)).unsqueeze(1)).T @ rows + ridge, gradient)
+    if not bool(torch.isfinite(beta).all()) or beta[0] <= 0:  # uninformative scores keep their order
+        beta = torch.stack([torch.full_like(share, 1e-3), share.logit()])
+    scale = beta[0] / unit
+    return torch.stack([scale, beta[1] - scale * middle]).float()
 
 
 def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
@@ -137,32 +134,32 @@ def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = N
     def quality(weights: Sequence[float]) -> float:
         return measured(tuple(weights))
 
-    now = max(alone, key=quality)
+    weights = max(alone, key=quality)
     if begin is not None and any(begin.values()):
-        given = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
-        now = [weight / max(given) for weight in given]
-    best = quality(now)
+        scaled = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
+        weights = [weight / max(scaled) for weight in scaled]
+    best = quality(weights)
     for _ in range(ROUNDS):
         before = best
         for part, name in enumerate(names):
             steps = (*STEPS, *MORE_STEPS.get(name, ()))
-            tried = [[*now[:part], step, *now[part + 1 :]] for step in steps]
-            found = max((each for each in tried if any(each)), key=quality)
-            if quality(found) > best * (1 + RISE):
-                now, best = found, quality(found)
+            trials = [[*weights[:part], step, *weights[part + 1 :]] for step in steps]
+            trial = max((each for each in trials if any(each)), key=quality)
+            if quality(trial) > best * (1 + RISE):
+                weights, best = trial, quality(trial)
         if best == before:
             break
-    return {name: weight * unit for name, weight, unit in zip(names, now, units, strict=True)}
+    return {name: weight * unit for name, weight, unit in zip(names, weights, units, strict=True)}
 
 
 def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Candidates) -> None:
-    """Choose the weights of the parts of a sum that is being trained again, on validation users."""
+    """Choose the weights of the parts of a sum in training, on validation users."""
     scorer = model.scorer
     if not isinstance(scorer, SumScorer) or scorer.learned is None or len(scorer.names) == 1:
         return
-    now = {name: scorer.weight_of(name) for name in scorer.names}
-    active = {name: scorer.part(name) for name in scorer.names if now[name] or name == scorer.learned}
+    before = {name: scorer.weight_of(name) for name in scorer.names}
+    active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
-    weights = choose_weights(items, {name: now[name] for name in active})
+    weights = choose_weights(items, {name: before[name] for name in active})
     scorer.weigh(**weights)
     scorer.calibration = items.calibration(weights)

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that predict a block, unless all items fit
-WHOLE = 6144  # up to so many items, all predict all
+WHOLE = 6144  # in a catalogue of up to this many items, all predict all
 POPULAR = 6144  # items among which the matrix is kept dense
-PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE that are worth a try, the middle first
-SPARE = 2  # times N: partners that each target keeps before each source is cut to its N
+PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE to try, the middle first
+SPARE = 2  # each target keeps SPARE * N sources before each source is cut to N targets
 
 Block = tuple[Tensor, Tensor]  # items of a block in rising order, and those of them to solve for
 
@@ -75,8 +75,8 @@ class BlockSolver:
     def num_items(self) -> int:
         return len(self.diagonal)
 
-    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
-        """The weights [S, b] for a system [S, S] and a right side [S, b]; `own` are the targets' rows [b]."""
+    def solve(self, system: Tensor, right: Tensor, index: Tensor) -> Tensor:
+        """The weights [S, b] for a system [S, S] and a right side [S, b]; `index` are the rows of the targets [b]."""
         raise NotImplementedError
 
     def __call__(self, block: Tensor, targets: Tensor, most: int) -> Entries | None:
@@ -117,16 +117,16 @@ class EASE(BlockSolver):
     def __init__(self, gram: ItemMatrix, penalty: float, features: int = FEATURES) -> None:
         super().__init__(gram, gram, penalty, features)
 
-    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
-        factor, column = torch.linalg.cholesky(system), torch.arange(len(own), device=own.device)
-        if len(own) == len(system) and not system.is_cuda:  # all of P, in less than half the time on a CPU
+    def solve(self, system: Tensor, right: Tensor, index: Tensor) -> Tensor:
+        factor, column = torch.linalg.cholesky(system), torch.arange(len(index), device=index.device)
+        if len(index) == len(system) and not system.is_cuda:  # all of P, in less than half the time on a CPU
             inverse = torch.cholesky_inverse(factor)
         else:
             unit = torch.zeros_like(right)
-            unit[own, column] = 1.0
+            unit[index, column] = 1.0
             inverse = torch.cholesky_solve(unit, factor)
-        weights = inverse.div_(-inverse[own, column])
-        weights[own, column] = 0.0
+        weights = inverse.div_(-inverse[index, column])
+        weights[index, column] = 0.0
         return weights
 
 
@@ -138,7 +138,7 @@ class Regression(BlockSolver):
         mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
         super().__init__(past, future.transpose(), penalty * mean, features)
 
-    def solve(self, system: Tensor, right: Tensor, own: Tensor) -> Tensor:
+    def solve(self, system: Tensor, right: Tensor, index: Tensor) -> Tensor:
         return torch.cholesky_solve(right, torch.linalg.cholesky(system))
 
 
@@ -154,7 +154,7 @@ def collect(solver: BlockSolver, blocks: Iterable[Block], most: int) -> CSR:
 
 
 def entries_of(solver: BlockSolver, blocks: Sequence[Block], most: int) -> Entries:
-    """The entries of all blocks, in the memory that they need and no more."""
+    """The entries of all blocks, in tensors that are allocated once."""
     device = solver.diagonal.device
     room = SPARE * most * sum(len(targets) for _, targets in blocks)
     source, target = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
@@ -186,7 +186,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:
-    """Try the middle value, then up and down from it, in each direction while `attempt` says it is the best so far."""
+    """Try the middle value, then up and down from it, in each direction until `attempt` is False."""
     middle = len(values) // 2
     attempt(values[middle])
     for direction in (values[middle + 1 :], values[:middle][::-1]):
@@ -219,15 +219,15 @@ class DenseBlocks:
             return self._dense.clone()
         rank = self._rank[items]
         block = self.gram.values.new_zeros(len(items), len(items))
-        popular, rest = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
+        popular, others = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
         block[popular.unsqueeze(1), popular] = self._dense[rank[popular].unsqueeze(1), rank[popular]]
         if len(self.popular) == len(self.gram):
             return block
         self._index[items] = torch.arange(len(items), device=items.device)
-        row, column, value = self.gram.rows(items[rest], items)
+        row, column, value = self.gram.rows(items[others], items)
         at = self._index[column]
         inside = at >= 0
-        row, at, value = rest[row[inside]], at[inside], value[inside]
+        row, at, value = others[row[inside]], at[inside], value[inside]
         block[row, at] = value
         block[at, row] = value
         self._index[items] = -1

@@ -63,7 +63,7 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
         table.add_interleaved_means(self.tree, InterleavedTable(factors.items.cpu(), self.data.num_items))
         return FactorScorer.from_table(table, factors, power)
 
-    def count_together(self) -> ItemMatrix:
+    def count_pairs(self) -> ItemMatrix:
         return sharded_cooccurrence(self.log, self.data.num_items, self.order)
 
     def fit_ridge(self, gram: ItemMatrix, order: Tensor, penalty: float, most: int, features: int = FEATURES) -> CSR:

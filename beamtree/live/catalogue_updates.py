@@ -141,7 +141,7 @@ def _refitted(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> 
     events = _all_events(data, live)
     data = replace(data, description={**data.description, "num_items": count})
     parts = ClosedFormBuilder(
-        model.tree, data, seed, device, model.first_level, events=events, made=dict(scorer.made)
+        model.tree, data, seed, device, model.first_level, events=events, choices=dict(scorer.made)
     ).all_parts()
     changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names}
     popularity = events.popularity(count)

@@ -75,7 +75,7 @@ class Backend:
 _current = Backend()
 
 
-def backend() -> Backend:
+def current_backend() -> Backend:
     """What fits models now."""
     if type(_current) is Backend and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         raise ValueError(

@@ -8,7 +8,7 @@ from beamtree.builders.learned import STAY
 from beamtree.data import Data
 from beamtree.model import TreeModel
 from beamtree.storage.settings import holds_model
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.validation import Validation
 
 Train = Callable[[TreeModel, int, Path | None], None]  # (model, round, folder for checkpoints): trains it in place
@@ -43,15 +43,15 @@ def fit_jointly(
         folder: where rounds are saved.
         say: called with a line about each tree.
     """
-    here = backend()
-    with here.guard():
+    backend = current_backend()
+    with backend.guard():
         if not len(val):
             raise ValueError("a new tree is judged by validation users, and there are none: prepare with `val_users`")
     fingerprints = {"data": data.fingerprint(), "val": val.fingerprint(), "tree": model.tree.fingerprint()}
-    here.check_equal(**fingerprints, rounds=rounds, stay=stay, seed=seed)
+    backend.check_equal(**fingerprints, rounds=rounds, stay=stay, seed=seed)
     folders = [None if folder is None else folder / f"round-{index}" for index in range(rounds + 1)]
     train(model, 0, folders[0])
-    best = here.recall(Validation(val), model)
+    best = backend.recall(Validation(val), model)
     say(f"first tree: recall {best:.2%}")
     for index in range(1, rounds + 1):
         candidate = _on_new_tree(model, data, stay, seed + index, folders[index])
@@ -59,7 +59,7 @@ def fit_jointly(
             say(f"round {index}: no item would move")
             break
         train(candidate, index, folders[index])
-        recall = here.recall(Validation(val), candidate)
+        recall = backend.recall(Validation(val), candidate)
         if recall < best:
             say(f"round {index}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
             break
@@ -70,12 +70,12 @@ def fit_jointly(
 
 def _on_new_tree(model: TreeModel, data: Data, stay: float, seed: int, folder: Path | None) -> TreeModel:
     """The model on a newly learned tree, or the one that an interrupted run left in the folder of the round."""
-    here, start = backend(), None if folder is None else folder / START
+    backend, start = current_backend(), None if folder is None else folder / START
     if start is not None:
-        here.check_equal(**{str(start): "exists" if holds_model(start) else "does not exist"})
+        backend.check_equal(**{str(start): "exists" if holds_model(start) else "does not exist"})
         if holds_model(start):
-            return here.load_model(start, model.tree.device, scorers=[type(model.scorer)])
-    candidate = model.on_tree(here.tree(learn_tree(model, data, stay=stay, seed=seed)))
+            return backend.load_model(start, model.tree.device, scorers=[type(model.scorer)])
+    candidate = model.on_tree(backend.tree(learn_tree(model, data, stay=stay, seed=seed)))
     if start is not None:
-        here.write_start(candidate, start)
+        backend.write_start(candidate, start)
     return candidate

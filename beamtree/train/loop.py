@@ -13,7 +13,7 @@ from beamtree.data.seeds import epoch_order, mix
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.storage.settings import NotFiniteError, holds_model
-from beamtree.train.backend import Backend, backend
+from beamtree.train.backend import Backend, current_backend
 from beamtree.train.checkpoint import Checkpointer, Checkpoints
 from beamtree.train.optimizer import Optimizer, adam, set_lr
 from beamtree.train.schedule import Schedule
@@ -57,15 +57,15 @@ def fit(
         seed: of everything random.
         on_step: called with the steps done, the total and the loss.
     """
-    here = backend()
-    with here.guard():
+    backend = current_backend()
+    with backend.guard():
         schedule = schedule or Schedule()
         run = Run(model, data, method, epochs, steps, batch_size, schedule, optimizer, val, checkpoints, seed)
-    here.check_equal(tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
-    with here.lock(Path(checkpoints.folder)) if checkpoints is not None else nullcontext():
-        step, batches, checkpointer, monitor = run.begin(here)
+    backend.check_equal(tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
+    with backend.lock(Path(checkpoints.folder)) if checkpoints is not None else nullcontext():
+        step, batches, checkpointer, monitor = run.begin(backend)
         progress = monitor.begin(checkpointer.resume(run.total))
-        check = FiniteCheck(run, here)
+        check = FiniteCheck(run, backend)
         for t in range(progress.step, run.total):
             if monitor.is_over(progress):
                 break
@@ -150,27 +150,27 @@ class Run:
         saved = self.checkpoints is not None and step % self.checkpoints.every == 0
         return saved or bool(self.check_every and step % self.check_every == 0)
 
-    def begin(self, here: Backend) -> "tuple[Stepper, Batches, Checkpointer, Monitor]":
+    def begin(self, backend: Backend) -> "tuple[Stepper, Batches, Checkpointer, Monitor]":
         """The objects that take the steps, draw batches, save checkpoints and measure recall."""
         device = self.model.tree.device
-        learner = model = here.place(self.model, device)
+        learner = model = backend.place(self.model, device)
         scorer, grace = model.scorer.learner(), 0
         if scorer is not model.scorer:  # only a part of the scorer is trained by gradients
             learner = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
             grace = self.schedule.warm_steps(self.total)
         optimizer = self.optimizer(learner, self.schedule.lr)
-        checkpointer = here.checkpointer(self.checkpoints, model, optimizer, self.describe())
-        monitor = Monitor(self, here, checkpointer, grace)
+        checkpointer = backend.checkpointer(self.checkpoints, model, optimizer, self.describe())
+        monitor = Monitor(self, backend, checkpointer, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)
-        return here.stepper(learner, optimizer), batches, checkpointer, monitor
+        return backend.stepper(learner, optimizer), batches, checkpointer, monitor
 
 
 class Monitor:
     """Measures recall on the validation users when it is due, if there are any, and keeps the best model."""
 
-    def __init__(self, run: Run, here: Backend, checkpointer: Checkpointer, grace: int) -> None:
+    def __init__(self, run: Run, backend: Backend, checkpointer: Checkpointer, grace: int) -> None:
         """`grace`: steps before patience counts, for a part that begins with weight 0."""
-        self.run, self.here, self.checkpointer, self.grace = run, here, checkpointer, grace
+        self.run, self.backend, self.checkpointer, self.grace = run, backend, checkpointer, grace
         self.validation, self.every = run.validation, run.check_every
 
     def begin(self, progress: Progress) -> Progress:
@@ -194,8 +194,8 @@ class Monitor:
         if self.validation is None:
             return progress
         if progress.step:
-            self.here.weigh_parts(self.run.model, self.validation.data)
-        recall = self.here.recall(self.validation, self.run.model)
+            self.backend.weigh_parts(self.run.model, self.validation.data)
+        recall = self.backend.recall(self.validation, self.run.model)
         if self.validation.on_check is not None:
             self.validation.on_check(progress.step, recall)
         progress = progress.checked(recall)
@@ -214,8 +214,8 @@ class FiniteCheck:
     On a GPU the first bad step is recorded on the device, and read only every CHECK_EVERY steps.
     """
 
-    def __init__(self, run: Run, here: Backend) -> None:
-        self.run, self.here, self._bad = run, here, torch.full((), -1, device=run.model.tree.device)
+    def __init__(self, run: Run, backend: Backend) -> None:
+        self.run, self.backend, self._bad = run, backend, torch.full((), -1, device=run.model.tree.device)
 
     @contextmanager
     def __call__(self, loss: Tensor, t: int) -> Iterator[None]:
@@ -226,7 +226,7 @@ class FiniteCheck:
             raise self._diverged(int(self._bad), "its loss is not finite")
         try:
             if due or last:
-                self.here.check_finite(self.run.model)
+                self.backend.check_finite(self.run.model)
             yield
         except NotFiniteError as error:
             raise self._diverged(t, str(error).split(":")[0]) from error

@@ -16,7 +16,7 @@ from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import DeepScorer, Scorer, SumScorer
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
@@ -40,7 +40,7 @@ DEFAULT_SIZES = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
 # ready within ten minutes, and most logs need no more.
 CLOSED_FORM_STEPS = 300
 MAX_STEPS = 10**9  # also of epochs
-MAX_LR = 1e30  # Adam overflows beyond it; training diverges far below, and says so
+MAX_LR = 1e30  # Adam overflows beyond it; training diverges far below, with an error
 VALIDATION_USERS = 4000  # at most, for the checks during training
 
 
@@ -63,10 +63,10 @@ def unlifted(make: MakeScorer) -> MakeScorer:
     """The same scorer, but a deep one reads the history at its leaves on every level, as TDM did before JTM."""
 
     def scorer(tree: Tree, data: Prepared, seed: int) -> Scorer:
-        made = make(tree, data, seed)
-        if isinstance(made, DeepScorer):
-            made.lift = False
-        return made
+        result = make(tree, data, seed)
+        if isinstance(result, DeepScorer):
+            result.lift = False
+        return result
 
     return scorer
 
@@ -170,15 +170,15 @@ def build_model(
     settings: TrainingSettings, data: Prepared, tree: Tree, on_progress: OnProgress = no_progress
 ) -> TreeModel:
     """The model before the first step; fitting closed-form parts calls `on_progress`."""
-    here = backend()
-    tree = here.tree(tree)
+    backend = current_backend()
+    tree = backend.tree(tree)
     top = first_level(tree, settings.beam_size)
     scorer = settings.recipe.scorer(tree, data, settings.seed)
     if settings.recipe.start is not None:
         scorer.check(data.train.observations())
-        parts = settings.recipe.start(here.closed_form(tree, data, settings.seed, settings.device, top, on_progress))
+        parts = settings.recipe.start(backend.closed_form(tree, data, settings.seed, settings.device, top, on_progress))
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
-    return here.place(TreeModel(tree, scorer, first_level=top, ids=data.items), settings.device)
+    return backend.place(TreeModel(tree, scorer, first_level=top, ids=data.items), settings.device)
 
 
 def train_model(
@@ -219,17 +219,19 @@ def train_model(
 def refit(model: TreeModel, data: Prepared, seed: int) -> None:
     """Fit the closed-form parts again, to the events of training and validation users together.
 
-    All that was chosen stays: λ, α₀, recency, weights. Numbers on validation users mean nothing from here on.
+    λ, α₀, recency and weights stay as they were chosen. Recall on the validation users has no meaning afterwards.
     """
-    scorer, here = model.scorer, backend()
+    scorer, backend = model.scorer, current_backend()
     if not isinstance(scorer, SumScorer) or not scorer.made:
         raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
     device, events = str(model.tree.device), data.with_validation()
-    builder = here.closed_form(model.tree, data, seed, device, model.first_level, events=events, made=dict(scorer.made))
+    builder = backend.closed_form(
+        model.tree, data, seed, device, model.first_level, events=events, choices=dict(scorer.made)
+    )
     parts = builder.all_parts()
     for name in parts.names:
         scorer.put(name, parts.part(name).to(device))
-    here.place(model, device)
+    backend.place(model, device)
 
 
 def first_level(tree: Tree, beam_size: int) -> int:
