@@ -121,9 +121,9 @@ class Ranks:
 
         def split(*rows: Tensor) -> Tensor:
             share = self.share(len(rows[0]))
-            own = function(*(share.of(each) for each in rows))
-            result = own.new_zeros(share.total, *own.shape[1:])
-            result[share.start : share.stop] = own[: share.stop - share.start]
+            part = function(*(share.of(each) for each in rows))
+            result = part.new_zeros(share.total, *part.shape[1:])
+            result[share.start : share.stop] = part[: share.stop - share.start]
             return self.sum_(result)
 
         return function if self.size == 1 else split
@@ -146,10 +146,10 @@ class _Group(Ranks):
         return values
 
     def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
-        whole = values.contiguous()
+        buffer = values.contiguous()
         with _peer_errors():
-            dist.broadcast(whole, source)
-        return values if whole is values else values.copy_(whole)
+            dist.broadcast(buffer, source)
+        return values if buffer is values else values.copy_(buffer)
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
@@ -215,21 +215,25 @@ def connect(device: str = "cpu") -> Ranks:
         if on_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
-            with _start_errors():
-                _init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=_timeout()))
+            _init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", _timeout())
             atexit.register(disconnect)
         _ranks = _Group()
     return _ranks
 
 
-def _init_process_group(backend: str, limit: timedelta) -> None:
+def _init_process_group(backend: str, seconds: float) -> None:
     """Start the process group; after a restart under another name, since torchrun keeps the addresses of dead ranks."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store: Any = dist.TCPStore(address, port, size, keeps, limit, multi_tenant=True)  # type: ignore[attr-defined]
-    own = PrefixStore(f"beamtree/{_restarts()}", store)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
+    rank, size, limit = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=seconds)
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store: Any = dist.TCPStore(address, port, size, hosts, limit, multi_tenant=True)  # type: ignore[attr-defined]
+        store = PrefixStore(f"beamtree/{_restarts()}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise PeerLostError(
+            f"the {size} ranks did not meet within {seconds:,.0f} s: start them all, with one address"
+        ) from error
 
 
 def disconnect() -> None:
@@ -247,17 +251,6 @@ def is_restarted() -> bool:
 
 def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-@contextmanager
-def _start_errors() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError, KeyError) as error:
-        size = os.environ["WORLD_SIZE"]
-        raise PeerLostError(
-            f"the {size} ranks did not meet within {_timeout():,.0f} s: start them all, with one address"
-        ) from error
 
 
 def _timeout() -> float:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from beamtree.distributed.group import Ranks
+from beamtree.mask import level_span
 from beamtree.tree import Tree
 
 TOP = 1 << 12  # nodes of the cut level, at most
@@ -36,14 +37,13 @@ class Shard:
     @classmethod
     def of(cls, tree: Tree, ranks: Ranks, top: int | None = None) -> "Shard":
         """One rank's part of a tree's nodes. The cut does not depend on how many ranks there are."""
-        most = TOP if top is None else top
-        cut = max((level for level in range(tree.height + 1) if tree.arity**level <= most), default=0)
+        top = TOP if top is None else top
+        cut = max((level for level in range(tree.height + 1) if tree.arity**level <= top), default=0)
         return cls(tree.arity, tree.height, cut, ranks)
 
     def level(self, level: int) -> range:
         """All nodes of a level."""
-        start = (self.arity**level - 1) // (self.arity - 1)
-        return range(start, start + self.arity**level)
+        return level_span(self.arity, level)
 
     def runs(self, rank: int) -> range:
         """The nodes of the cut level whose subtrees a rank has, counted from the first; divided as by torch.chunk."""
@@ -84,21 +84,19 @@ class Shard:
     @cached_property
     def bounds(self) -> list[int]:
         """The first node of every rank on every level below the cut, and the end of all."""
-        return [self.span(level, rank).start for level in self.below for rank in range(self.ranks.size)] + [
-            self.num_nodes
-        ]
+        starts = [self.span(level, rank).start for level in self.below for rank in range(self.ranks.size)]
+        return [*starts, self.num_nodes]
 
     @cached_property
     def offsets(self) -> list[int]:
-        """For each of these, what to subtract from a node for its row on the rank that has it."""
-        offsets = {}
-        for rank in range(self.ranks.size):
-            row = self.num_top
-            for level in self.below:
+        """For each of `bounds`, what to subtract from a node for its row on the rank that has it."""
+        offsets, row = [], [self.num_top] * self.ranks.size
+        for level in self.below:
+            for rank in range(self.ranks.size):
                 span = self.span(level, rank)
-                offsets[level, rank] = span.start - row
-                row += len(span)
-        return [offsets[level, rank] for level in self.below for rank in range(self.ranks.size)]
+                offsets.append(span.start - row[rank])
+                row[rank] += len(span)
+        return offsets
 
     def rows(self, level: int) -> slice:
         """The rows of a level in this rank's table: all nodes in the top, its own below."""

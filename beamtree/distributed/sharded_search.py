@@ -5,25 +5,18 @@ that one maximum over ranks combines the scores. What is read of a user's histor
 leaves, by one sum. All ranks call together, with the same users and nodes.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from beamtree.distributed.partition import Shard
 from beamtree.scorers.base import Scorer
-from beamtree.scorers.deep import DeepScorer
-from beamtree.scorers.factors import FactorScorer
-from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
-from beamtree.scorers.repeats import RepeatScorer
+from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
-from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
-
-READ_AT_ONCE = 1 << 22  # partners that are read at once
 
 
 class ShardedContext(NamedTuple):
@@ -32,7 +25,7 @@ class ShardedContext(NamedTuple):
 
 
 class ShardedScorer(Scorer):
-    """A scorer of which every rank has a part; see `part_of`.
+    """A scorer of which every rank has a part; see `load_shard.PartReader`.
 
     Args:
         scorer: this rank's part.
@@ -46,7 +39,7 @@ class ShardedScorer(Scorer):
         super().__init__()
         self.scorer, self.shard, self._settings = scorer, shard, dict(settings)
         floats = (each.dtype for each in scorer.parameters() if each.dtype != torch.float16)
-        self._dtype = next(floats, torch.float32)  # of scores, also of a rank that has none to give
+        self._dtype = next(floats, torch.float32)  # of scores, also on a rank without candidates
         sparse = (part for part in scorer.modules() if isinstance(part, SubtreeMaxScorer))
         self._is_sparse = any(part.subtree_max is not SubtreeMax for part in sparse)
 
@@ -168,136 +161,3 @@ class LocalVectors(Vectors):
             return sums
         below = self.shard.ranks.sum_(sums[..., top:, :].contiguous())
         return below if not top else torch.cat([sums[..., :top, :], below], dim=-2)
-
-
-class Weights(Protocol):
-    """Where the weights of a whole scorer are read from, by their names in its `state_dict`."""
-
-    def length(self, name: str) -> int:
-        """Rows of a tensor."""
-
-    def read(self, name: str, rows: range) -> Tensor:
-        """Some rows of a tensor."""
-
-    def whole(self, name: str) -> Tensor:
-        """All of a tensor."""
-
-    def summed(self, name: str) -> str | None:
-        """Where the sums of a table's rows over paths are kept; None where they are not."""
-
-
-Make = Callable[[Mapping[str, Any], str, Tree, Shard, Weights], Scorer]
-
-
-def part_of(kind: str, settings: Mapping[str, Any], tree: Tree, shard: Shard, weights: Weights) -> ShardedScorer:
-    """One rank's part of a scorer; no more is read than this part, and the sizes of lists.
-
-    Args:
-        kind: the scorer's class, by name.
-        settings: the scorer's.
-        tree: the tree.
-        shard: the subtrees that this rank has.
-        weights: of the whole scorer.
-    """
-    return ShardedScorer(_make(kind, settings, "", tree, shard, weights), shard, settings)
-
-
-def _make(kind: str, settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    if kind not in PARTS:
-        raise ValueError(f"a {kind} cannot be sharded over ranks: start one process")
-    return PARTS[kind](settings, prefix, tree, shard, weights)
-
-
-def _of_deep(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    scorer = DeepScorer(**{**settings, "num_nodes": 1, "share": False}, seed=None)
-    name = f"{prefix}table.weight"
-    summed = weights.summed(name) if settings["share"] else None
-    rows = _rows(summed or name, shard, weights)
-    if settings["share"] and summed is None:
-        _sum_paths(shard, rows)
-    return _with_table(scorer, prefix, shard, rows, weights)
-
-
-def _of_factors(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    scorer = FactorScorer(**{**settings, "num_nodes": 1}, seed=None)
-    return _with_table(scorer, prefix, shard, _rows(f"{prefix}table.weight", shard, weights), weights)
-
-
-def _of_memory(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    """The partners that lie in this rank's subtrees, for all items that name them."""
-    scorer = MemoryScorer(**{**settings, "entries": 0}, seed=None)
-    scorer.recency = weights.whole(f"{prefix}recency")
-    offsets, count = weights.whole(f"{prefix}offsets"), weights.length(f"{prefix}partners")
-    starts, partners, values = torch.empty_like(offsets), [], []
-    kept = first = 0
-    for start in range(0, count, READ_AT_ONCE):
-        piece = range(start, min(start + READ_AT_ONCE, count))
-        columns = weights.read(f"{prefix}partners", piece)
-        leaves = tree.leaf_of_item(columns.long())
-        own = shard.owned(shard.height, leaves)
-        last = int(torch.searchsorted(offsets, piece.stop))  # lists that begin in this piece
-        before = torch.nn.functional.pad(own.cumsum(0), (1, 0))
-        starts[first:last] = kept + before[offsets[first:last] - start]
-        partners.append(columns[own])
-        values.append(weights.read(f"{prefix}weights", piece)[own])
-        kept, first = kept + int(before[-1]), last
-    starts[first:] = kept
-    scorer.offsets = starts
-    scorer.partners = torch.cat([scorer.partners, *partners])
-    scorer.weights = torch.cat([scorer.weights, *values])
-    return _local(scorer, shard)
-
-
-def _of_repeats(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    return _local(RepeatScorer(**settings, seed=None), shard)
-
-
-def _of_sum(settings: Mapping[str, Any], prefix: str, tree: Tree, shard: Shard, weights: Weights) -> Scorer:
-    parts = {
-        name: _make(kind, of_part, f"{prefix}parts.{name}.", tree, shard, weights)
-        for name, (kind, of_part) in settings["parts"].items()
-    }
-    scorer = SumScorer(parts, settings["height"], settings["learned"], settings["made"])
-    scorer.weights, scorer.calibration = weights.whole(f"{prefix}weights"), weights.whole(f"{prefix}calibration")
-    return scorer
-
-
-# Kinds of scorers that can be sharded; others are refused.
-PARTS: dict[str, Make] = {
-    DeepScorer.__name__: _of_deep,
-    FactorScorer.__name__: _of_factors,
-    MemoryScorer.__name__: _of_memory,
-    RepeatScorer.__name__: _of_repeats,
-    SumScorer.__name__: _of_sum,
-}
-
-
-def _local(scorer: SubtreeMaxScorer, shard: Shard) -> Scorer:
-    if shard.cut < shard.height:
-        scorer.subtree_max = partial(LocalSubtreeMax, shard=shard)
-    return scorer
-
-
-def _with_table(scorer: DeepScorer | FactorScorer, prefix: str, shard: Shard, rows: Tensor, weights: Weights) -> Scorer:
-    """A scorer with its rows and all weights that are not rows."""
-    scorer.table = LocalTable(shard, rows)
-    names = [name for name in scorer.state_dict() if name != "table.weight"]
-    state = {name: weights.whole(f"{prefix}{name}") for name in names}
-    scorer.load_state_dict({**state, "table.weight": rows}, assign=True)
-    return scorer
-
-
-def _rows(name: str, shard: Shard, weights: Weights) -> Tensor:
-    """The rows of a shard, and zeros after them."""
-    first = weights.read(name, range(1))
-    rows = first.new_empty(shard.num_rows + 1, first.shape[1])
-    rows[-1] = 0
-    for nodes, own in shard.spans():
-        rows[own] = weights.read(name, nodes)
-    return rows
-
-
-def _sum_paths(shard: Shard, rows: Tensor) -> None:
-    """Add to each row those above it, from the root down."""
-    for level in range(1, shard.height + 1):
-        rows[shard.rows(level)] += rows[shard.above(level)].repeat_interleave(shard.arity, dim=0)
