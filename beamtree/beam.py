@@ -19,13 +19,13 @@ from beamtree.tree import PAD, Tree
 Expand = Callable[[Tensor, State], State]
 Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
-WIDEST = 4096  # candidates that the GPU's twin of `_select` can hold
-REHEARSALS = 16  # searches of one shape before they are recorded: validation between steps is not worth it
+WIDEST = 4096  # candidates that the GPU version of `_select` can hold
+REHEARSALS = 16  # searches of one shape before they are recorded: more than a validation between steps needs
 _RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
 
 
 class BeamLevel(NamedTuple):
-    """What one step down found."""
+    """The result of one step down."""
 
     level: int
     candidates: Tensor  # B̃_h: the children of the beam above [B, W], [1, W] while all are kept
@@ -34,26 +34,25 @@ class BeamLevel(NamedTuple):
 
 
 def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]:
-    """How many nodes a beam holds on each searched level: as `beam_size` says, and no fewer than the m that are asked.
+    """The width of the beam on each searched level: `beam_size`, but at least m.
 
-    **Then m items come back wherever m may be found.** A beam enters no node without an allowed item below it. Of the
-    nodes of a level that may be entered a beam holds all, or at least m: it begins with all of the level above the
-    first. Below all of them lie all that may be entered on the next level, and below m of them lie at least m, since
-    each has a child that may be entered. Of these it keeps all, or as many as its width, which is at least m. So the
-    last beam holds every allowed item, or at least m of them.
+    **Then a search returns m items if m are allowed.** A beam enters only nodes with an allowed item below. On every
+    level it holds all nodes that may be entered, or at least m of them: it begins with all nodes above the first level,
+    every node has a child that may be entered, and the beam keeps all of these children, or as many as its width, which
+    is at least m. So the last beam holds every allowed item, or at least m of them.
     """
     levels = model.tree.height + 1 - model.first_level
     several = isinstance(beam_size, Iterable) and not isinstance(beam_size, str)
     beam_size = tuple(beam_size) if several else beam_size  # type: ignore[arg-type]
     each = beam_size if isinstance(beam_size, tuple) else (beam_size,) * levels
-    found, m = tuple(positive_int("beam_size", width) for width in each), positive_int("m", m)
-    if len(found) != levels:
+    result, m = tuple(positive_int("beam_size", width) for width in each), positive_int("m", m)
+    if len(result) != levels:
         spans = f"levels {model.first_level} to {model.tree.height}"
-        raise ValueError(f"beam_size has {len(found)} widths and {spans} are searched: give {levels}, or one number")
-    if m > found[-1]:
+        raise ValueError(f"beam_size has {len(result)} widths and {spans} are searched: give {levels}, or one number")
+    if m > result[-1]:
         most = "the last width" if several else "beam_size"
         raise ValueError(f"m={m} with beam_size={as_text(beam_size)}: from 1 up to {most} items can be retrieved")
-    return tuple(max(width, m) for width in found)
+    return tuple(max(width, m) for width in result)
 
 
 def positive_int(name: str, value: object) -> int:
@@ -68,7 +67,7 @@ def positive_int(name: str, value: object) -> int:
 
 
 def as_text(beam_size: BeamSize) -> str:
-    """A beam's size as people write it: 400, or 100,200,400."""
+    """A beam size as text: 400, or 100,200,400."""
     return ",".join(map(str, beam_size)) if isinstance(beam_size, Sequence) else str(beam_size)
 
 
@@ -84,17 +83,17 @@ def walk(
     """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k.
 
     Args:
-        query: users put to a model.
+        query: a model and a batch of users.
         beam_size: k, or the width of each level.
-        expand: how candidates are ranked; by p_g unless given.
-        mask: which nodes may be entered; those with an item below unless given.
-        excluded: of each user, the slots that are not to be found, from `mask.excluded` [B, E].
-        choices: pass over levels that the beam keeps whole, unscored: right where the ranking of a node does not
-            depend on its parent's.
+        expand: how candidates are ranked. Default: by p_g.
+        mask: which nodes may be entered. Default: those with an item below.
+        excluded: the slots that are excluded for each user, from `mask.excluded` [B, E].
+        choices: do not score levels that fit into the beam: correct if the ranking of a node does not depend on its
+            parent's.
     """
     expand = expand or query.model.expand
     tree, mask = query.tree, mask or query.tree.mask
-    beam = mask.nodes(query.levels.start - 1).unsqueeze(0)  # for every row: from the root, the root alone
+    beam = mask.nodes(query.levels.start - 1).unsqueeze(0)  # the same for every row
     state: State = (torch.zeros(beam.shape, device=tree.device),)
     candidates = tree.children(beam, mask=mask).flatten(1)  # [1, kb]
     for level, k in zip(query.levels, widths(query.model, beam_size), strict=True):
@@ -105,7 +104,7 @@ def walk(
             continue
         if excluded is not None:
             candidates = mask.keep_for(excluded, level, candidates)
-        with torch.no_grad():  # not around the loop: what happens between the levels is the caller's
+        with torch.no_grad():  # not around the loop, where the caller's code runs between levels
             state = expand(query.logits(level, candidates), state)  # [B, kb]
             beam, best, children = _select(tree, mask, candidates, state[0], k, level)
             if best is not None:
@@ -117,7 +116,7 @@ def walk(
 def _select(
     tree: Tree, mask: NodeMask, candidates: Tensor, rank: Tensor, k: int, level: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The best k of candidates, their columns (None if all are kept), and their children, if there are any below."""
+    """The best k candidates, their columns (None if all are kept), and their children, above the leaves."""
     below = level < tree.height
     if candidates.shape[1] <= k:
         return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
@@ -134,9 +133,9 @@ def _select(
 def gumbel_expand(generator: torch.Generator, drawn: Drawn | None = None) -> Expand:
     """Stochastic beam search (Kool et al. 2019): walk with it draws k leaves without replacement.
 
-    A leaf is drawn by going down, each child as likely as its share of its siblings' p_g. The state is the
-    perturbed log-probability that ranks, drawn so that its maximum over siblings is their parent's, and the
-    log-probability itself. `drawn` is a query's, where it holds a share of a batch.
+    A leaf is drawn by going down, each child with the probability of its share of its siblings' p_g. The state is the
+    perturbed log-probability, which ranks and whose maximum over siblings is that of their parent, and the
+    log-probability itself. `drawn` is `Query.drawn`, for a query that has a part of a batch.
     """
 
     def expand(logits: Tensor, parents: State) -> State:
@@ -174,19 +173,19 @@ def retrieve(
         model: a tree and a scorer.
         x: users, as the scorer takes them [B, ...].
         beam_size: k, or one width for each searched level, first to last; see `widths`.
-        m: how many items, at most k, or the last width; a level that is narrower than m is widened to m.
-        allowed: the items that may be found, all unless given; for many searches make `model.tree.allow(items)` once.
-        exclude: items that single users are not to be shown [B, E], PAD where fewer.
+        m: the number of items, at most k or the last width; narrower levels are widened to m.
+        allowed: the items that may be returned. Default: all. For many searches make `model.tree.allow(items)` once.
+        exclude: items to exclude for each user [B, E], PAD where fewer.
 
-    The beam enters no node below which nothing may be found, so a user gets m items wherever m are left; PAD and -inf
-    fill up a row where fewer are.
+    The beam enters only nodes with an allowed item below, so a user gets m items if m are left. Otherwise the row ends
+    in PAD and -inf.
     """
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not len(x):
-        nothing = torch.full((len(x), m), PAD, device=x.device)
-        return nothing, nothing.float().fill_(-torch.inf)
+        no_items = torch.full((len(x), m), PAD, device=x.device)
+        return no_items, no_items.float().fill_(-torch.inf)
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
@@ -197,32 +196,31 @@ def retrieve(
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     mask.searches += 1
-    if (
-        not kernels.fits(x) or not model.scorer.capturable or (allowed is not None and mask.searches <= REHEARSALS)
-    ):  # few searches: not recorded
+    is_rare = allowed is not None and mask.searches <= REHEARSALS
+    if not kernels.fits(x) or not model.scorer.capturable or is_rare:
         return search(*inputs)
     items, scores = _recorder_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
 
 
 def _recorder_of(model: TreeModel) -> Recorder:
-    """The recordings of searches in a model as it is now: they read its weights, and what is made from them."""
-    held = (*model.parameters(), *model.buffers())
-    state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in held]
+    """The recorded searches of a model, discarded when its weights or its tree change."""
+    tensors = (*model.parameters(), *model.buffers())
+    state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
     state.append(model.tree)
-    kept = _RECORDERS.get(model)
-    if kept is None or kept[0] != state:
-        kept = _RECORDERS[model] = state, Recorder(REHEARSALS)
-    return kept[1]
+    cached = _RECORDERS.get(model)
+    if cached is None or cached[0] != state:
+        cached = _RECORDERS[model] = state, Recorder(REHEARSALS)
+    return cached[1]
 
 
 @torch.no_grad()
 def _check_users(model: TreeModel, x: Tensor) -> None:
-    """Raise a ValueError in one line where x are no users that the model can be asked for."""
+    """Raise a ValueError where x are not users that the model can score."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
-    if model.scorer.reads_items and x.device.type == "cpu":  # a GPU would have to be waited for
+    if model.scorer.reads_items and x.device.type == "cpu":  # on a GPU this would wait
         model.tree.check_items(x)
 
 
@@ -235,14 +233,14 @@ def brute_force(
     exclude: Tensor | None = None,
     leaves_at_once: int = 4096,
 ) -> tuple[Tensor, Tensor]:
-    """What `retrieve` would find if the beam lost nothing: every allowed leaf is scored.
+    """What `retrieve` would return if the beam lost nothing: every allowed leaf is scored.
 
     Args:
         model: a tree and a scorer.
         x: users, as the scorer takes them [B, ...].
-        m: how many items.
-        allowed: the items that may be found, all unless given.
-        exclude: items that single users are not to be shown [B, E], PAD where fewer.
+        m: the number of items.
+        allowed: the items that may be returned. Default: all.
+        exclude: items to exclude for each user [B, E], PAD where fewer.
         leaves_at_once: leaves that are scored together.
     """
     _check_users(model, x)
@@ -254,8 +252,7 @@ def brute_force(
         more = query.log_prob(model.tree.height, leaves.unsqueeze(0))
         items = torch.cat([items, model.tree.item_of_leaf(leaves).expand(len(x), -1)], dim=1)
         items, scores = _best(items, torch.cat([scores, more], dim=1), m, exclude)
-    missing = m - items.shape[1]
-    return pad(items, (0, missing), value=PAD), pad(scores, (0, missing), value=-torch.inf)
+    return items, scores
 
 
 def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -264,6 +261,6 @@ def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None = None) ->
     if exclude is not None and exclude.shape[1]:
         rank = rank.masked_fill(hits(items, exclude), -torch.inf)
     best = rank.topk(min(m, rank.shape[1]))
-    found = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-    missing = m - found.shape[1]
-    return pad(found, (0, missing), value=PAD), pad(best.values, (0, missing), value=-torch.inf)
+    items = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+    missing = m - items.shape[1]
+    return pad(items, (0, missing), value=PAD), pad(best.values, (0, missing), value=-torch.inf)

@@ -1,7 +1,7 @@
 """S_h: the nodes that one instance trains, level by level.
 
 A sampler takes (query, z of every level, which marks S_h⁺, randomness) and yields (level, nodes [B or 1, W]), PAD where
-there are fewer. Its numbers, such as `beam_size`, are named arguments that `functools.partial` fills in.
+there are fewer. Its numbers, such as `beam_size`, are keyword arguments that `functools.partial` fills in.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def uniform(query: Query, positives: list[Targets], generator: torch.Generator, 
 
 
 def uniform_leaves(query: Query, positives: list[Targets], generator: torch.Generator, *, nodes: int) -> Levels:
-    """So many nodes of the leaf level, and none above."""
+    """Some nodes of the leaf level, drawn uniformly, and none above."""
     yield query.tree.height, _sampled(query, query.tree.height, nodes, generator)
 
 
@@ -84,7 +84,7 @@ def union(tree: Tree, first: Levels, second: Levels) -> Levels:
 
 
 def _join(tree: Tree, level: int, nodes: Tensor, more: Tensor) -> Tensor:
-    """Both, less the repeats: a node trained twice would weigh twice."""
+    """Both without repeats: a node trained twice would count twice."""
     rows = max(len(nodes), len(more))
     nodes, more = nodes.expand(rows, -1), more.expand(rows, -1)
     return torch.cat([nodes, more.masked_fill(mark(tree, level, nodes).at(more), PAD)], dim=1)

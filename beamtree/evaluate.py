@@ -1,4 +1,4 @@
-"""How well items are found: P@m, R@m, F@m over users (Sec. 3.2.2), with intervals."""
+"""Evaluation: P@m, R@m, F@m over users (Sec. 3.2.2), with intervals."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from torch import Tensor
 from beamtree.beam import BeamSize, positive_int, retrieve
 from beamtree.data import Data
 from beamtree.data.frames import make_frame
+from beamtree.errors import lookup
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
 from beamtree.model import TreeModel
 from beamtree.tree import PAD
 
-Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to leave out [B, E]) -> the best items, best first
+Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first
 OnUsers = Callable[[int], None]  # users done since the last call
 
 
@@ -33,13 +34,13 @@ class Score:
 
 
 class Evaluation(Mapping[tuple[str, int], float]):
-    """The scores of a model: `evaluation["recall", 200]` is a mean, printing it gives a table."""
+    """The scores of a model: `evaluation["recall", 200]` is a mean; it prints as a table."""
 
     def __init__(
         self, scores: list[Score], values: Tensor, users_asked: int | None = None, exclude_seen: bool = False
     ) -> None:
         self.scores = scores
-        self.per_user = values  # of every user [U, cuts, metrics]
+        self.per_user = values  # [U, cuts, metrics]
         self.users = len(values)
         self.users_asked = self.users if users_asked is None else users_asked  # with those left out
         self.exclude_seen = exclude_seen
@@ -89,21 +90,21 @@ def evaluate(
     batch_size: int = 64,
     on_users: OnUsers | None = None,
 ) -> Evaluation:
-    """The mean over users of each metric at each m: one search serves them all.
+    """The mean over users of each metric at each m, from one search.
 
     Args:
-        model: what is searched.
-        data: users and what they chose, such as `data.test`.
+        model: the model.
+        data: users and their targets, such as `data.test`.
         beam_size: k, or one width for each searched level.
-        m: how many items are retrieved: a number, or several cuts of one list.
+        m: the number of retrieved items, or several cuts of one list.
         metrics: one or several: names of `metrics.METRICS`, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
-        exclude_seen: whether what a user has seen is neither retrieved nor expected.
+        exclude_seen: whether items that a user has seen are neither retrieved nor expected.
         batch_size: users that are searched together.
-        on_users: hears how many users were done since it was last called.
+        on_users: called with the number of users done since the last call.
     """
     model.tree.check_items(data.item_numbers())
     cuts = all_cuts(m)
-    find = search_function(model, beam_size, max(cuts))
+    find = search_function(model, beam_size, max(cuts, default=1))  # `measure` refuses an empty m
     return measure(
         find, data, m=cuts, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
     )
@@ -129,16 +130,16 @@ def measure(
     batch_size: int = 64,
     on_users: OnUsers | None = None,
 ) -> Evaluation:
-    """The same for anything that finds items.
+    """The same for any function that finds items.
 
     Args:
-        find: (users x, items to leave out [B, E]) -> the best items, best first.
-        data: users and what they chose.
-        m: how many items are asked for.
-        metrics: names, or functions of your own.
-        exclude_seen: whether what a user has seen is left out of both, and users of whom nothing is left with it.
-        batch_size: users that are asked together.
-        on_users: hears how many users were done since it was last called.
+        find: (users x, items to exclude [B, E]) -> the best items, best first.
+        data: users and their targets.
+        m: the number of items, or several.
+        metrics: names, or your own functions.
+        exclude_seen: whether seen items are excluded from results and targets, with users who have no other targets.
+        batch_size: users in one call of `find`.
+        on_users: called with the number of users done since the last call.
     """
     named, cuts = named_metrics(metrics), all_cuts(m)
     if not named or not cuts:
@@ -167,13 +168,12 @@ def measure(
 
 
 def all_cuts(m: Iterable[int] | int) -> tuple[int, ...]:
-    """Every m, of one or of several; a ValueError where one is no whole number above 0."""
-    several = m if isinstance(m, Iterable) else (m,)
-    return tuple(positive_int("m", each) for each in several)
+    """One or several m as a tuple; a ValueError where one is not a whole number above 0."""
+    return tuple(positive_int("m", each) for each in (m if isinstance(m, Iterable) else (m,)))
 
 
 def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int) -> Find:
-    """What a plain row finds less what it is told to leave out: it is asked for as many more."""
+    """A search without an `exclude` argument as a `Find`: it retrieves more items, and excluded ones are removed."""
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
         items, scores = retrieve(x, m + exclude.shape[1])
@@ -187,16 +187,13 @@ def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int
 
 
 def named_metrics(metrics: Sequence[str | Metric] | str | Metric) -> dict[str, Metric]:
-    """Metrics by name, of one or of several; a ValueError where one is unknown."""
+    """One or several metrics by name; a ValueError where one is unknown."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
-    unknown = [name for name in metrics if isinstance(name, str) and name not in METRICS]
-    if unknown:
-        raise ValueError(f"metric {unknown[0]!r} is unknown: choose from {', '.join(METRICS)}")
     named: dict[str, Metric] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-        function = METRICS[metric] if isinstance(metric, str) else metric
+        function = lookup(METRICS, "metric", metric) if isinstance(metric, str) else metric
         if named.setdefault(name, function) is not function:
             raise ValueError(f"two metrics are called {name!r}: give each function a name of its own")
     return named
@@ -209,7 +206,7 @@ def summarise(
     users_asked: int | None = None,
     exclude_seen: bool = False,
 ) -> Evaluation:
-    """Means and intervals of every user's values [U, cuts, metrics], and whom and what they leave out."""
+    """Means and intervals over users of values [U, cuts, metrics]."""
     means = values.double().mean(0)
     low, high = (bound.view_as(means) for bound in bootstrap(values.flatten(1)))
     scores = [

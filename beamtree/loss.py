@@ -9,7 +9,7 @@ from torch import Tensor
 class _BCE(torch.autograd.Function):
     """The sum of -log q, where q = p_g(z), and its gradient σ(g) - z.
 
-    By hand because autograd would keep and pass over three times as many numbers.
+    Written by hand because autograd would store and read three times as many numbers.
     """
 
     @staticmethod
@@ -17,20 +17,15 @@ class _BCE(torch.autograd.Function):
         sign = labels.to(logits.dtype).mul_(2).sub_(1)  # 2z - 1: q is σ(g) where z = 1, σ(-g) elsewhere
         q = (logits * sign).sigmoid_()
         ctx.save_for_backward(q, sign)
-        floor = torch.finfo(q.dtype).tiny ** 0.5  # so that a product of two is a number still
-        first, second, rest = _halves(q.clamp(min=floor).flatten())
-        return -(first * second).log_().sum() - rest.log().sum()  # log a + log b = log ab: half as many logs
+        q = q.clamp(min=torch.finfo(q.dtype).tiny ** 0.5).flatten()  # the product of two does not underflow
+        half = len(q) // 2
+        pairs, last = q[:half] * q[half : 2 * half], q[2 * half :]
+        return -pairs.log_().sum() - last.log().sum()  # log a + log b = log ab: half as many logs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         q, sign = ctx.saved_tensors
         return (q - 1).mul_(sign).mul_(grads[0]), None
-
-
-def _halves(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two halves of equal length, and what is left."""
-    half = len(values) // 2
-    return values[:half], values[half : 2 * half], values[2 * half :]
 
 
 def bce(logits: Tensor, labels: Tensor) -> Tensor:

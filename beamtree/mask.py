@@ -1,7 +1,7 @@
 """Which nodes may be entered: those with an allowed item below.
 
-An empty slot, a filter and an item that was removed are one mechanism: a leaf that is not allowed, and with it every
-node above which nothing is left. What is not allowed enters no beam, no candidate set and no arg max.
+Empty slots, filters and removed items are one mechanism: a leaf that is not allowed, and every node without an allowed
+leaf below. They are in no beam, no candidate set and no arg max.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-PAD = -1  # the one sentinel: no item, no node
+PAD = -1  # the only sentinel: no item, no node
 
 
 def level_span(arity: int, level: int) -> range:
@@ -21,25 +21,25 @@ def level_span(arity: int, level: int) -> range:
 
 
 class NodeMask:
-    """Some allowed leaves of a complete b-ary tree, and the nodes above them. Every beam enters these nodes alone."""
+    """Allowed leaves of a complete b-ary tree, and the nodes above them: the only nodes that a beam enters."""
 
     def __init__(self, slots: Tensor, arity: int) -> None:
-        """`slots` says of every leaf from left to right whether it is allowed, bool [b^H]."""
+        """`slots`: whether each leaf from left to right is allowed, bool [b^H]."""
         levels = [slots]
         while len(levels[-1]) > 1:
             levels.append(levels[-1].view(-1, arity).any(1))
         self.arity, self.height = arity, len(levels) - 1
         self.entered = torch.cat(levels[::-1])  # bool [num_nodes]
-        self.entered[0] = False  # the root follows nobody into a beam: PAD's arithmetic ends there
+        self.entered[0] = False  # the root is never a child: the arithmetic of PAD ends there
         self.is_empty = not bool(slots.any())
         full = [True, *(bool(level.all()) for level in levels[-2::-1])]
         self._full = full
         self.full_to = [*full, False].index(False) - 1  # all nodes of the levels down to this one may be entered
         self._listed: dict[int, Tensor | None] = {}
-        self.searches = 0  # that used it: one that is used often is worth a recording on a GPU
+        self.searches = 0  # with this mask: after some, a GPU records them
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "NodeMask":
-        """The same mask elsewhere."""
+        """The same mask on another device."""
         mask = NodeMask.__new__(NodeMask)
         mask.arity, mask.height, mask._full, mask.full_to = self.arity, self.height, self._full, self.full_to
         mask.entered, mask.is_empty = move(self.entered), self.is_empty
@@ -85,7 +85,7 @@ class NodeMask:
         nodes = self.listed(level)
         return len(level_span(self.arity, level)) if nodes is None else len(nodes)
 
-    # Leaves that single users are not to be shown
+    # Leaves excluded for single users
 
     @cached_property
     def _allowed_before(self) -> Tensor:
@@ -93,16 +93,16 @@ class NodeMask:
         return torch.nn.functional.pad(self.slots.cumsum(0, dtype=torch.int32), (1, 0))
 
     def excluded(self, leaves: Tensor) -> Tensor:
-        """For `keep_for`: the allowed slots of leaves [B, E] that each user is not to be shown, sorted, each once."""
-        after = self.arity**self.height  # stands for none
+        """For `keep_for`: the allowed slots among the leaves [B, E] excluded for each user, sorted, each once."""
+        none = self.arity**self.height  # past the last slot
         slots = leaves - level_span(self.arity, self.height).start
-        slots = slots.where(self.allows(leaves) & (leaves != PAD), after).sort(dim=1).values
+        slots = slots.where(self.allows(leaves) & (leaves != PAD), none).sort(dim=1).values
         repeated = torch.zeros_like(slots, dtype=torch.bool)
         repeated[:, 1:] = slots[:, 1:] == slots[:, :-1]
-        return slots.masked_fill(repeated, after).sort(dim=1).values
+        return slots.masked_fill(repeated, none).sort(dim=1).values
 
     def keep_for(self, excluded: Tensor, level: int, nodes: Tensor) -> Tensor:
-        """Nodes [B or 1, W] of a level, with PAD where all that is allowed below is excluded for that user [B, W]."""
+        """Nodes [B or 1, W] of a level, with PAD where all allowed leaves below are excluded for a user [B, W]."""
         nodes = nodes.expand(len(excluded), -1)
         width = self.arity ** (self.height - level)
         first = ((nodes - level_span(self.arity, level).start) * width).clamp_(min=0)

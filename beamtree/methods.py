@@ -19,6 +19,7 @@ from beamtree.candidates import (
     uniform,
     with_negatives,
 )
+from beamtree.errors import lookup
 from beamtree.loss import bce
 from beamtree.model import BatchPart, Query, TreeModel
 from beamtree.targets import Targets, any_relevant, best_child, labels_at
@@ -34,12 +35,12 @@ def every_positive(query: Query, positives: list[Targets]) -> list[Targets]:
 
 @dataclass(frozen=True)
 class Method:
-    """One row: S_h, the labels, whether p_g is chained, and two things that training asks.
+    """A training method: S_h, the labels, whether p_g is chained, and what training must know about it.
 
-    Methods are the same if all of this is: two with one name are two methods.
+    Methods are equal if all of their fields are.
 
     Args:
-        name: what tables and runs call it.
+        name: its name in tables and runs.
         candidates: S_h, a function from a query, the positives and a generator to the nodes of every level.
         labels: z, ẑ, or a function of your own from a query and the positives to the targets of every level.
         chained: whether p_g is the product down the path.
@@ -68,8 +69,8 @@ class Method:
             model: the model that is trained.
             x: users.
             y: the items relevant to them.
-            generator: what is random comes from it.
-            part_of: gives the part of a batch of so many instances whose loss is computed; all of it unless given.
+            generator: for everything random.
+            part_of: maps the size of a batch to the part whose loss is computed. Default: all of it.
         """
         if self.single_target:
             x, y = one_per_target(x, y)
@@ -84,7 +85,7 @@ class Method:
         return loss * 0 if part.is_empty else loss
 
     def describe(self) -> dict[str, str | bool]:
-        """What the method is, in words that a later run can compare: which functions, with which numbers."""
+        """The functions and numbers of the method as text, which a resumed run compares."""
         return {
             "method": self.name,
             "candidates": describe_call(self.candidates),
@@ -98,22 +99,22 @@ class Method:
 def one_per_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """|I_x| = 1: one instance per user and target, however often y repeats it."""
     y = y.sort(dim=1).values
-    user, place = first_of_each(y).nonzero(as_tuple=True)
-    return x[user], y[user, place].unsqueeze(1)
+    user, column = first_of_each(y).nonzero(as_tuple=True)
+    return x[user], y[user, column].unsqueeze(1)
 
 
 def describe_call(function: Callable[..., Any]) -> str:
-    """A function with all that it was given, as text: by `functools.partial`, or by the function that made it.
+    """A function as text, with the arguments of a `functools.partial` or the variables of a closure.
 
-    The same in every process: of what has no text of its own, only the name or the kind is told.
+    The text is the same in every process: objects without a `__repr__` appear by name or type.
     """
     if isinstance(function, partial):
-        given = [_value(value) for value in function.args]
-        given += [f"{name}={_value(value)}" for name, value in function.keywords.items()]
-        return f"{describe_call(function.func)}({', '.join(given)})"
+        arguments = [_value(value) for value in function.args]
+        arguments += [f"{name}={_value(value)}" for name, value in function.keywords.items()]
+        return f"{describe_call(function.func)}({', '.join(arguments)})"
     function = unwrap(function)  # out of a decorator such as torch.no_grad
-    kept = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return f"{_name(function)}[{', '.join(map(_value, kept))}]" if kept else _name(function)
+    variables = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return f"{_name(function)}[{', '.join(map(_value, variables))}]" if variables else _name(function)
 
 
 def _value(value: object) -> str:
@@ -127,10 +128,10 @@ def _name(thing: object) -> str:
 
 
 class Row(NamedTuple):
-    """A method but for its numbers."""
+    """A method without its numbers."""
 
     candidates: Callable[..., Any]
-    numbers: tuple[str, ...]  # that `candidates` asks for
+    numbers: tuple[str, ...]  # the arguments of `candidates`
     labels: Labels
     chained: bool = False
     single_target: bool = False
@@ -157,21 +158,20 @@ def by_name(name: str, **numbers: int) -> Method:
     for number, value in numbers.items():
         if value < 1:
             raise ValueError(f"{number}={value}: must be at least 1")
-    given = {number: numbers[number] for number in row.numbers}
-    candidates = _filled(row.candidates, **given) if given else row.candidates
+    arguments = {number: numbers[number] for number in row.numbers}
+    candidates = _filled(row.candidates, **arguments) if arguments else row.candidates
     return Method(name, candidates, row.labels, row.chained, row.single_target, row.walks)
 
 
 @cache
 def _filled(candidates: Callable[..., Any], **numbers: int) -> Sampler:
-    """One object for the same numbers, since a `partial` equals itself alone: otm(3) == otm(3)."""
+    """The same object for the same numbers, so that otm(3) == otm(3): a `partial` only equals itself."""
     return partial(candidates, **numbers)
 
 
 def sized(name: str, beam_size: int, nodes: int) -> Method:
     """The row of the table with this name, for a beam of k nodes and a number of others per level."""
-    if name not in METHODS:
-        raise ValueError(f"method {name!r} is unknown: choose from {', '.join(METHODS)}")
+    lookup(METHODS, "method", name)
     return by_name(name, beam_size=beam_size, nodes=nodes, negatives=nodes, extra=nodes)
 
 

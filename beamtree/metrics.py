@@ -1,4 +1,4 @@
-"""P@m, R@m, F@m (Eqs. 5-7), and others that people ask for."""
+"""P@m, R@m, F@m (Eqs. 5-7), and other usual metrics."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ def hits(items: Tensor, y: Tensor) -> Tensor:
     """Whether each retrieved item [B, m] is among the relevant ones y [B, P]."""
     if not y.shape[1]:
         return torch.zeros_like(items, dtype=torch.bool)
-    known = y.sort(dim=1).values
-    place = torch.searchsorted(known, items.contiguous()).clamp(max=known.shape[1] - 1)
-    return (known.gather(1, place) == items) & (items != PAD)
+    relevant = y.sort(dim=1).values
+    index = torch.searchsorted(relevant, items.contiguous()).clamp(max=relevant.shape[1] - 1)
+    return (relevant.gather(1, index) == items) & (items != PAD)
 
 
 def num_relevant(y: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def f1(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
 
 
 def ndcg(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
-    """Discounted gain of the first m items, as a share of what the best order would gain."""
+    """Discounted gain of the first m items, as a share of that of the best order."""
     hit = hit[:, :m]
     gain = torch.log2(torch.arange(2, m + 2, device=hit.device, dtype=torch.float32)).reciprocal()
     ideal = gain.cumsum(0)[relevant.clamp(max=m) - 1]
@@ -82,7 +82,7 @@ def precision_recall_f(items: Tensor, y: Tensor, m: int) -> Tensor:
 
 
 def bootstrap(values: Tensor, *, rounds: int = 1000, level: float = 0.95, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The interval of the mean over users of values [U, C], by drawing users anew: two bounds [C] each."""
+    """The interval of the mean over users of values [U, C], by resampling users: two bounds [C] each."""
     generator = torch.Generator().manual_seed(seed)
     count = len(values)
     values = values.double()
@@ -100,10 +100,7 @@ def bootstrap(values: Tensor, *, rounds: int = 1000, level: float = 0.95, seed: 
 
 
 def paired_p(values: Tensor, others: Tensor) -> Tensor:
-    """How likely a difference of means at least as large is by chance [C], for values of the same users [U, C] each.
-
-    By the normal distribution of the mean difference; 1 where nothing differs.
-    """
+    """The p-value of a paired z-test [C], for values of the same users [U, C] each; 1 where nothing differs."""
     differences = (values - others).double()
     error = differences.std(0) / len(differences) ** 0.5
     z = (differences.mean(0).abs() / error).nan_to_num(0.0)
@@ -112,5 +109,5 @@ def paired_p(values: Tensor, others: Tensor) -> Tensor:
 
 
 def usual_m(num_items: int) -> int:
-    """m of the recall that says how good a model is: 200, or a tenth of a small catalogue."""
+    """The default m of recall: 200, or a tenth of a small catalogue."""
     return min(200, max(10, num_items // 10))

@@ -15,13 +15,13 @@ State = tuple[Tensor, ...]  # of each node of a beam; nodes are ordered by the f
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError in one line where torch cannot compute there."""
+    """Raise a ValueError where torch cannot compute on a device."""
     offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = float(torch.ones(1, device=device).sum())  # a device such as meta holds no numbers
+        total = float(torch.ones(1, device=device).sum())  # a device such as meta holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # the second from a torch without CUDA
         raise ValueError(f"device {device!r} is not here: this machine offers {offered}") from error
-    if found != 1:
+    if total != 1:
         raise ValueError(f"device {device!r} does not compute: this machine offers {offered}")
 
 
@@ -36,7 +36,7 @@ class TreeModel(nn.Module):
         scorer: g, made for as many nodes as the tree has.
         chained: whether p_g is the product down the path.
         first_level: the first level that is trained and searched.
-        ids: of the items, where they have any.
+        ids: of the items, if they have any.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class TreeModel(nn.Module):
         super().__init__()
         if not 1 <= first_level <= tree.height:
             raise ValueError(f"first_level={first_level}: the tree has levels 1 … {tree.height} below the root")
-        known = scorer.settings()
-        if (rows := known.get("num_nodes", tree.num_nodes)) < tree.num_nodes:
+        settings = scorer.settings()
+        if (rows := settings.get("num_nodes", tree.num_nodes)) < tree.num_nodes:
             raise ValueError(f"the scorer knows {rows} nodes and the tree has {tree.num_nodes}: make it for this tree")
-        if (items := known.get("num_items", tree.num_items)) != tree.num_items:
+        if (items := settings.get("num_items", tree.num_items)) != tree.num_items:
             raise ValueError(f"the scorer's memory is of {items} items and the tree has {tree.num_items}: make it anew")
         self.tree = tree
         self.scorer = scorer
         self.chained = chained
         self.first_level = first_level
         self.ids = ids
-        self.popularity: Tensor | None = None  # events of each item in training [M], where that is known
+        self.popularity: Tensor | None = None  # events of each item in training [M]
         self.trained_on_beams = False
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class TreeModel(nn.Module):
         return f"TreeModel({self.tree!r}, {scorer}, {levels}{', chained' if self.chained else ''})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
-        """What `.to(device)` calls: the tree goes where the weights go."""
+        """Called by `.to(device)`: the tree moves with the weights."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.tree = self.tree.moved(fn)
         return self
@@ -79,17 +79,17 @@ class TreeModel(nn.Module):
         return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).with_items_of(self)
 
     def with_scorer(self, scorer: Scorer, tree: Tree | None = None) -> "TreeModel":
-        """A model of the same kind, over the same items, with another scorer, and on another tree if that is given."""
-        found = TreeModel(tree or self.tree, scorer, chained=self.chained, first_level=self.first_level)
-        return found.with_items_of(self)
+        """The model with another scorer, and optionally on another tree, over the same items."""
+        model = TreeModel(tree or self.tree, scorer, chained=self.chained, first_level=self.first_level)
+        return model.with_items_of(self)
 
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
-        """The same model with what another one over the same items knows of them."""
+        """The same model with the ids and popularity of another one over the same items."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
         return self
 
     def item_vectors(self) -> Tensor:
-        """What the scorer knows the items by [M, dim], to cluster them anew."""
+        """The scorer's vectors of the items [M, dim], to cluster them again."""
         return self._table_scorer().item_vectors(self.tree)
 
     def _table_scorer(self) -> TableScorer:
@@ -121,9 +121,9 @@ class TreeModel(nn.Module):
 
 
 class BatchPart(NamedTuple):
-    """Consecutive rows of a batch: their part of the loss, and of what is drawn, is that in the whole batch.
+    """Consecutive rows of a batch: their part of the loss, and of the random draws, is that of the whole batch.
 
-    An empty part takes the first row, whose loss counts 0, so that it still passes through every step.
+    An empty part takes the first row, with a loss of 0, so that its process still takes part in every step.
     """
 
     start: int
@@ -142,8 +142,8 @@ class BatchPart(NamedTuple):
 class Query:
     """A batch of users x: search, targets and loss share one context.
 
-    The context carries gradients if gradients were enabled when the query was made, so that a search
-    that runs without them does not spoil the loss that follows.
+    The context has gradients if they were enabled when the query was made: a search without gradients may
+    come before the loss.
     """
 
     def __init__(self, model: TreeModel, x: Tensor, part: BatchPart | None = None) -> None:
@@ -155,7 +155,7 @@ class Query:
         self.context = model.scorer.context(model.tree, x)
 
     def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
-        """The rows of these users, of those drawn for all users of the batch."""
+        """The rows of these users, out of those drawn for the whole batch."""
         rows = draw(self.part.total)
         return self.part.of(rows) if len(rows) == self.part.total else rows
 
@@ -164,9 +164,9 @@ class Query:
         logits: Tensor = self.model.scorer(self.context, level, nodes)
         return logits
 
-    def logits_of(self, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+    def logits_of(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels."""
-        return self.model.scorer.levels(self.context, found)
+        return self.model.scorer.levels(self.context, levels)
 
     def log_prob(self, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""

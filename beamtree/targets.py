@@ -14,33 +14,33 @@ from beamtree import kernels
 from beamtree.model import Query
 from beamtree.tree import PAD, Tree, first_of_each
 
-# A level of at most this many times b|I_x| nodes is marked whole: cheaper than a list per row, and still O(b|I_x|).
+# A level of at most this many times b|I_x| nodes has no lists: cheaper than a list per row, and still O(b|I_x|).
 WHOLE_LEVEL = 8
-MOST = 128  # targets that the GPU's twin of `best_child` can hold
+MOST = 128  # targets that the GPU version of `best_child` can hold
 
 
 @dataclass(frozen=True)
 class Targets:
     """The labels of the nodes of one level: those listed here, and 0 for every other.
 
-    Either each row lists nodes of its own [B, P], sorted, PAD first, repeats allowed; or, where the level is
-    small, there is no list and labels run over PAD and the whole level.
+    Either each row has its own list of nodes [B, P], sorted, PAD first, repeats allowed; or, on a small level,
+    there is no list and labels run over PAD and the whole level.
     """
 
     span: range  # the level
     nodes: Tensor | None
     labels: Tensor  # bool [B, P or 1 + |N_h|], False at PAD
-    most: int  # no row has more than this many labels that are 1
+    most: int  # labels of a row that are 1, at most
 
     def at(self, nodes: Tensor) -> Tensor:
         """The labels [B, W] of any nodes [B or 1, W] of the level, False at PAD."""
         rows = len(self.labels)
         if self.nodes is None:
-            place = (nodes - (self.span.start - 1)).clamp_(min=0)
-            return self.labels.gather(1, place.expand(rows, -1))
+            index = (nodes - (self.span.start - 1)).clamp_(min=0)
+            return self.labels.gather(1, index.expand(rows, -1))
         nodes = nodes.expand(rows, -1).contiguous()
-        place = torch.searchsorted(self.nodes, nodes).clamp(max=self.nodes.shape[1] - 1)
-        return self.labels.gather(1, place) & (self.nodes.gather(1, place) == nodes)
+        index = torch.searchsorted(self.nodes, nodes).clamp(max=self.nodes.shape[1] - 1)
+        return self.labels.gather(1, index) & (self.nodes.gather(1, index) == nodes)
 
     def relevant(self) -> Tensor:
         """The nodes with label 1, each once, PAD where there are fewer [B, ≤ most]."""
@@ -56,7 +56,7 @@ class Targets:
 def mark(tree: Tree, level: int, nodes: Tensor, whole: int | None = None) -> Targets:
     """The targets whose label is 1 at nodes [B, P] of one level, in any order, PAD where there are fewer.
 
-    They are held whole where the level has at most `whole` times bP nodes.
+    Labels run over the whole level if it has at most `whole` times bP nodes.
     """
     span = tree.level(level)
     if len(span) > (WHOLE_LEVEL if whole is None else whole) * tree.arity * nodes.shape[1]:
@@ -86,17 +86,17 @@ def any_relevant(tree: Tree, y: Tensor, whole: int | None = None) -> list[Target
     return levels
 
 
-def labels_at(targets: list[Targets], found: list[tuple[int, Tensor]]) -> list[Tensor]:
+def labels_at(targets: list[Targets], levels: list[tuple[int, Tensor]]) -> list[Tensor]:
     """The labels [B, W] of nodes [B or 1, W] of each of some levels, in rising order.
 
-    Where all levels have lists they are looked up at once: no two levels share an id.
+    If all levels have lists they are looked up at once: no two levels share an id.
     """
-    lists = [targets[level] for level, _ in found if targets[level].nodes is not None]
-    if len(lists) < len(found):
-        return [targets[level].at(nodes) for level, nodes in found]
-    # One sorted list: what fills up a level's, instead of PAD, is the last node of the level above, labelled 0.
+    lists = [targets[level] for level, _ in levels if targets[level].nodes is not None]
+    if len(lists) < len(levels):
+        return [targets[level].at(nodes) for level, nodes in levels]
+    # One sorted list: PAD becomes the last node of the level above, with label 0.
     keys = [t.nodes.clamp(min=t.span.start - 1) for t in lists if t.nodes is not None]
-    widths = [nodes.shape[1] for _, nodes in found]
+    widths = [nodes.shape[1] for _, nodes in levels]
     rows = len(lists[0].labels)
     joined = Targets(
         range(lists[0].span.start, lists[-1].span.stop),
@@ -104,7 +104,7 @@ def labels_at(targets: list[Targets], found: list[tuple[int, Tensor]]) -> list[T
         torch.cat([t.labels for t in lists], dim=1),
         sum(t.most for t in lists),
     )
-    nodes = torch.cat([nodes.expand(rows, -1) for _, nodes in found], dim=1)
+    nodes = torch.cat([nodes.expand(rows, -1) for _, nodes in levels], dim=1)
     return list(joined.at(nodes).split(widths, dim=1))
 
 

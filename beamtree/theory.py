@@ -66,19 +66,19 @@ def regret(eta: Tensor, items: Tensor, m: int) -> Tensor:
     if items.shape[1] < m:
         raise ValueError(f"{items.shape[1]} items were retrieved: the regret at m={m} needs as many")
     best = eta.topk(min(m, eta.shape[-1]), dim=-1).values
-    got = eta.gather(-1, items[:, :m].clamp(min=0)).masked_fill(items[:, :m] == PAD, 0)
-    got = got.sort(dim=-1, descending=True).values  # same items, same order: exactly 0
-    return (best - got[:, : best.shape[1]]).sum(-1) / m
+    retrieved = eta.gather(-1, items[:, :m].clamp(min=0)).masked_fill(items[:, :m] == PAD, 0)
+    retrieved = retrieved.sort(dim=-1, descending=True).values  # the same items in the same order: exactly 0
+    return (best - retrieved[:, : best.shape[1]]).sum(-1) / m
 
 
 def bayes_optimal(eta: Tensor, items: Tensor, tolerance: float = 0.0) -> Tensor:
     """Definition 1 [B]: whether the retrieved items [B, k] are a top-k set of η, whichever way ties went."""
     best = eta.topk(min(items.shape[1], eta.shape[-1]), dim=-1).values
-    got = eta.gather(-1, items.clamp(min=0)).masked_fill(items == PAD, -torch.inf)
-    got = got.sort(dim=-1, descending=True).values[:, : best.shape[1]]
+    retrieved = eta.gather(-1, items.clamp(min=0)).masked_fill(items == PAD, -torch.inf)
+    retrieved = retrieved.sort(dim=-1, descending=True).values[:, : best.shape[1]]
     distinct = items.sort(dim=-1).values
     repeats = ((distinct[:, 1:] == distinct[:, :-1]) & (distinct[:, 1:] != PAD)).any(-1)
-    return (got >= best - tolerance).all(-1) & ~repeats
+    return (retrieved >= best - tolerance).all(-1) & ~repeats
 
 
 def _as_matrix(y: Tensor, num_items: int) -> Tensor:

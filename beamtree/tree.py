@@ -30,7 +30,7 @@ def first_of_each(rows: Tensor) -> Tensor:
 
 
 def distinct(rows: Tensor) -> Tensor:
-    """The values of rows [B, P] in rising order, each once, and PAD in the place of its repeats."""
+    """The values of rows [B, P] in rising order, with PAD instead of repeats."""
     rows = rows.sort(dim=1).values
     return rows.where(first_of_each(rows), PAD)
 
@@ -39,15 +39,15 @@ class Tree:
     """T and π: which item sits on which leaf of a complete b-ary tree.
 
     Node ids run level by level from the root, 0, and the children of n are bn+1 … bn+b, so everything
-    but the place of the items is arithmetic. PAD goes in and comes out of every method as PAD.
+    but the position of the items is arithmetic. Every method maps PAD to PAD.
 
     `mask` says which nodes may be entered: those with an item below that is not hidden.
 
     Args:
         items: the leaf slots from left to right, PAD for an empty one; missing slots at the end are empty.
         arity: b.
-        admit_empty: lets empty nodes be entered, which only the paper's tables do because the authors did.
-        num_items: M, where some items are not listed: these were forgotten, and their leaf is PAD.
+        admit_empty: whether empty nodes may be entered, as in the authors' code; for the paper's tables only.
+        num_items: M, if some items have no leaf: their leaf is PAD.
         hidden: items that keep their leaf, which may not be entered.
     """
 
@@ -74,7 +74,7 @@ class Tree:
         self._set_hidden(torch.as_tensor(hidden, dtype=torch.int64, device=items.device))
 
     def _set_hidden(self, items: Tensor) -> None:
-        """Hide these items and no others; those without a leaf do not matter."""
+        """Hide these items and no others; items without a leaf are ignored."""
         self.check_items(items)
         leaves = self._leaf_of_item[items]
         slots = self._item_of_slot
@@ -88,15 +88,15 @@ class Tree:
         filled = (slots != PAD).nonzero().squeeze(1)
         if len(filled) == 0 and not num_items:
             raise ValueError("a tree needs at least one item")
-        found, count = slots[filled], len(filled) if num_items is None else num_items
-        outside = found[(found < 0) | (found >= count)]
+        items, count = slots[filled], len(filled) if num_items is None else num_items
+        outside = items[(items < 0) | (items >= count)]
         if len(outside):
             first = int(outside.min())
             raise ValueError(f"item {first} is outside 0…{count - 1}: number the items from 0 without gaps")
-        leaves = found.new_full((count,), PAD)
-        leaves[found] = filled + self.level(self.height).start
-        if int((leaves != PAD).sum()) < len(found):
-            order = found.sort().values
+        leaves = items.new_full((count,), PAD)
+        leaves[items] = filled + self.level(self.height).start
+        if int((leaves != PAD).sum()) < len(items):
+            order = items.sort().values
             repeated = order[1:][order[1:] == order[:-1]]
             raise ValueError(f"item {int(repeated[0])} sits on more than one leaf: place every item once")
         return leaves
@@ -128,7 +128,7 @@ class Tree:
         return self._leaf_of_item.device
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "Tree":
-        """The same tree elsewhere; other models may go on using this one where it is."""
+        """A copy of the tree on another device."""
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
@@ -143,16 +143,13 @@ class Tree:
         return level_span(self.arity, level)
 
     def deeper(self) -> "Tree":
-        """The same tree with a level more: every leaf is the first child of what it was, and the others are free."""
+        """The same tree with one more level: every item moves to the first child of its leaf."""
         slots = self._item_of_slot.new_full((len(self._item_of_slot) * self.arity,), PAD)
         slots[:: self.arity] = self._item_of_slot
-        return self._of(slots, self.num_items)
+        return self.with_items(slots, self.num_items)
 
     def with_items(self, slots: Tensor, num_items: int) -> "Tree":
-        """A tree of this shape with other items on its slots, of 0 … num_items - 1 those that are listed."""
-        return self._of(slots, num_items)
-
-    def _of(self, slots: Tensor, num_items: int) -> "Tree":
+        """A tree of the same kind with items of 0 … num_items - 1 on these slots; hidden items stay hidden."""
         return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=num_items, hidden=self.hidden())
 
     def hiding(self, items: Tensor) -> "Tree":
@@ -168,9 +165,9 @@ class Tree:
         return torch.div(nodes - 1, self.arity, rounding_mode="floor")  # -1 stays -1
 
     def children(self, nodes: Tensor, level: int | None = None, mask: NodeMask | None = None) -> Tensor:
-        """C(n) [..., b], PAD for a child that may not be entered: by the tree's own mask, unless another is given.
+        """C(n) [..., b], PAD for a child that may not be entered. Default mask: that of the tree.
 
-        Nodes of a search that are all on one `level` need no second look where all down to their children are open.
+        If all nodes are on one `level`, the mask is not read where it is full down to the level below.
         """
         mask = mask or self.mask
         children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
@@ -223,7 +220,7 @@ class Tree:
         return self._leaf_of_item.take(items)  # PAD, -1, takes the last
 
     def check_items(self, items: Tensor) -> None:
-        """Raise a ValueError that names the first item the tree does not hold."""
+        """Raise a ValueError that names the first item outside the tree."""
         outside = (items < PAD) | (items >= self.num_items)
         if bool(outside.any()):
             raise ValueError(
@@ -231,7 +228,7 @@ class Tree:
             )
 
     def allow(self, items: Tensor) -> NodeMask:
-        """The mask that lets a search find these items alone; repeats and PAD do not matter."""
+        """The mask of a search for these items only; repeats and PAD are ignored."""
         items = items.flatten().to(self.device)
         self.check_items(items)
         slots = torch.zeros_like(self._item_of_slot, dtype=torch.bool)
@@ -240,7 +237,7 @@ class Tree:
         return NodeMask(slots & ~self._hidden, self.arity)
 
     def hidden(self) -> Tensor:
-        """The items that keep their leaf and are not to be found."""
+        """The hidden items."""
         return self._item_of_slot[self._hidden]
 
     def visible(self) -> Tensor:
@@ -248,7 +245,7 @@ class Tree:
         return self._item_of_slot.masked_fill(self._hidden, PAD)
 
     def mask_of(self, allowed: NodeMask | Tensor | None) -> NodeMask:
-        """The mask of what may be found: as it is given, of items, or of all."""
+        """A mask as it is, the mask of some items, or that of the tree."""
         return self.allow(allowed) if isinstance(allowed, Tensor) else allowed or self.mask
 
     # Draws
@@ -256,10 +253,10 @@ class Tree:
     def sample(self, level: int, rows: int, count: int, generator: torch.Generator) -> Tensor:
         """`count` distinct nodes of one level for each row [rows, count], every node equally likely.
 
-        The level is cut into `count` runs of nodes, one is drawn from each, and every row rotates the whole
-        by a random step of its own: distinct without sorting, each node drawn uniformly and independently
-        of other rows, and the cost does not grow with the level. A level of no more than `count` nodes comes back
-        whole, shared by all rows [1, ≤ count].
+        The level is cut into `count` runs of nodes, one is drawn from each, and every row rotates the result
+        by its own random step: distinct without sorting, each node drawn uniformly and independently of other
+        rows, at a cost that does not grow with the level. A level of at most `count` nodes is returned
+        completely, shared by all rows [1, ≤ count].
         """
         nodes = self.mask.listed(level)
         span = self.level(level)
@@ -277,11 +274,11 @@ class Tree:
     # Identity
 
     def items(self) -> Tensor:
-        """The leaf slots from left to right, PAD for an empty one: what `Tree` is made from [b^H]."""
+        """The leaf slots from left to right, PAD for an empty one: the first argument of `Tree` [b^H]."""
         return self._item_of_slot
 
     def fingerprint(self) -> str:
-        """A short name for this very tree: items on leaves, arity, whether empty nodes are in, and what is hidden."""
+        """A checksum of the tree: arity, items on leaves, `admit_empty` and hidden items."""
         if not self._fingerprint:
             digest = hashlib.sha256(f"{self.arity},{self.height},{self.admit_empty},".encode())
             digest.update(self._item_of_slot.cpu().numpy().data)
