@@ -35,7 +35,7 @@ lint: setup
 	$(BIN)/ruff check .
 
 types: setup
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -157,6 +157,7 @@ def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monke
     assert {path.name for path in marks.iterdir()} == {"write_distinct", "write_numbered", "sort_range"}
 
 
+@pytest.mark.extended
 def test_work_that_kills_every_worker_is_one_line(ray, monkeypatch):
     monkeypatch.setattr(ray_cluster, "MAX_RETRIES", 0)
 
@@ -308,6 +309,7 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
 
 
 @slow
+@pytest.mark.extended
 def test_a_part_that_kills_every_worker_is_one_line_and_the_others_stay(tmp_path, monkeypatch, ray, run):
     users, out = write_users(tmp_path / "users"), tmp_path / "out"
     for module_ in (ray_workers, ray_cluster):

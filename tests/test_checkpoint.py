@@ -45,9 +45,9 @@ def weights(model):
     return model.scorer.table.weight.detach()
 
 
-@pytest.fixture
-def unbroken(tmp_path):
-    return weights(train(tmp_path / "unbroken"))
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return weights(train(tmp_path_factory.mktemp("unbroken")))
 
 
 def test_a_saved_model_comes_back_whole(tmp_path):

@@ -49,7 +49,7 @@ def test_toy_tables_print_save_and_draw(tmp_path, table):
 
 
 def test_optest_loses_nothing_at_infinity(tmp_path):
-    beamtree("paper", "tableA1", "--runs", "3", "--json", "cells.json", folder=tmp_path)
+    beamtree("paper", "tableA1", "--runs", "1", "--json", "cells.json", folder=tmp_path)
     cells = json.loads((tmp_path / "cells.json").read_text())
     optimal = [cell for cell in cells if cell["estimator"] == "OptEst" and cell["N"] == "inf"]
     assert len(optimal) == 15

@@ -109,6 +109,7 @@ def test_the_page_on_recommending_runs(workspace):
     assert len(names["shop"].recommend(["i0000012"], m=5, allowed=names["in_stock"])) == 5
 
 
+@pytest.mark.extended
 def test_the_page_on_extending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "extend.md", workspace)
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])
@@ -202,6 +203,7 @@ def test_every_public_name_is_on_the_api_page():
             resolve(name.removeprefix("beamtree."))
 
 
+@pytest.mark.extended
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     words = ["-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]

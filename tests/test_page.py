@@ -216,6 +216,7 @@ def test_an_item_that_was_found_is_told_too(watch, address):
     assert "Choose an item" in tab.inner_text("#why")
 
 
+@pytest.mark.extended
 def test_two_models_stand_side_by_side(watch, address):
     tab = watch.open(f"{address}#k=20&m=10&tab=compare")
     first, second = expected(0, 20)[1][:10], expected(0, 20, model=1)[1][:10]
@@ -318,6 +319,7 @@ def test_a_replay_goes_down_level_by_level_until_it_is_stopped(watch, address):
     assert pixels(tab) == before
 
 
+@pytest.mark.extended
 def test_a_leaf_is_chosen_on_the_tree_and_the_wheel_zooms(watch, address):
     tab = watch.open(f"{address}#k=5")
     box = tab.locator("#tree").bounding_box()
@@ -334,6 +336,7 @@ def test_a_leaf_is_chosen_on_the_tree_and_the_wheel_zooms(watch, address):
     assert "from" not in watch.state()
 
 
+@pytest.mark.extended
 def test_losses_and_the_map_are_drawn(watch, address):
     tab = watch.open(f"{address}#k=10&m=5&tab=losses")
     _, _, data = recorded()
@@ -356,6 +359,7 @@ def test_losses_and_the_map_are_drawn(watch, address):
     assert data["models"][0]["map"]["items"][0] == 180
 
 
+@pytest.mark.extended
 def test_light_and_dark_follow_the_system_and_the_switch(browser, address):
     dark = Watch(browser, color_scheme="dark")
     tab = dark.open(address)
@@ -448,6 +452,7 @@ def test_live_a_user_is_chosen_and_the_newest_events_are_hidden(server, watch):
     assert all(url.startswith((server, "about:", "data:")) for url in watch.asked)
 
 
+@pytest.mark.extended
 def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=3&k=8&m=4")
     path = ask(["i3", "i5", "i8"], ["i13", "i21", "i34"], k=8, m=4).items[0]
@@ -464,6 +469,7 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     assert tab.locator("#why .margin").count() == SHOP.tree.height - 1
 
 
+@pytest.mark.extended
 def test_live_losses_are_counted_over_users_of_the_log(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=2&k=10&m=5&tab=losses")
     told = losses_as_dict(inspect_for_page(SHOP, some_people(), 200))
@@ -474,6 +480,7 @@ def test_live_losses_are_counted_over_users_of_the_log(server, watch):
     assert watch.trouble == []
 
 
+@pytest.mark.extended
 def test_live_a_history_is_typed_and_taken_apart(server, watch):
     tab = watch.open(server)
     for text in ("i17", "i44"):
@@ -489,6 +496,7 @@ def test_live_a_history_is_typed_and_taken_apart(server, watch):
     assert names_shown(tab) == titles_of(ask(["i17"]))
 
 
+@pytest.mark.extended
 def test_live_a_part_of_the_score_is_left_out_beside_the_whole(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=2&k=20&tab=compare&other=1")
     tab.wait_for_selector(".column")
@@ -496,6 +504,7 @@ def test_live_a_part_of_the_score_is_left_out_beside_the_whole(server, watch):
     assert second == titles_of(ask(["i3", "i5", "i8", "i13"], k=20, without="memory"))
 
 
+@pytest.mark.extended
 def test_live_what_the_server_refuses_is_shown(server, browser):
     watch = Watch(browser)
     tab = watch.open(f"{server}#user=zoe")
@@ -504,6 +513,7 @@ def test_live_what_the_server_refuses_is_shown(server, browser):
     watch.context.close()
 
 
+@pytest.mark.extended
 def test_live_a_token_is_asked_for_and_kept_for_the_session(browser, tmp_path):
     with serving(Service(tmp_path, open_shop, timeout=20, access=Access(read="secret word"))) as client:
         watch = Watch(browser)

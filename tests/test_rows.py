@@ -80,6 +80,7 @@ def ways():
     return "well"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 def test_rows_go_where_they_belong_and_answers_come_back(size):
     assert on_ranks(size, ways) == "well"
@@ -123,6 +124,7 @@ def factors_over_ranks():
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 def test_factors_do_not_depend_on_the_number_of_ranks(size):
     found = on_ranks(size, factors_over_ranks)
@@ -278,6 +280,7 @@ def start_over_ranks(folder):
     return start_of(folder)
 
 
+@pytest.mark.extended
 def test_a_start_does_not_depend_on_the_number_of_ranks(shop_folder, monkeypatch):
     made, scores = on_ranks(3, start_over_ranks, shop_folder / "data")
     for name, value in (("WHOLE", 20), ("POPULAR", 10), ("BLOCK", 16)):

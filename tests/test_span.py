@@ -178,7 +178,7 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.extended)])
 def found(request, folder):
     return run_ranks(request.param, work, folder)
 

@@ -78,6 +78,7 @@ def spread(model):
     return shard_model(model)
 
 
+@pytest.mark.extended
 def test_a_list_comes_for_every_row_that_went_out():
     for ours in run_ranks(3, lists_that_came):
         assert ours == "well"
@@ -228,6 +229,7 @@ def one_item(folder):
     return model.scorer.entries(torch.tensor([[0]]))[1].tolist()
 
 
+@pytest.mark.extended
 def test_ranks_that_no_item_is_dealt_to_take_part(tmp_path):
     assert run_ranks(3, one_item, tmp_path / "model") == [[[0.5]]] * 3
     found = bt.load_model(tmp_path / "model").scorer
@@ -339,6 +341,7 @@ def started(folder, out):
     return is_sharded(model), tables, lists, now.size
 
 
+@pytest.mark.extended
 def test_what_is_made_over_ranks_stays_there(tmp_path, market_data, monkeypatch):
     monkeypatch.setattr(shards, "TOP", TOP)
     started(market_data.folder, tmp_path / "one")
@@ -383,6 +386,7 @@ def levels_of(model, x):
     return [query.whole_level(level) for level in query.levels]
 
 
+@pytest.mark.extended
 def test_factors_follow_their_items_to_another_tree_over_ranks():
     alone = moved(1)
     for theirs in run_ranks(2, moved, 2):

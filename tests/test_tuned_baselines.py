@@ -358,6 +358,7 @@ def test_sasrec_learns_an_order(monkeypatch):
     assert scores.dtype == torch.float32
 
 
+@pytest.mark.extended
 def test_sasrec_learns_an_order_from_samples(monkeypatch):
     monkeypatch.setattr("beamtree.research.baselines.sasrec.FULL_SOFTMAX", 10)
     model = sasrec(ordered_events(), M, steps=100, batch_size=16, lr=1e-2)
