@@ -178,7 +178,7 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.extended)])
+@pytest.fixture(scope="module", params=[2, 3])
 def found(request, folder):
     return run_ranks(request.param, work, folder)
 
@@ -188,6 +188,7 @@ def check(found, expected):
     torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_find_what_one_finds(found, case):
     model = a_model(case)
@@ -199,12 +200,14 @@ def test_ranks_find_what_one_finds(found, case):
     assert found[0][1][case][1] == looked_at(model)
 
 
+@pytest.mark.extended
 def test_a_model_that_ranks_wrote_is_searched_by_them(found):
     expected = searched(a_model("sum"), "plain")
     for together, _ in found:
         check(together["as ranks wrote it"], expected)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", ["deep", "factors", "deep, three children", "memory", "sum"])
 def test_a_rank_has_its_share_of_rows_and_partners(found, case):
     """Its own subtrees, and beside them the top and one row of zeros for each table."""
