@@ -3,7 +3,7 @@
     python benchmarks/arena.py amazon-beauty.parquet && python docs/fill.py
 
 The last event of every user tests, the one before validates, all items are ranked, with what a user has seen left out
-and not. Rows of `benchmarks/rows.py` from a GPU are added with --also.
+and not. Rows of `benchmarks/compare_rows.py` from a GPU are added with --also.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--steps", type=int, default=0, help="Of training; it brought nothing here.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--also", type=Path, nargs="*", default=[], help="What rows.py wrote, with --exclude-seen.")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="Files of compare_rows.py --exclude-seen.")
     parser.add_argument("--json", type=Path, default=Path("results/beauty.json"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamtree.research.compare.results import MARKDOWN, cost_grid, legend, measured_users, score_grid
-from beamtree.research.paper.report import Cell, half_interval
+from beamtree.research.compare.report import MARKDOWN, cost_grid, legend, measured_users, score_grid
+from beamtree.research.paper.cells import Cell, half_interval
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

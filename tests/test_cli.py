@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import beamtree
 
-from beamtree.research.paper.report import expected, results_name
+from beamtree.research.paper.cells import expected, results_name
 
 
 @pytest.mark.extended

@@ -11,25 +11,25 @@ import torch
 from command import beamtree
 
 import beamtree as bt
-from beamtree.research.compare import ROWS, Plan, Result, compare, table
-from beamtree.research.compare.plan import read_seconds, timed
-from beamtree.research.compare.results import COSTS, load_result, markdown, records, save_result
+from beamtree.research.compare import ROWS, Experiment, Result, compare, markdown, records, table
+from beamtree.research.compare.experiment import read_seconds, timed
+from beamtree.research.compare.report import COSTS, load_result, save_result
 from beamtree.research.paper import real_data
 from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
 
 
-def plan_of(data, folder, **more):
+def make_experiment(data, folder, **more):
     settings = {"beam_size": 8, "batch_size": 50, "steps": 6, "m": (5, 10), "test_beam": 20, **more}
-    return Plan(data, bt.cluster_tree(data), folder, **settings)
+    return Experiment(data, bt.cluster_tree(data), folder, **settings)
 
 
 @pytest.fixture(scope="module")
 def compared(market_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     lines = []
-    plan = plan_of(market_data, folder, say=lines.append)
-    return plan, compare(plan, list(ROWS)), lines
+    experiment = make_experiment(market_data, folder, on_message=lines.append)
+    return experiment, compare(experiment, list(ROWS)), lines
 
 
 @pytest.mark.extended
@@ -45,15 +45,15 @@ def test_every_row_is_measured_on_the_same_users(compared, market_data):
 
 @pytest.mark.extended
 def test_tree_rows_share_the_tree_that_jtm_learned(compared):
-    plan, _, _ = compared
-    trees = {row: bt.load_model(plan.folder / row).tree.fingerprint() for row in ("hsm", "plt", "tdm", "otm", "jtm")}
-    assert len(set(trees.values())) == 1
+    experiment, _, _ = compared
+    models = [bt.load_model(experiment.folder / row) for row in ("hsm", "plt", "tdm", "otm", "jtm")]
+    assert len({model.tree.fingerprint() for model in models}) == 1
 
 
 @pytest.mark.extended
 def test_the_rows_of_a_comparison_are_runs_that_other_commands_read(compared):
-    plan, results, _ = compared
-    found = beamtree("evaluate", "otm", "--beam-size", "20", "--m", "10", folder=plan.folder)
+    experiment, results, _ = compared
+    found = beamtree("evaluate", "otm", "--beam-size", "20", "--m", "10", folder=experiment.folder)
     recall = next(e.value for e in table(results) if (e.row, e.metric, e.m) == ("otm", "recall", 10))
     assert f"{recall * 100:.2f}" in found.stdout
 
@@ -67,46 +67,46 @@ def test_the_two_searches_of_the_dnn_find_about_the_same(compared):
 
 @pytest.mark.extended
 def test_what_is_finished_is_not_done_again(compared, monkeypatch):
-    plan, results, _ = compared
+    experiment, results, _ = compared
 
     def unmade(row):
-        return replace(row, make=wraps(row.make)(lambda name, row, plan, note: pytest.fail(f"{name} is made again")))
+        return replace(row, make=wraps(row.make)(lambda name, *_: pytest.fail(f"{name} is made again")))
 
     rows = {name: unmade(row) for name, row in ROWS.items()}
-    monkeypatch.setattr("beamtree.research.compare.rows.ROWS", rows)
-    again = compare(plan, list(ROWS))
+    monkeypatch.setattr("beamtree.research.compare.runner.ROWS", rows)
+    again = compare(experiment, list(ROWS))
     for one, other in zip(results, again, strict=True):
         assert torch.equal(one.values, other.values)
 
 
 @pytest.mark.extended
 def test_other_settings_in_the_same_folder_are_refused(compared, market_data, tmp_path):
-    plan, _, _ = compared
+    experiment, _, _ = compared
     with pytest.raises(ValueError, match="was made with steps=6, not 7: compare into another folder"):
-        compare(plan_of(market_data, plan.folder, steps=7), ["popularity", "jtm"])
-    compare(plan_of(market_data, tmp_path), ["otm", "youtube-dnn"])
+        compare(make_experiment(market_data, experiment.folder, steps=7), ["popularity", "jtm"])
+    compare(make_experiment(market_data, tmp_path), ["otm", "youtube-dnn"])
     for row in ("otm", "youtube-dnn"):  # a model without its result is not trusted either
         (tmp_path / f"{row}.json").unlink()
         with pytest.raises(ValueError, match="was made with seed=0, not 1"):
-            compare(plan_of(market_data, tmp_path, seed=1), [row])
+            compare(make_experiment(market_data, tmp_path, seed=1), [row])
     with pytest.raises(ValueError, match="was made with steps=6, not 9"):
-        compare(plan_of(market_data, tmp_path, steps=9), ["otm-brute-force"])
+        compare(make_experiment(market_data, tmp_path, steps=9), ["otm-brute-force"])
 
 
 @pytest.mark.extended
 def test_rows_are_added_and_other_cuts_measured_without_training_again(compared, market_data):
-    plan, results, _ = compared
+    experiment, results, _ = compared
     steps = []
-    wider = plan_of(market_data, plan.folder, m=(5, 10, 15), advance=steps.append)
+    wider = make_experiment(market_data, experiment.folder, m=(5, 10, 15), on_steps=steps.append)
     again = {result.row: result for result in compare(wider, ["popularity", "otm"])}  # jtm is there, though not named
     assert not steps
     assert torch.equal(again["otm"].values[:, :2], results[list(ROWS).index("otm")].values)
-    compare(plan, ["otm", "popularity"])  # as it was, for the tests that follow
+    compare(experiment, ["otm", "popularity"])  # as it was, for the tests that follow
 
 
 def test_a_rows_steps_are_those_asked_for(market_data, tmp_path):
     steps = []
-    compare(plan_of(market_data, tmp_path, batch_size=7, steps=2, advance=steps.append), ["hsm"])
+    compare(make_experiment(market_data, tmp_path, batch_size=7, steps=2, on_steps=steps.append), ["hsm"])
     assert sum(steps) == 2
 
 
@@ -118,7 +118,7 @@ def test_the_time_of_training_adds_up_over_stops(tmp_path):
 
 
 def test_a_row_that_was_stopped_goes_on_and_ends_the_same(market_data, tmp_path):
-    whole = compare(plan_of(market_data, tmp_path / "whole"), ["otm"])[0]
+    whole = compare(make_experiment(market_data, tmp_path / "whole"), ["otm"])[0]
 
     class StopError(Exception):
         pass
@@ -129,17 +129,17 @@ def test_a_row_that_was_stopped_goes_on_and_ends_the_same(market_data, tmp_path)
 
     countdown = iter(range(3, -1, -1))
     with pytest.raises(StopError):
-        compare(plan_of(market_data, tmp_path / "stopped", advance=advance), ["otm"])
+        compare(make_experiment(market_data, tmp_path / "stopped", on_steps=advance), ["otm"])
     assert not (tmp_path / "stopped" / "otm.json").exists()
-    again = compare(plan_of(market_data, tmp_path / "stopped"), ["otm"])[0]
+    again = compare(make_experiment(market_data, tmp_path / "stopped"), ["otm"])[0]
     assert torch.equal(again.values, whole.values)
 
 
 def test_unknown_rows_and_nobody_to_test_are_told(market_data, tmp_path):
     with pytest.raises(ValueError, match="row 'otn' is unknown: choose from"):
-        compare(plan_of(market_data, tmp_path), ["otn"])
+        compare(make_experiment(market_data, tmp_path), ["otn"])
     with pytest.raises(ValueError, match="m=10 with a beam of 8"):
-        compare(plan_of(market_data, tmp_path, test_beam=8), ["otm"])
+        compare(make_experiment(market_data, tmp_path, test_beam=8), ["otm"])
 
 
 def test_wrong_words_end_in_one_line_before_any_work(market_folder, market_data, tmp_path):
@@ -182,10 +182,10 @@ def test_the_table_says_who_was_measured(market_data, tmp_path):
     some = torch.rand(21, 3, generator=torch.Generator().manual_seed(0))
     assert markdown([result("otm", some, False, 60, True)]).startswith("21 of 60 users, seen items left out.\n\n|")
     assert markdown([result("otm", some)]).startswith("21 users, seen items left in.\n\n|")
-    plan = plan_of(market_data, tmp_path, exclude_seen=True)
-    model = bt.TreeModel(plan.tree, bt.DeepScorer(plan.tree.num_nodes))
+    experiment = make_experiment(market_data, tmp_path, exclude_seen=True)
+    model = bt.TreeModel(experiment.tree, bt.DeepScorer(experiment.tree.num_nodes))
     for _ in range(2):  # the second is read
-        *_, users = records(compare(plan, ["popularity"]))
+        *_, users = records(compare(experiment, ["popularity"]))
         measured = bt.evaluate(model, market_data.test, m=5, beam_size=5, exclude_seen=True).users
         assert users == {"metric": "users", "value": measured, "asked": len(market_data.test), "exclude_seen": True}
 
@@ -261,9 +261,13 @@ def test_tables_3_and_4_show_the_papers_numbers_beside_ours(compared, market_dat
     assert found["otm", "recall", 200].paper == 16.36
     assert found["jtm", "precision", 10].paper == 1.84
     assert found["als", "recall", 200].paper is None
-    plan = real_data.plan(market_data, tmp_path, recipe="paper", device="cpu", seed=0)
-    assert (plan.beam_size, plan.batch_size, plan.steps) == (400, 200, round(10 * len(market_data.train) / 200))
-    settings = plan.settings(ROWS["otm"])
+    experiment = real_data.paper_experiment(market_data, tmp_path, recipe="paper", device="cpu", seed=0)
+    assert (experiment.beam_size, experiment.batch_size, experiment.steps) == (
+        400,
+        200,
+        round(10 * len(market_data.train) / 200),
+    )
+    settings = experiment.settings(ROWS["otm"])
     assert settings.recipe is RECIPES["paper"]
     assert (settings.lr, settings.schedule.shape, settings.schedule.warm_up) == (1e-3, constant, None)
 

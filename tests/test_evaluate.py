@@ -13,7 +13,7 @@ from beamtree.evaluate import Evaluation, Score, leaving_out, measure
 from beamtree.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
 from beamtree.research import plots
 from beamtree.research.compare import Result
-from beamtree.research.paper.report import STUDENT, Cell, cell, half_interval
+from beamtree.research.paper.cells import STUDENT, Cell, cell, half_interval
 from beamtree.research.paper.timing import timing
 from beamtree.train.optimizer import adam
 

@@ -11,10 +11,8 @@ import torch
 
 import beamtree as bt
 from beamtree.evaluate import leaving_out
-from beamtree.research.compare import Plan, Row, compare, tree_row
-from beamtree.research.compare.plan import ReadyRow
-from beamtree.research.compare.results import markdown, records
-from beamtree.research.compare.rows import steps_of
+from beamtree.research.compare import Experiment, Retriever, Row, compare, markdown, records, tree_row
+from beamtree.research.compare.runner import total_steps
 from beamtree.train.recipes import RECIPES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -61,9 +59,9 @@ def test_no_rows_of_nodes_no_carrying_over(shop):
         shop.model.on_tree(bt.random_tree(shop.data.num_items))
 
 
-def plan_of(data, folder, **more):
+def make_experiment(data, folder, **more):
     settings = {"beam_size": 10, "batch_size": 40, "steps": 2, "m": (5, 10), "test_beam": 50, **more}
-    return Plan(data, bt.random_tree(data.num_items), folder, **settings)
+    return Experiment(data, bt.random_tree(data.num_items), folder, **settings)
 
 
 def test_they_are_rows_of_a_comparison(market_data, tmp_path):
@@ -77,11 +75,11 @@ def test_they_are_rows_of_a_comparison(market_data, tmp_path):
             scorers=(SCORER.MeanScorer,),
         )
     }
-    plan = plan_of(market_data, tmp_path, steps=20)
-    found = compare(plan, ["popularity", "otm", "mine"], own)
+    experiment = make_experiment(market_data, tmp_path, steps=20)
+    found = compare(experiment, ["popularity", "otm", "mine"], own)
     assert [result.row for result in found] == ["popularity", "otm", "mine"]
     assert "| mine |" in markdown(found).replace(" † ", " ")
-    again = compare(plan, ["mine"], own)  # read, not trained again
+    again = compare(experiment, ["mine"], own)  # read, not trained again
     assert torch.equal(again[0].values, found[2].values)
     assert bt.load_model(tmp_path / "mine", scorers=[SCORER.MeanScorer]).ids[0] == market_data.items[0]
 
@@ -100,18 +98,18 @@ def test_a_method_is_what_it_does_and_not_what_it_is_called(market_data, tmp_pat
         run(model, method=impostor, checkpoints=Checkpoints(tmp_path / "run", resume=True))
 
 
-def first_items(name, row, plan, note):
+def first_items(name, row, experiment, note):
     """A row that finds the same items for everybody."""
-    items = torch.arange(plan.data.num_items)
-    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), -items[:m].expand(len(x), -1)), max(plan.m))
-    return ReadyRow(found, num_bytes=0)
+    items = torch.arange(experiment.data.num_items)
+    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), -items[:m].expand(len(x), -1)), max(experiment.m))
+    return Retriever(found, num_bytes=0)
 
 
-def last_items(name, row, plan, note):
+def last_items(name, row, experiment, note):
     """The opposite."""
-    items = torch.arange(plan.data.num_items).flip(0)
-    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), items[:m].expand(len(x), -1)), max(plan.m))
-    return ReadyRow(found, num_bytes=0)
+    items = torch.arange(experiment.data.num_items).flip(0)
+    found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), items[:m].expand(len(x), -1)), max(experiment.m))
+    return Retriever(found, num_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -125,18 +123,18 @@ def last_items(name, row, plan, note):
     ],
 )
 def test_a_finished_row_is_not_another_of_the_same_name(market_data, tmp_path, other, said):
-    plan, first = plan_of(market_data, tmp_path), Row(tree_row, "tree", bt.plt())
-    before = compare(plan, ["mine"], {"mine": first})
+    experiment, first = make_experiment(market_data, tmp_path), Row(tree_row, "tree", bt.plt())
+    before = compare(experiment, ["mine"], {"mine": first})
     with pytest.raises(ValueError, match=rf"mine\.json was made with {said}"):
-        compare(plan, ["mine"], {"mine": other})
-    assert torch.equal(compare(plan, ["mine"], {"mine": first})[0].values, before[0].values)
+        compare(experiment, ["mine"], {"mine": other})
+    assert torch.equal(compare(experiment, ["mine"], {"mine": first})[0].values, before[0].values)
 
 
 def test_a_finished_row_without_a_tree_is_not_another_of_the_same_name(market_data, tmp_path):
-    plan = plan_of(market_data, tmp_path)
-    compare(plan, ["mine"], {"mine": Row(first_items)})
+    experiment = make_experiment(market_data, tmp_path)
+    compare(experiment, ["mine"], {"mine": Row(first_items)})
     with pytest.raises(ValueError, match=r"mine\.json was made with make=first_items, not last_items"):
-        compare(plan, ["mine"], {"mine": Row(last_items)})
+        compare(experiment, ["mine"], {"mine": Row(last_items)})
 
 
 def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(market_data, tmp_path):
@@ -145,38 +143,38 @@ def test_a_comparison_takes_metrics_and_a_recipe_of_your_own(market_data, tmp_pa
         return 1 - hit[:, :m].sum(1) / relevant
 
     recipe = replace(RECIPES["beamtree"], lr=0.01)
-    plan = plan_of(market_data, tmp_path, metrics=("recall", missed), recipe=recipe)
-    found = compare(plan, ["otm"])[0]
+    experiment = make_experiment(market_data, tmp_path, metrics=("recall", missed), recipe=recipe)
+    found = compare(experiment, ["otm"])[0]
     assert found.metrics == ("recall", "missed")
     assert found.evaluation["missed", 10] == pytest.approx(1 - found.evaluation["recall", 10])
     assert {"recall", "missed"} < {cell["metric"] for cell in json.loads(json.dumps(records([found])))}
-    assert torch.equal(compare(plan, ["otm"])[0].values, found.values)
+    assert torch.equal(compare(experiment, ["otm"])[0].values, found.values)
     assert json.loads((tmp_path / "otm" / "run.json").read_text())["recipe"] == "own"
     with pytest.raises(ValueError, match=r"recipe_parts=.*'lr': 0.01"):
-        compare(replace(plan, recipe=replace(recipe, lr=0.02)), ["otm"])
+        compare(replace(experiment, recipe=replace(recipe, lr=0.02)), ["otm"])
 
 
 def test_a_row_of_yours_called_tdm_is_trained_as_you_say(market_data, tmp_path):
-    compare(plan_of(market_data, tmp_path / "table"), ["tdm"])
+    compare(make_experiment(market_data, tmp_path / "table"), ["tdm"])
     assert not bt.load_model(tmp_path / "table" / "tdm").scorer.lift  # the history at its leaves, as published
-    compare(plan_of(market_data, tmp_path / "mine"), ["tdm"], {"tdm": Row(tree_row, "tree", bt.tdm(20))})
+    compare(make_experiment(market_data, tmp_path / "mine"), ["tdm"], {"tdm": Row(tree_row, "tree", bt.tdm(20))})
     assert bt.load_model(tmp_path / "mine" / "tdm").scorer.lift
 
 
-def broken(name, row, plan, note):
+def broken(name, row, experiment, note):
     raise ValueError("it does not work here")
 
 
 def test_a_row_that_fails_does_not_cost_the_table(market_data, tmp_path):
     said = []
-    plan = plan_of(market_data, tmp_path, say=said.append)
+    experiment = make_experiment(market_data, tmp_path, on_message=said.append)
     own = {"broken": Row(broken), "jtm": Row(broken, "tree", "tdm"), "mine": Row(first_items)}
-    found = compare(plan, ["broken", "mine", "popularity"], own)
+    found = compare(experiment, ["broken", "mine", "popularity"], own)
     assert [result.row for result in found] == ["mine", "popularity"]
     assert "broken: skipped: it does not work here" in said
     with pytest.raises(ValueError, match="it does not work here"):
-        compare(plan, ["broken"], own)
-    found = compare(plan, ["popularity", "otm", "jtm"], own)
+        compare(experiment, ["broken"], own)
+    found = compare(experiment, ["popularity", "otm", "jtm"], own)
     assert [result.row for result in found] == ["popularity"]
     assert "otm: skipped: it shares the tree of jtm, which was skipped" in said
 
@@ -186,12 +184,12 @@ def test_a_metric_that_fails_fails_before_any_training(market_data, tmp_path):
         raise ValueError("no such thing")
 
     with pytest.raises(ValueError, match="no such thing"):
-        compare(plan_of(market_data, tmp_path, metrics=(wrong,)), ["otm"])
+        compare(make_experiment(market_data, tmp_path, metrics=(wrong,)), ["otm"])
     assert not (tmp_path / "otm").exists()
 
 
 def test_the_steps_of_rows_of_your_own_are_counted(market_data, tmp_path):
     own = {"mine": Row(tree_row, "tree", OWN), "first": Row(first_items), "learned": Row(tree_row, "tree", joint=True)}
-    plan = plan_of(market_data, tmp_path, steps=100)
-    assert steps_of(plan, ["mine", "first", "otm"], own) == 200
-    assert steps_of(plan, ["learned"], own) == 175
+    experiment = make_experiment(market_data, tmp_path, steps=100)
+    assert total_steps(experiment, ["mine", "first", "otm"], own) == 200
+    assert total_steps(experiment, ["learned"], own) == 175

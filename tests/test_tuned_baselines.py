@@ -25,8 +25,7 @@ from beamtree.research.baselines.tuned import (
     shuffle_items,
     try_repeats,
 )
-from beamtree.research.compare import ROWS
-from beamtree.research.compare.rows import STRONG
+from beamtree.research.compare.rows import ROWS, STRONG
 from beamtree.tree import PAD
 
 M = 30

@@ -33,8 +33,8 @@ from beamtree.files.atomic import write_atomically, write_json
 from beamtree.files.staging import folder_lock
 from beamtree.ingest.inputs import tree_builder
 from beamtree.model import check_device
-from beamtree.research.compare import ROWS, Plan, Result, compare
-from beamtree.research.compare.results import (
+from beamtree.research.compare import ROWS, Experiment, Result, compare
+from beamtree.research.compare.report import (
     Grid,
     Marks,
     cost_grid,
@@ -45,7 +45,8 @@ from beamtree.research.compare.results import (
     records,
     score_grid,
 )
-from beamtree.research.compare.rows import STRONG, check_rows, steps_of
+from beamtree.research.compare.rows import STRONG
+from beamtree.research.compare.runner import check_rows, total_steps
 from beamtree.threads import use_threads
 from beamtree.train.recipes import RECIPES, default_sizes
 
@@ -107,13 +108,13 @@ def compare_rows(
     sizes = default_sizes(device)
     with folder_lock(folder):
         write(f"A {tree} tree over {prepared.num_items:,} items")
-        plan = Plan(
+        experiment = Experiment(
             prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
             beam_size=beam_size or sizes.beam_size, batch_size=batch_size or sizes.batch_size,
             steps=steps or sizes.steps, own_trees=own_trees, m=cuts, metrics=words(metrics), test_beam=test_beam,
             exclude_seen=exclude_seen,
         )  # fmt: skip
-        run_plan(plan, chosen, json)
+        run_comparison(experiment, chosen, json)
 
 
 def parse_rows(text: str) -> tuple[str, ...]:
@@ -124,28 +125,29 @@ def parse_rows(text: str) -> tuple[str, ...]:
     return rows
 
 
-def run_plan(plan: Plan, rows: Sequence[str], json: Path | None) -> list[Result]:
+def run_comparison(experiment: Experiment, rows: Sequence[str], json: Path | None) -> list[Result]:
     """Run a comparison with progress; write and show its results."""
-    rows = [row for row in ROWS if row in rows or is_finished(plan.folder, row)]  # earlier rows stay in the table
-    with progress(max(1, steps_of(plan, rows)), "steps") as (advance, say):
-        results = compare(replace(plan, advance=advance, say=say), rows)
-    table, picture = records(results), plan.folder / "table.png"
-    write_json(plan.folder / "table.json", table)
-    write_atomically(plan.folder / "table.md", lambda draft: draft.write_text(markdown(results), encoding="utf-8"))
+    rows = [row for row in ROWS if row in rows or is_finished(experiment.folder, row)]  # earlier rows stay in the table
+    with progress(max(1, total_steps(experiment, rows)), "steps") as (advance, say):
+        results = compare(replace(experiment, on_steps=advance, on_message=say), rows)
+    table = records(results)
+    as_json, as_markdown, picture = (experiment.folder / f"table.{ending}" for ending in ("json", "md", "png"))
+    write_json(as_json, table)
+    write_atomically(as_markdown, lambda draft: draft.write_text(markdown(results), encoding="utf-8"))
     pictures = draw(lambda plots: plots.plot_comparison(results, picture), picture)
     if json is not None:
         write_json(json, table)
     _show(score_grid(table, Marks("[bold]", "[/bold]", "*")), measured_users(table), legend(table), names=2)
     _show(cost_grid(table), "Cost", None, names=1)
     write(*(f"{result.row}: {line}" for result in results for line in result.notes))
-    write(*(f"Saved {file}" for file in (plan.folder / "table.md", plan.folder / "table.json", *pictures)))
+    write(*(f"Saved {file}" for file in (as_markdown, as_json, *pictures)))
     return results
 
 
 def _show(grid: Grid, title: str, caption: str | None, names: int) -> None:
     """Print a grid whose first columns are names."""
     table = Table(title=title, caption=caption)
-    for index, head in enumerate(grid.heads):
+    for index, head in enumerate(grid.headers):
         table.add_column(head, justify="left" if index < names else "right", no_wrap=True)
     for index, line in enumerate(grid.lines):
         after = grid.lines[index + 1] if index + 1 < len(grid.lines) else None

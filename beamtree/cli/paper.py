@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.cli.compare import run_plan
+from beamtree.cli.compare import run_comparison
 from beamtree.cli.console import draw, out, print_table, progress, write
 from beamtree.cli.options import (
     Device,
@@ -27,10 +27,10 @@ from beamtree.files.atomic import write_json
 from beamtree.ingest.inputs import tree_builder
 from beamtree.model import check_device
 from beamtree.research.compare import table as compare_table
-from beamtree.research.compare.plan import METRICS
+from beamtree.research.compare.experiment import METRICS
 from beamtree.research.paper import real_data, timing
-from beamtree.research.paper.report import Cell, results_name, save_results
-from beamtree.research.paper.synthetic import PLANS, Job, SyntheticPlan, synthetic_cells
+from beamtree.research.paper.cells import Cell, results_name, save_results
+from beamtree.research.paper.synthetic import EXPERIMENTS, Job, SyntheticExperiment, synthetic_cells
 from beamtree.research.paper.synthetic import TITLES as SYNTHETIC_TITLES
 from beamtree.research.paper.toy import TITLES as TOY_TITLES
 from beamtree.research.paper.toy import toy_cells
@@ -38,7 +38,7 @@ from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import RECIPES
 
 RESULTS = Path("results")
-DEFAULT_ROWS = ",".join(PLANS["table2"].rows)
+DEFAULT_ROWS = ",".join(EXPERIMENTS["table2"].rows)
 
 paper = typer.Typer(
     no_args_is_help=True,
@@ -73,11 +73,11 @@ def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
 
 @command(paper, "table2")
 def paper_table2(
-    runs: Runs = PLANS["table2"].runs,
+    runs: Runs = EXPERIMENTS["table2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "-5",
-    epochs: Epochs = PLANS["table2"].epochs,
+    epochs: Epochs = EXPERIMENTS["table2"].epochs,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -85,21 +85,21 @@ def paper_table2(
 
     Other rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
     """
-    _synthetic("table2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
+    _synthetic("table2", SyntheticExperiment(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
 @command(paper, "tableA2")
 def paper_table_a2(
-    runs: Runs = PLANS["tableA2"].runs,
+    runs: Runs = EXPERIMENTS["tableA2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "0,-1,-2,-3,-4,-5",
-    epochs: Epochs = PLANS["tableA2"].epochs,
+    epochs: Epochs = EXPERIMENTS["tableA2"].epochs,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """Synthetic data from dense (c = 0) to sparse (c = -5). Six times the work of table2."""
-    _synthetic("tableA2", SyntheticPlan(words(rows), _numbers(bias), runs, seed, epochs, device), json)
+    _synthetic("tableA2", SyntheticExperiment(words(rows), _numbers(bias), runs, seed, epochs, device), json)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -122,17 +122,17 @@ def _toy(name: str, runs: int, seed: int, json: Path | None) -> None:
     _print_saved(file, cells, pictures)
 
 
-def _synthetic(name: str, plan: SyntheticPlan, json: Path | None) -> None:
-    settings = _settings(plan)
-    file = _results_file(name, _settings(PLANS[name]), settings, json)
-    with progress(sum(job.steps for job in plan.jobs()), "steps") as (advance, say):
+def _synthetic(name: str, experiment: SyntheticExperiment, json: Path | None) -> None:
+    settings = _settings(experiment)
+    file = _results_file(name, _settings(EXPERIMENTS[name]), settings, json)
+    with progress(sum(job.steps for job in experiment.jobs()), "steps") as (advance, say):
 
         def on_end(job: Job, regrets: dict[int, float]) -> None:
             numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
-        cells = synthetic_cells(name, plan, advance, on_end)
-    pictures = _save(file, cells, settings, json, "plot_sparsity" if len(plan.biases) > 1 else "plot_bars")
+        cells = synthetic_cells(name, experiment, advance, on_end)
+    pictures = _save(file, cells, settings, json, "plot_sparsity" if len(experiment.biases) > 1 else "plot_bars")
     groups: dict[tuple[object, object], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.key["bias"], cell.key["m"]), []).append(cell)
@@ -141,14 +141,14 @@ def _synthetic(name: str, plan: SyntheticPlan, json: Path | None) -> None:
     _print_saved(file, cells, pictures)
 
 
-def _settings(plan: SyntheticPlan) -> dict[str, object]:
+def _settings(experiment: SyntheticExperiment) -> dict[str, object]:
     return {
-        "runs": plan.runs,
-        "seed": plan.seed,
-        "rows": ",".join(plan.rows),
-        "bias": ",".join(f"{bias:.12g}" for bias in plan.biases),
-        "epochs": plan.epochs,
-        "device": plan.device,
+        "runs": experiment.runs,
+        "seed": experiment.seed,
+        "rows": ",".join(experiment.rows),
+        "bias": ",".join(f"{bias:.12g}" for bias in experiment.biases),
+        "epochs": experiment.epochs,
+        "device": experiment.device,
     }
 
 
@@ -222,8 +222,8 @@ def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: s
     check_outputs(folder / f"{name}.json", json)
     prepared = load_data(data)
     write(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins")
-    plan = real_data.plan(prepared, folder, recipe=recipe, device=device, seed=seed)
-    results = run_plan(plan, real_data.ROWS, None)
+    experiment = real_data.paper_experiment(prepared, folder, recipe=recipe, device=device, seed=seed)
+    results = run_comparison(experiment, real_data.ROWS, None)
     cells = real_data.cells(name, results)
     settings: dict[str, object] = {"recipe": recipe, "seed": seed, "device": device, "data": prepared.folder.name}
     save_results(folder / f"{name}.json", cells, settings)

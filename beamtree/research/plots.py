@@ -15,8 +15,8 @@ from beamtree.beam import as_text
 from beamtree.diagnose.inspect import INTERVAL, Inspection
 from beamtree.diagnose.tune import TuneResult
 from beamtree.research.compare import Result, table
-from beamtree.research.compare.results import Entry, measured_users, records, shown_metric
-from beamtree.research.paper.report import Cell
+from beamtree.research.compare.report import Entry, main_metric, measured_users, records
+from beamtree.research.paper.cells import Cell
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
 
@@ -121,7 +121,7 @@ def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str
 
 def plot_comparison(results: Sequence[Result], path: Path) -> None:
     """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked."""
-    metric = shown_metric(results[0].metrics)
+    metric = main_metric(results[0].metrics)
     entries = [entry for entry in table(results) if entry.metric == metric]
     rows, cuts = [f"{each.row} †" if each.kept_the_start else each.row for each in results], results[0].m
     figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 2.2), squeeze=False)

@@ -59,18 +59,6 @@ def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
 
 
-def unlifted(make: MakeScorer) -> MakeScorer:
-    """The same scorer, but a deep one reads the history at its leaves on every level, as TDM did before JTM."""
-
-    def scorer(tree: Tree, data: Prepared, seed: int) -> Scorer:
-        result = make(tree, data, seed)
-        if isinstance(result, DeepScorer):
-            result.lift = False
-        return result
-
-    return scorer
-
-
 DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches())
 RECIPES = {
     "beamtree": replace(DEEP, start=ClosedFormBuilder.all_parts),

@@ -1,8 +1,19 @@
-"""Every system on one protocol: the same users, the same cuts, one table."""
+"""Methods and baselines compared on the same users, in one table."""
 
-from beamtree.research.compare.plan import Plan, Row
-from beamtree.research.compare.results import Result, table
-from beamtree.research.compare.rows import ROWS, compare
-from beamtree.research.compare.trees import tree_row
+from beamtree.research.compare.experiment import Experiment, Retriever, Row
+from beamtree.research.compare.report import Result, markdown, records, table
+from beamtree.research.compare.rows import ROWS, tree_row
+from beamtree.research.compare.runner import compare
 
-__all__ = ["ROWS", "Plan", "Result", "Row", "compare", "table", "tree_row"]
+__all__ = [
+    "ROWS",
+    "Experiment",
+    "Result",
+    "Retriever",
+    "Row",
+    "compare",
+    "markdown",
+    "records",
+    "table",
+    "tree_row",
+]

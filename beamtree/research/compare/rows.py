@@ -1,21 +1,210 @@
-"""The rows of a comparison, and how they are measured."""
+"""The rows of a comparison: how each is trained, resumed, or loaded if it is finished."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from beamtree.evaluate import Evaluation, measure
-from beamtree.methods import describe_call
-from beamtree.research.compare.flat import dnn_row, plain_row, sasrec_row
-from beamtree.research.compare.plan import OtherSettingsError, Plan, ReadyRow, Row
-from beamtree.research.compare.results import Result, is_finished, load_result, save_result, shown_metric
-from beamtree.research.compare.trees import all_leaves_row, num_steps, tree_row
-from beamtree.storage.models import load_model
-from beamtree.tree import PAD
+from beamtree.beam import brute_force, retrieve
+from beamtree.errors import requires
+from beamtree.evaluate import Find, leaving_out
+from beamtree.files.atomic import read_json, write_atomically, write_json
+from beamtree.model import TreeModel
+from beamtree.research.compare.experiment import Experiment, Retriever, Row, begin, read_seconds, timed
+from beamtree.storage.models import load_model, save_model
+from beamtree.storage.settings import holds_model
+from beamtree.train import Checkpoints, Progress
+from beamtree.train.joint import fit_jointly
+from beamtree.train.recipes import TrainingSettings, build_model, train_model
+from beamtree.train.runs import TRAINING, describe_run, finish_run, read_run, write_run
+
+NOTES = "notes.json"  # of learning a tree
+ROUNDS, ROUND_STEPS, ROUND_RATE = 3, 0.25, 0.5  # of tree learning; each round's share of the steps and of the rate
+
+Net = TypeVar("Net", bound=torch.nn.Module)
+Untrained = Callable[[int, dict[str, Tensor]], Net]  # (M, the weights it will load) -> model
+Note = Callable[[str], None]  # takes a line about a row
+
+
+# Rows without a tree. Their libraries are imported only for them, so that tree rows need only torch.
+
+
+def plain_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+    """A baseline of `research.baselines`; a tuned one notes the settings it chose."""
+    from beamtree.research.baselines import build
+
+    data = experiment.data
+    baseline = build(name, data.train.events, data.num_items, data.val)
+    settings: dict[str, float] = getattr(baseline, "settings", {})
+    if settings:
+        note(", ".join(f"{name} {value:g}" for name, value in settings.items()))
+    return Retriever(leaving_out(baseline.retrieve, max(experiment.m)), baseline.num_bytes)
+
+
+def dnn_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+    """YouTube product-DNN. Its two rows share the weights and differ in the search index."""
+    with requires("compare", f"row {name}"):
+        from beamtree.research.baselines.two_tower import BATCH, HNSWIndex, TwoTower, exact, two_tower
+
+    folder = experiment.folder / "youtube-dnn"
+    begin(folder, {**experiment.training(row), "row": "youtube-dnn"})
+    batch_size = min(BATCH, 5 * experiment.batch_size)
+    model = _load_or_train(folder, experiment, lambda items, _: TwoTower(items), two_tower, batch_size)
+    model.index(HNSWIndex if name == "youtube-dnn-hnsw" else exact)
+    return Retriever(leaving_out(model.retrieve, max(experiment.m)), model.num_bytes, read_seconds(folder))
+
+
+def sasrec_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+    """SASRec, trained for as many steps as the other rows."""
+    from beamtree.research.baselines.sasrec import BATCH, SASRec, sasrec
+
+    folder = experiment.folder / name
+    begin(folder, {**experiment.training(row), "row": name})
+    model = _load_or_train(folder, experiment, SASRec.like, sasrec, min(BATCH, experiment.batch_size))
+    model.to(experiment.device)
+    return Retriever(leaving_out(model.retrieve, max(experiment.m)), model.num_bytes, read_seconds(folder))
+
+
+def _load_or_train(
+    folder: Path, experiment: Experiment, untrained: Untrained[Net], train: Callable[..., Net], batch_size: int
+) -> Net:
+    """A network on the CPU: loaded from the row's folder, or trained and saved there."""
+    file, data, steps = folder / "weights.pt", experiment.data, experiment.steps
+    if file.exists():
+        state = torch.load(file, weights_only=True)
+        model = untrained(data.num_items, state).eval()
+        model.load_state_dict(state)
+        return model
+
+    def on_step(done: int, total: int, loss: Tensor) -> None:
+        """Scale to the steps of the experiment: a row that trains several sizes takes more."""
+        experiment.on_steps(steps * done // total - steps * (done - 1) // total)
+
+    with timed(folder):
+        model = train(
+            data.train.events,
+            data.num_items,
+            steps=steps,
+            batch_size=batch_size,
+            seed=experiment.seed,
+            device=experiment.device,
+            val=data.val,
+            on_step=on_step,
+        ).cpu()
+    write_atomically(file, lambda draft: torch.save(model.state_dict(), draft))
+    return model
+
+
+# Tree rows
+
+
+def tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+    """A tree model, trained by its recipe and searched by its beam."""
+    model = train_tree_row(name, row, experiment, note)
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        x, exclude = x.to(experiment.device), exclude.to(experiment.device)
+        return retrieve(model, x, beam_size=experiment.test_beam, m=max(experiment.m), exclude=exclude)[0]
+
+    return _tree_retriever(find, model, experiment.folder / name)
+
+
+def all_leaves_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+    """OTM's scorer on every leaf, to show what its beam loses."""
+    model = train_tree_row("otm", row, experiment, note)
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        x, exclude = x.to(experiment.device), exclude.to(experiment.device)
+        return brute_force(model, x, m=max(experiment.m), exclude=exclude)[0]
+
+    return _tree_retriever(find, model, experiment.folder / "otm")
+
+
+def _tree_retriever(find: Find, model: TreeModel, folder: Path) -> Retriever:
+    num_bytes = sum(weight.nbytes for weight in model.parameters()) + model.tree.items().nbytes
+    kept_the_start = read_run(folder).get("training", {}).get("best_step") == 0
+    return Retriever(find, num_bytes, read_seconds(folder), kept_the_start)
+
+
+def num_steps(row: Row, experiment: Experiment) -> int:
+    """About how many steps the training of a tree row takes."""
+    if not row.trained:
+        return 0
+    return round(experiment.steps * (1 + ROUNDS * ROUND_STEPS)) if row.joint else experiment.steps
+
+
+def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> TreeModel:
+    """Train a row, resume it, or load it if it is finished."""
+    folder, data = experiment.folder / name, experiment.data
+    begin(folder, {**experiment.training(row), "row": name})
+    if holds_model(folder):
+        for line in read_json(folder / NOTES, "remove the folder and compare again") if row.joint else ():
+            note(line)
+        return load_model(folder, experiment.device, scorers=row.scorers)
+    with timed(folder):
+        settings = experiment.settings(row)
+        if settings.recipe.start is not None:
+            experiment.on_message(f"{name}: fitting the closed form")
+        model = build_model(settings, data, experiment.tree)
+        write_run(folder, describe_run(data.folder, experiment.options(row), settings))
+        if row.joint:
+            model, progress = _train_jointly(experiment, settings, model, folder, note)
+        else:
+            progress = _train(experiment, settings, model, folder / TRAINING)
+        finish_run(folder, progress)
+        save_model(model, folder)
+    return model
+
+
+def _train(experiment: Experiment, settings: TrainingSettings, model: TreeModel, folder: Path | None) -> Progress:
+    checkpoints = None if folder is None else Checkpoints(folder, every=2000, resume=True)
+
+    def on_step(done: int, total: int, loss: Tensor) -> None:
+        experiment.on_steps(1)
+
+    return train_model(settings, experiment.data, model, checkpoints=checkpoints, on_step=on_step)
+
+
+def _train_jointly(
+    experiment: Experiment, settings: TrainingSettings, model: TreeModel, folder: Path, note: Note
+) -> tuple[TreeModel, Progress]:
+    """Train a model and its tree in turn. The progress is that of the first training."""
+    notes: list[str] = []
+    progress: list[Progress] = []
+
+    def on_message(line: str) -> None:
+        notes.append(line)
+        note(line)
+
+    def train(model: TreeModel, turn: int, checkpoints: Path | None) -> None:
+        """Train a model in place: fully at first, then briefly after each change of its tree."""
+        turn_settings = settings
+        if turn:
+            turn_settings = replace(
+                settings,
+                recipe=replace(settings.recipe, warm_up=False),
+                steps=max(1, round(experiment.steps * ROUND_STEPS)),
+                lr=settings.lr * ROUND_RATE,
+                seed=experiment.seed + turn,
+            )
+        progress.append(_train(experiment, turn_settings, model, checkpoints))
+
+    model = fit_jointly(
+        model,
+        settings.recipe.instances(experiment.data.train),
+        experiment.data.val,
+        train,
+        rounds=ROUNDS,
+        seed=experiment.seed,
+        folder=folder / TRAINING,
+        say=on_message,
+    )
+    write_json(folder / NOTES, notes)
+    return model, progress[0]
+
 
 ROWS: dict[str, Row] = {
     "popularity": Row(plain_row),
@@ -31,7 +220,7 @@ ROWS: dict[str, Row] = {
     "youtube-dnn-hnsw": Row(dnn_row, "dnn"),
     "hsm": Row(tree_row, "tree", "hsm"),
     "plt": Row(tree_row, "tree", "plt"),
-    "tdm": Row(tree_row, "tree", "tdm", lifted=False),  # the history at its leaves, as in 2018
+    "tdm": Row(tree_row, "tree", "tdm", lifted=False),  # the history as leaves, as in 2018
     "jtm": Row(tree_row, "tree", "tdm", joint=True),
     "otm": Row(tree_row, "tree", "otm"),
     "otm-no-beam": Row(tree_row, "tree", "otm-no-beam"),
@@ -42,7 +231,7 @@ ROWS: dict[str, Row] = {
     "beamtree-start": Row(tree_row, "tree", "otm-mixed", recipe="beamtree", trained=False),
     "beamtree": Row(tree_row, "tree", "otm-mixed", recipe="beamtree"),
 }
-# What is known to be strong, and what it is measured against.
+# Strong baselines, and what is compared with them.
 STRONG = (
     "popularity",
     "item-cf-nearest",
@@ -56,136 +245,3 @@ STRONG = (
     "otm",
     "beamtree",
 )
-
-
-def check_rows(rows: Sequence[str], own: Mapping[str, Row] | None = None) -> None:
-    """Raise a ValueError where there is no such row, or none at all."""
-    known = {**ROWS, **(own or {})}
-    unknown = [row for row in rows if row not in known]
-    if unknown or not rows:
-        what = f"row {unknown[0]!r} is unknown" if unknown else "no row to compare"
-        raise ValueError(f"{what}: choose from {', '.join(known)}")
-
-
-def compare(plan: Plan, rows: Sequence[str], own: Mapping[str, Row] | None = None) -> list[Result]:
-    """Train and measure rows, or read what an earlier comparison in the same folder found, in the order given.
-
-    Rows share one tree: the one that `jtm` learns, if it is among them and they are not to keep to the first. `own` are
-    rows of yours by name, such as `Row(tree_row, "tree", my_method)`; name them among `rows` as well. A row that ends
-    in a ValueError is left out, and `plan.say` hears why; where no row is left, or one was made with other settings,
-    the error is raised.
-    """
-    check_rows(rows, own)
-    table = {**ROWS, **(own or {})}
-    _check_plan(plan, [row for row in rows if table[row].joint])
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    share = not plan.own_trees and ("jtm" in rows or is_finished(plan.folder, "jtm"))
-
-    @cache
-    def shared() -> Plan:
-        """The plan with the tree that jtm learned."""
-        if not is_finished(plan.folder, "jtm"):
-            raise ValueError("it shares the tree of jtm, which was skipped")
-        model = load_model(plan.folder / "jtm", scorers=table["jtm"].scorers)
-        return replace(plan, tree=model.tree, tree_name="jtm")
-
-    found: dict[str, Result] = {}
-    errors: list[ValueError] = []
-    for name in sorted(dict.fromkeys(rows), key=lambda name: name != "jtm"):  # jtm first, for its tree
-        row = table[name]
-        on_shared = share and name != "jtm" and row.kind == "tree" and row.tree is None
-        try:
-            found[name] = _result(shared() if on_shared else plan.for_row(row), name, row)
-        except OtherSettingsError:
-            raise
-        except ValueError as error:
-            errors.append(error)
-            plan.say(f"{name}: skipped: {error}")
-    if not found:
-        raise errors[0]
-    return [found[name] for name in rows if name in found]
-
-
-def _check_plan(plan: Plan, learned: Sequence[str]) -> None:
-    """Raise a ValueError where no row could be measured, or those that learn their tree could not judge it."""
-    if plan.m and max(plan.m) > plan.test_beam:
-        raise ValueError(f"m={max(plan.m)} with a beam of {plan.test_beam}: at most as many items can be retrieved")
-    if not len(plan.users):
-        raise ValueError(f"{plan.data.folder} has no test users: prepare with `test_users`")
-    if learned and not len(plan.data.val):
-        raise ValueError(
-            f"{learned[0]} judges new trees by validation users, and there are none: prepare with `val_users`"
-        )
-
-    def nothing(x: Tensor, exclude: Tensor) -> Tensor:
-        return torch.full((len(x), max(plan.m)), PAD)
-
-    # Metrics that fail, or nobody to measure, would fail in every row, each after hours of training.
-    measure(nothing, plan.users, m=plan.m, metrics=plan.metrics, exclude_seen=plan.exclude_seen)
-
-
-def _result(plan: Plan, name: str, row: Row) -> Result:
-    """What a row reached: read, or found out and written."""
-    training, measuring = {**plan.training(row), "make": describe_call(row.make)}, plan.measuring()
-    before = load_result(plan.folder, name, training, measuring)
-    if before is not None:
-        return before
-    notes: list[str] = []
-
-    def note(line: str) -> None:
-        notes.append(line)
-        plan.say(f"{name}: {line}")
-
-    plan.say(f"{name}: begun")
-    began = time.monotonic()
-    ready = row.make(name, row, plan, note)
-    took = ready.seconds or time.monotonic() - began
-    measured, ms = _measured(plan, ready)
-    if ready.kept_the_start:
-        note("training did not improve on the start; kept the start")
-    result = Result(
-        name,
-        measured.per_user,
-        plan.m,
-        plan.metric_names,
-        took,
-        ms,
-        ready.num_bytes,
-        tuple(notes),
-        plan.device,
-        ready.kept_the_start,
-        measured.users_asked,
-        plan.exclude_seen,
-    )
-    save_result(plan.folder, result, training, measuring)
-    metric, most = shown_metric(result.metrics), max(plan.m)
-    plan.say(f"{name}: {metric}@{most} {measured[metric, most]:.2%}, {took:.0f} s of training, {ms:.2f} ms per query")
-    return result
-
-
-def _measured(plan: Plan, ready: ReadyRow) -> tuple[Evaluation, float]:
-    """What a row finds for the users of the plan, and the milliseconds that one of them takes."""
-    x, _ = plan.users.batch(torch.arange(min(64, len(plan.users))))
-    ready.find(x, torch.empty(len(x), 0, dtype=torch.int64))  # the first is slow, and does not count
-    spent = 0.0
-
-    def find(x: Tensor, exclude: Tensor) -> Tensor:
-        nonlocal spent
-        start = time.monotonic()
-        items = ready.find(x, exclude).cpu()
-        spent += time.monotonic() - start
-        return items
-
-    measured = measure(find, plan.users, m=plan.m, metrics=plan.metrics, exclude_seen=plan.exclude_seen)
-    return measured, spent / measured.users * 1e3
-
-
-def steps_of(plan: Plan, rows: Sequence[str], own: Mapping[str, Row] | None = None) -> int:
-    """About how many steps of training the rows take together that are not finished."""
-    table = {**ROWS, **(own or {})}
-    left = {row for row in rows if not is_finished(plan.folder, row)}
-    if "otm-brute-force" in left:
-        left.discard("otm-brute-force")
-        left |= set() if is_finished(plan.folder, "otm") else {"otm"}
-    trees = sum(num_steps(table[row], plan) for row in left if table[row].kind == "tree")
-    return trees + plan.steps * len({table[row].make for row in left if table[row].kind == "dnn"})

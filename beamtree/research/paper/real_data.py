@@ -9,8 +9,8 @@ from torch import Tensor
 from beamtree.builders import cluster_tree
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.diagnose.inspect import INTERVAL
-from beamtree.research.compare import Plan, Result, table
-from beamtree.research.paper.report import Cell, expected
+from beamtree.research.compare import Experiment, Result, table
+from beamtree.research.paper.cells import Cell, expected
 from beamtree.train.recipes import RECIPES
 from beamtree.tree import Tree, first_of_each
 
@@ -24,14 +24,16 @@ BEAM_SIZE, BATCH_SIZE = 400, 200
 CHUNK = 4096  # users that are counted at once
 
 
-def plan(data: Prepared, folder: Path, *, recipe: str, device: str, seed: int, tree: Tree | None = None) -> Plan:
+def paper_experiment(
+    data: Prepared, folder: Path, *, recipe: str, device: str, seed: int, tree: Tree | None = None
+) -> Experiment:
     """The paper's settings: ten epochs, batches of 200, beams of 400, and for all rows the tree that JTM learns."""
     epochs = RECIPES[recipe].epochs or 10
-    return Plan(
+    return Experiment(
         data,
-        tree or cluster_tree(data, seed=seed),
+        cluster_tree(data, seed=seed),
         folder,
-        tree_name="cluster" if tree is None else "own",
+        tree_name="cluster",
         recipe=recipe,
         beam_size=BEAM_SIZE,
         batch_size=BATCH_SIZE,

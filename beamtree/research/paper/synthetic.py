@@ -21,7 +21,7 @@ from beamtree.data import gaussian
 from beamtree.data.seeds import mix
 from beamtree.methods import METHODS, Method, sized
 from beamtree.model import TreeModel, check_device
-from beamtree.research.paper.report import Cell, Key, cell, expected
+from beamtree.research.paper.cells import Cell, Key, cell, expected
 from beamtree.scorers import LinearScorer
 from beamtree.theory import regret
 from beamtree.train import Schedule, constant, fit
@@ -62,7 +62,7 @@ OnJob = Callable[[Job, dict[int, float]], None]
 
 
 @dataclass(frozen=True)
-class SyntheticPlan:
+class SyntheticExperiment:
     """The runs of a table: every row at every c, several times."""
 
     rows: tuple[str, ...]
@@ -92,9 +92,9 @@ class SyntheticPlan:
         ]
 
 
-PLANS = {
-    "table2": SyntheticPlan(DEFAULT_ROWS, biases=(-5.0,), runs=5),
-    "tableA2": SyntheticPlan(DEFAULT_ROWS, biases=(0.0, -1.0, -2.0, -3.0, -4.0, -5.0), runs=5),
+EXPERIMENTS = {
+    "table2": SyntheticExperiment(DEFAULT_ROWS, biases=(-5.0,), runs=5),
+    "tableA2": SyntheticExperiment(DEFAULT_ROWS, biases=(0.0, -1.0, -2.0, -3.0, -4.0, -5.0), runs=5),
 }
 
 
@@ -129,16 +129,16 @@ def run_job(job: Job, on_step: OnStep) -> dict[int, float]:
     return {m: float(regret(eta, items.cpu(), m).mean()) for m in CUTS}
 
 
-def synthetic_cells(table: str, plan: SyntheticPlan, on_step: OnStep, on_job: OnJob) -> list[Cell]:
+def synthetic_cells(table: str, experiment: SyntheticExperiment, on_step: OnStep, on_job: OnJob) -> list[Cell]:
     """The cells of a table: each row, c and m over several runs, each run with its own tree and instances."""
     regrets: dict[tuple[str, float, int], dict[int, float]] = {}
-    for job, measured in run_all(plan.jobs(), on_step):
+    for job, measured in run_all(experiment.jobs(), on_step):
         on_job(job, measured)
         for m, value in measured.items():
             regrets.setdefault((job.row, job.bias, m), {})[job.seed] = value
     cells = []
-    for bias in dict.fromkeys(plan.biases):
-        for row in dict.fromkeys(plan.rows):
+    for bias in dict.fromkeys(experiment.biases):
+        for row in dict.fromkeys(experiment.rows):
             for m in CUTS:
                 key: Key = {"row": row, "bias": bias, "m": m}
                 paper = printed(row, bias, m)

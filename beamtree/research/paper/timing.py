@@ -8,7 +8,7 @@ import torch
 
 from beamtree.methods import otm, plt, tdm
 from beamtree.model import TreeModel
-from beamtree.research.paper.report import Cell, expected
+from beamtree.research.paper.cells import Cell, expected
 from beamtree.scorers import DeepScorer
 from beamtree.train.optimizer import Optimizer
 from beamtree.train.recipes import first_level

@@ -13,7 +13,7 @@ from beamtree.builders import random_tree
 from beamtree.data import toy
 from beamtree.data.seeds import mix
 from beamtree.model import TreeModel
-from beamtree.research.paper.report import Cell, cell, expected
+from beamtree.research.paper.cells import Cell, cell, expected
 from beamtree.scorers import FixedScorer
 from beamtree.theory import on_leaves, optimal_prob, regret, relevance_odds, upward
 from beamtree.tree import Tree
