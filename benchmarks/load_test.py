@@ -195,7 +195,7 @@ def load_test(
 
 def plot(report: Report, path: Path) -> None:
     """Latency over time, and the share of answers that took longer than a given time."""
-    from beamtree.research.plots import COLOURS, plt, save
+    from beamtree.research.plots import COLOURS, plt, save_figure
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6))
     groups = {"answered": report.answered, "degraded": [reply for reply in report.answered if reply.degraded]}
@@ -212,7 +212,7 @@ def plot(report: Report, path: Path) -> None:
     right.set(title="Answers that took longer", xlabel="milliseconds", ylabel="% of answers", yscale="log")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def read_histories(path: Path) -> list[list[str]]:

@@ -224,7 +224,7 @@ def test_pictures_mark_the_best_and_say_what_is_drawn(tmp_path, monkeypatch):
         return Result(row, values.view(-1, 1, 1), (10,), ("recall",), 1.0, 2.0, 3, (), "cpu", kept)
 
     figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
     high = torch.rand(50, generator=torch.Generator().manual_seed(0)) / 10 + 0.9
     plots.plot_comparison([result("otm", high, True), result("als", high / 2)], tmp_path / "table.png")
     cells = [Cell("table2", {"row": r, "m": 1}, v, 0.1, 5, None, None) for r, v in (("plt", 3.0), ("otm", 2.0))]

@@ -2,30 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from beamtree.cli import options
 from beamtree.cli.console import draw, print_table, progress, write
-from beamtree.cli.options import (
-    Arity,
-    Cuts,
-    Device,
-    ExcludeSeen,
-    ItemsFile,
-    Json,
-    Metrics,
-    PreparedFolder,
-    Threads,
-    TreeName,
-    VectorsFile,
-    check_outputs,
-    parse_cuts,
-    training_option,
-    words,
-)
 from beamtree.data import load_data
 from beamtree.errors import lookup
 from beamtree.evaluate import named_metrics
@@ -54,32 +39,32 @@ DEFAULT_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optes
 
 
 def compare_rows(
-    data: PreparedFolder,
+    data: options.PreparedFolder,
     folder: Annotated[Path, typer.Option("--out", help="The folder for rows, tables and pictures.")] = Path(
         "comparison"
     ),
     rows: Annotated[str, typer.Option(help=f"Any of {', '.join(ROWS)}, separated by commas; or strong, or all.")] = (
         DEFAULT_ROWS
     ),
-    tree: TreeName = "cluster",
-    arity: Arity = 2,
-    items: ItemsFile = None,
-    vectors: VectorsFile = None,
+    tree: options.TreeName = "cluster",
+    arity: options.Arity = 2,
+    items: options.ItemsFile = None,
+    vectors: options.VectorsFile = None,
     own_trees: Annotated[
         bool,
         typer.Option(
             "--own-trees", help="All rows but jtm and otm-joint use the first tree, not the one learned by jtm."
         ),
     ] = False,
-    beam_size: Annotated[int | None, training_option("beam_size", min=1)] = None,
+    beam_size: Annotated[int | None, options.training_option("beam_size", min=1)] = None,
     test_beam: Annotated[int, typer.Option(min=1, help="The beam size k of the search that is measured.")] = 400,
-    m: Cuts = "10,50,100,200",
-    metrics: Metrics = "precision,recall,f1",
-    exclude_seen: ExcludeSeen = False,
+    m: options.Cuts = "10,50,100,200",
+    metrics: options.Metrics = "precision,recall,f1",
+    exclude_seen: options.ExcludeSeen = False,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps. Default: 10,000 on a GPU, 3,000 on a CPU.")
     ] = None,
-    batch_size: Annotated[int | None, training_option("batch_size", min=1)] = None,
+    batch_size: Annotated[int | None, options.training_option("batch_size", min=1)] = None,
     recipe: Annotated[str, typer.Option(help="The recipe of the tree rows: deep, or paper (as published).")] = "deep",
     seed: Annotated[
         int,
@@ -87,9 +72,9 @@ def compare_rows(
             min=0, help="The same seed gives the same table, on the same kind of machine with as many threads."
         ),
     ] = 0,
-    device: Device = "cpu",
-    threads: Threads = None,
-    json: Json = None,
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    json: options.Json = None,
 ) -> None:
     """Train every row, measure all of them on the same test users, and show them in one table, as in the paper.
 
@@ -99,11 +84,12 @@ def compare_rows(
     """
     use_threads(threads)
     check_device(device)
-    cuts, chosen = parse_cuts(m, test_beam, "--test-beam"), parse_rows(rows)
-    named_metrics(words(metrics))
+    cuts, chosen = options.parse_cuts(m, test_beam, "--test-beam"), parse_rows(rows)
+    names = options.parse_list(metrics)
+    named_metrics(names)
     lookup(RECIPES, "recipe", recipe)
     build = tree_builder(tree, items, vectors)
-    check_outputs(folder / "table.json", json)
+    options.check_outputs(folder / "table.json", json)
     prepared = load_data(data)
     sizes = default_sizes(device)
     with folder_lock(folder):
@@ -111,7 +97,7 @@ def compare_rows(
         experiment = Experiment(
             prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
             beam_size=beam_size or sizes.beam_size, batch_size=batch_size or sizes.batch_size,
-            steps=steps or sizes.steps, own_trees=own_trees, m=cuts, metrics=words(metrics), test_beam=test_beam,
+            steps=steps or sizes.steps, own_trees=own_trees, m=cuts, metrics=names, test_beam=test_beam,
             exclude_seen=exclude_seen,
         )  # fmt: skip
         run_comparison(experiment, chosen, json)
@@ -120,7 +106,7 @@ def compare_rows(
 def parse_rows(text: str) -> tuple[str, ...]:
     """The rows of --rows, with groups of rows expanded."""
     groups = {"all": tuple(ROWS), "strong": STRONG}
-    rows = tuple(dict.fromkeys(row for word in words(text) for row in groups.get(word, (word,))))
+    rows = tuple(dict.fromkeys(row for word in options.parse_list(text) for row in groups.get(word, (word,))))
     check_rows(rows)
     return rows
 
@@ -149,7 +135,6 @@ def _show(grid: Grid, title: str, caption: str | None, names: int) -> None:
     table = Table(title=title, caption=caption)
     for index, head in enumerate(grid.headers):
         table.add_column(head, justify="left" if index < names else "right", no_wrap=True)
-    for index, line in enumerate(grid.lines):
-        after = grid.lines[index + 1] if index + 1 < len(grid.lines) else None
-        table.add_row(*line, end_section=after is not None and names > 1 and bool(after[0]))
+    for line, following in zip_longest(grid.lines, grid.lines[1:], fillvalue=[""]):
+        table.add_row(*line, end_section=names > 1 and bool(following[0]))
     print_table(table)

@@ -6,28 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from beamtree.cli import options
 from beamtree.cli.console import print_table, progress
-from beamtree.cli.options import (
-    BeamText,
-    Cuts,
-    DataFolder,
-    Device,
-    ExcludeSeen,
-    ItemColumn,
-    Json,
-    Metrics,
-    RunFolder,
-    Split,
-    Threads,
-    TimeColumn,
-    TimeFormat,
-    UserColumn,
-    check_outputs,
-    parse_beam,
-    parse_cuts,
-    users_of,
-    words,
-)
 from beamtree.errors import lookup
 from beamtree.evaluate import Evaluation, evaluate, leaving_out, measure, named_metrics
 from beamtree.files.atomic import write_json
@@ -37,47 +17,47 @@ from beamtree.train.runs import ids_of, open_data, open_model
 
 
 def evaluate_run(
-    run: RunFolder,
-    data: DataFolder = None,
+    run: options.RunFolder,
+    data: options.DataFolder = None,
     log: Annotated[
         str | None,
         typer.Option(help="A log of other users: the second half of each user's events is to be found."),
     ] = None,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    time_format: TimeFormat = None,
-    split: Split = "test",
-    beam_size: BeamText = "400",
-    m: Cuts = "10,50,100,200",
-    metrics: Metrics = "precision,recall,f1",
-    exclude_seen: ExcludeSeen = False,
+    user: options.UserColumn = None,
+    item: options.ItemColumn = None,
+    time: options.TimeColumn = None,
+    time_format: options.TimeFormat = None,
+    split: options.Split = "test",
+    beam_size: options.BeamText = "400",
+    m: options.Cuts = "10,50,100,200",
+    metrics: options.Metrics = "precision,recall,f1",
+    exclude_seen: options.ExcludeSeen = False,
     against: Annotated[
         str, typer.Option(help=f"Baselines to compare with, separated by commas: {', '.join(BASELINES)}.")
     ] = "",
-    device: Device = "cpu",
-    threads: Threads = None,
-    json: Json = None,
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    json: options.Json = None,
 ) -> None:
     """Precision, recall and F1 at m over the test users, with 95 % intervals (bootstrap over users).
 
     --user, --item, --time and --time-format describe the columns of --log.
     """
     use_threads(threads)
-    beam, names = parse_beam(beam_size, run), words(metrics)
-    cuts = parse_cuts(m, beam)
+    beam, names = options.parse_beam(beam_size, run), options.parse_list(metrics)
+    cuts = options.parse_cuts(m, beam)
     named_metrics(names)
-    rows = words(against)
+    rows = options.parse_list(against)
     for row in rows:
         lookup(BASELINES, "row", row)
     columns = {"user": user, "item": item, "time": time, "time_format": time_format}
     if log is None and any(columns.values()):
         raise ValueError("--user, --item, --time and --time-format describe the columns of --log FILE")
-    check_outputs(json)
+    options.check_outputs(json)
     model = open_model(run, device)
     prepared = open_data(run, model, data)
     if log is None:
-        users = users_of(prepared, split)
+        users = options.users_of(prepared, split)
     else:
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from beamtree import __version__
+from beamtree.cli import options
 from beamtree.cli.console import note, write
-from beamtree.cli.options import BeamText, Device, RunFolder, Size, check_size, parse_beam
 from beamtree.files.atomic import check_writable
 from beamtree.serve.export import check_name, write_artifact
 from beamtree.storage.settings import fingerprint
@@ -16,11 +16,11 @@ from beamtree.train.runs import ids_of, open_model
 
 
 def export_run(
-    run: RunFolder,
+    run: options.RunFolder,
     output: Annotated[Path, typer.Option("--out", help="The file to write; its name ends in .pt2.")],
-    beam_size: BeamText = "400",
-    m: Size = 10,
-    device: Device = "cpu",
+    beam_size: options.BeamText = "400",
+    m: options.Size = 10,
+    device: options.Device = "cpu",
 ) -> None:
     """Write the search of a run as one file that torch loads without beamtree.
 
@@ -29,8 +29,8 @@ def export_run(
     description: examples/load_artifact.py reads them in twenty lines.
     """
     check_name(output)
-    beam = parse_beam(beam_size, run)
-    check_size(m, beam)
+    beam = options.parse_beam(beam_size, run)
+    options.check_size(m, beam)
     check_writable(output)
     model = open_model(run, device)
     ids_of(run, model)

@@ -7,51 +7,38 @@ import typer
 from rich.table import Table
 
 from beamtree.beam import as_text
+from beamtree.cli import options
 from beamtree.cli.console import draw, print_table, progress, write
-from beamtree.cli.options import (
-    BeamText,
-    Cuts,
-    DataFolder,
-    Device,
-    Json,
-    RunFolder,
-    Split,
-    check_outputs,
-    check_picture,
-    parse_beam,
-    parse_cuts,
-    users_of,
-)
 from beamtree.diagnose.inspect import USERS, Inspection, inspect, num_users
 from beamtree.files.atomic import write_json
 from beamtree.train.runs import open_data, open_model, read_run
 
 
 def inspect_run(
-    run: RunFolder,
-    data: DataFolder = None,
-    split: Split = "test",
-    beam_size: BeamText = "400",
-    m: Cuts = "10,50,100,200",
+    run: options.RunFolder,
+    data: options.DataFolder = None,
+    split: options.Split = "test",
+    beam_size: options.BeamText = "400",
+    m: options.Cuts = "10,50,100,200",
     users: Annotated[
         int | None, typer.Option(min=1, help=f"Number of users, from the first. Default: {USERS:,}.")
     ] = None,
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
     plot: Annotated[Path | None, typer.Option(help="The picture. Default: RUN/inspect.png.")] = None,
 ) -> None:
     """Show where the beam loses relevant items: level by level, and compared with brute force over all leaves.
 
     The last line says what may help: a wider beam, training on the nodes of the beam (OTM), or better leaf scores.
     """
-    beam = parse_beam(beam_size, run)
-    cuts = parse_cuts(m, beam)
+    beam = options.parse_beam(beam_size, run)
+    cuts = options.parse_cuts(m, beam)
     read_run(run)
     picture = plot or run / "inspect.png"
-    check_picture(picture)
-    check_outputs(picture, json)
+    options.check_picture(picture)
+    options.check_outputs(picture, json)
     model = open_model(run, device)
-    people = users_of(open_data(run, model, data), split)
+    people = options.users_of(open_data(run, model, data), split)
     with progress(num_users(people, users), "users") as (advance, _):
         result = inspect(model, people, beam_size=beam, m=cuts, users=users, on_users=advance)
     if json is not None:

@@ -2,20 +2,25 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from beamtree.beam import BeamSize, as_text
+from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS
 from beamtree.metrics import METRICS
 from beamtree.recommender import Recommender
 from beamtree.storage.tuned import load_tuned_beam
+
+if TYPE_CHECKING:
+    from beamtree.serve.batch.ray_cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -122,8 +127,18 @@ def uses_ray(engine: str, *ray_options: object) -> bool:
     return engine == "ray"
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a comma-separated list."""
+@contextmanager
+def ray_cluster(address: str | None, workers: int | None, *, gpus: bool = False) -> "Iterator[Cluster]":
+    """A Ray cluster while it is connected: a running one, or one started here."""
+    from beamtree.serve.batch.ray_cluster import connect  # Ray is optional
+
+    note("starting Ray …" if address is None else f"connecting to Ray at {address} …")
+    with connect(address, workers, gpus=gpus) as cluster:
+        yield cluster
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """The entries of a comma-separated list."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -152,7 +167,7 @@ def check_size(m: int, beam_size: BeamSize, option: str = "--beam-size") -> None
 def parse_cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
     """Every m of --m: whole numbers from 1 to the beam size."""
     try:
-        cuts = tuple(int(word) for word in words(text))
+        cuts = tuple(int(word) for word in parse_list(text))
         if not cuts or min(cuts) < 1:
             raise ValueError
     except ValueError as error:

@@ -8,19 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from beamtree.cli import options
 from beamtree.cli.compare import run_comparison
 from beamtree.cli.console import draw, out, print_table, progress, write
-from beamtree.cli.options import (
-    Device,
-    ItemsFile,
-    Json,
-    PreparedFolder,
-    TreeName,
-    VectorsFile,
-    check_outputs,
-    command,
-    words,
-)
 from beamtree.data import load_data
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
@@ -59,52 +49,56 @@ RecipeName = Annotated[str, typer.Option(help="paper (as published), or beamtree
 # Synthetic data
 
 
-@command(paper, "table1")
-def paper_table1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
+@options.command(paper, "table1")
+def paper_table1(runs: Runs = 100, seed: Seed = 0, json: options.Json = None) -> None:
     """Toy data: what beam search loses when p(z) is estimated directly. Half a minute."""
     _toy("table1", runs, seed, json)
 
 
-@command(paper, "tableA1")
-def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: Json = None) -> None:
+@options.command(paper, "tableA1")
+def paper_table_a1(runs: Runs = 100, seed: Seed = 0, json: options.Json = None) -> None:
     """Toy data in full: three estimators, every m ≤ k. Half a minute."""
     _toy("tableA1", runs, seed, json)
 
 
-@command(paper, "table2")
+@options.command(paper, "table2")
 def paper_table2(
     runs: Runs = EXPERIMENTS["table2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "-5",
     epochs: Epochs = EXPERIMENTS["table2"].epochs,
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
 ) -> None:
     """Synthetic data at c = -5: every method trained and compared. An hour on two cores.
 
     Other rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
     """
-    _synthetic("table2", SyntheticExperiment(words(rows), _numbers(bias), runs, seed, epochs, device), json)
+    _synthetic(
+        "table2", SyntheticExperiment(options.parse_list(rows), _numbers(bias), runs, seed, epochs, device), json
+    )
 
 
-@command(paper, "tableA2")
+@options.command(paper, "tableA2")
 def paper_table_a2(
     runs: Runs = EXPERIMENTS["tableA2"].runs,
     seed: Seed = 0,
     rows: Rows = DEFAULT_ROWS,
     bias: Bias = "0,-1,-2,-3,-4,-5",
     epochs: Epochs = EXPERIMENTS["tableA2"].epochs,
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
 ) -> None:
     """Synthetic data from dense (c = 0) to sparse (c = -5). Six times the work of table2."""
-    _synthetic("tableA2", SyntheticExperiment(words(rows), _numbers(bias), runs, seed, epochs, device), json)
+    _synthetic(
+        "tableA2", SyntheticExperiment(options.parse_list(rows), _numbers(bias), runs, seed, epochs, device), json
+    )
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(word) for word in words(text))
+        numbers = tuple(float(word) for word in options.parse_list(text))
         if not all(map(math.isfinite, numbers)):
             raise ValueError
         return numbers
@@ -132,11 +126,11 @@ def _synthetic(name: str, experiment: SyntheticExperiment, json: Path | None) ->
             say(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
         cells = synthetic_cells(name, experiment, advance, on_end)
-    pictures = _save(file, cells, settings, json, "plot_sparsity" if len(experiment.biases) > 1 else "plot_bars")
     groups: dict[tuple[object, object], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.key["bias"], cell.key["m"]), []).append(cell)
     lowest = {id(min(group, key=lambda cell: cell.value)) for group in groups.values()}
+    pictures = _save(file, cells, settings, json, "plot_sparsity" if len(experiment.biases) > 1 else "plot_bars")
     print_cells(SYNTHETIC_TITLES[name], cells, line=("bias", "row"), column="m", digits=4, best=lowest)
     _print_saved(file, cells, pictures)
 
@@ -156,7 +150,7 @@ def _results_file(name: str, defaults: dict[str, object], settings: dict[str, ob
     """The file for the results, named by the settings that are not defaults; checks that it can be written."""
     changed = {key: value for key, value in settings.items() if defaults[key] != value}
     file = RESULTS / f"{results_name(name, changed)}.json"
-    check_outputs(file, json)
+    options.check_outputs(file, json)
     return file
 
 
@@ -170,24 +164,23 @@ def _save(file: Path, cells: list[Cell], settings: dict[str, object], json: Path
 
 
 def _print_saved(file: Path, cells: list[Cell], pictures: list[Path]) -> None:
-    judged = [cell for cell in cells if cell.within is not None]
+    judged = [cell.within for cell in cells if cell.within is not None]
     if judged:
-        near = sum(1 for cell in judged if cell.within)
-        write(f"{near} of {len(judged)} cells are within tolerance of the paper.")
+        write(f"{sum(judged)} of {len(judged)} cells are within tolerance of the paper.")
     write(f"Saved {file}", *(f"  and {picture}" for picture in pictures))
 
 
 # Real data
 
 
-@command(paper, "table3")
+@options.command(paper, "table3")
 def paper_table3(
-    data: PreparedFolder,
+    data: options.PreparedFolder,
     folder: OutFolder = Path("results/table3"),
     recipe: RecipeName = "paper",
     seed: Seed = 0,
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
 ) -> None:
     """Eight systems on Amazon Books. Hours on a GPU.
 
@@ -198,14 +191,14 @@ def paper_table3(
     _real("table3", data, folder, recipe, seed, device, json)
 
 
-@command(paper, "table4")
+@options.command(paper, "table4")
 def paper_table4(
-    data: PreparedFolder,
+    data: options.PreparedFolder,
     folder: OutFolder = Path("results/table4"),
     recipe: RecipeName = "paper",
     seed: Seed = 0,
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
 ) -> None:
     """Eight systems on UserBehavior. Hours on a GPU.
 
@@ -219,7 +212,7 @@ def paper_table4(
 def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: str, json: Path | None) -> None:
     check_device(device)
     lookup(RECIPES, "recipe", recipe)
-    check_outputs(folder / f"{name}.json", json)
+    options.check_outputs(folder / f"{name}.json", json)
     prepared = load_data(data)
     write(f"A cluster tree over {prepared.num_items:,} items, from which JTM begins")
     experiment = real_data.paper_experiment(prepared, folder, recipe=recipe, device=device, seed=seed)
@@ -235,19 +228,19 @@ def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: s
     write(f"Saved {folder / name}.json")
 
 
-@command(paper, "figure2")
+@options.command(paper, "figure2")
 def paper_figure2(
     data: Annotated[list[Path], typer.Argument(metavar="DATA…", help="Folders written by `beamtree prepare`.")],
     level: Annotated[int, typer.Option(min=1, help="h: the paper shows level 8, of 256 nodes.")] = 8,
-    tree: TreeName = "cluster",
-    items: ItemsFile = None,
-    vectors: VectorsFile = None,
+    tree: options.TreeName = "cluster",
+    items: options.ItemsFile = None,
+    vectors: options.VectorsFile = None,
     seed: Seed = 0,
-    json: Json = None,
+    json: options.Json = None,
 ) -> None:
     """How unevenly training instances fall on the nodes of a level: S_n sorted and normalized, a line per data set."""
     picture = RESULTS / "figure2.png"
-    check_outputs(picture, json)
+    options.check_outputs(picture, json)
     build = tree_builder(tree, items, vectors)
     shares = {}
     table = Table(
@@ -279,7 +272,7 @@ def paper_figure2(
     write(*(f"Saved {path}" for path in pictures))
 
 
-@command(paper, "timing")
+@options.command(paper, "timing")
 def paper_timing(
     height: Annotated[
         int | None, typer.Option(min=2, help="Of a tree of 2^height items. Default: 22 on a GPU, 14 on a CPU.")
@@ -290,15 +283,15 @@ def paper_timing(
         int | None, typer.Option(min=1, help="Number of batches. Default: 200 on a GPU, 5 on a CPU.")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adam, as in the paper, or lazy.")] = "adam",
-    device: Device = "cpu",
-    json: Json = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
 ) -> None:
     """Seconds per training batch of PLT, TDM and OTM on synthetic users, beside the paper's on a Tesla P100."""
     check_device(device)
     make_optimizer = lookup(OPTIMIZERS, "optimizer", optimizer)
     on_gpu = device != "cpu"
     height, iterations = height or (22 if on_gpu else 14), iterations or (200 if on_gpu else 5)
-    check_outputs(json)
+    options.check_outputs(json)
     with progress(timing.num_batches(iterations), "batches") as (advance, _):
         cells = timing.timing(height, batch_size, beam_size, iterations, make_optimizer, device, advance)
     if json is not None:

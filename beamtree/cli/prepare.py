@@ -1,26 +1,15 @@
 """`beamtree prepare`: turn a log of users, items and times into training data."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from beamtree.cli import options
 from beamtree.cli.console import draw, note, out, write
-from beamtree.cli.options import (
-    EngineName,
-    ItemColumn,
-    LogFormat,
-    RayAddress,
-    TimeColumn,
-    TimeFormat,
-    UserColumn,
-    Workers,
-    check_outputs,
-    uses_ray,
-)
 from beamtree.data.report import describe_columns, dropped_rows
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
@@ -46,11 +35,11 @@ def prepare(
         ),
     ],
     folder: Annotated[Path, typer.Option("--out", help="The folder to write. Data prepared before are replaced.")],
-    format: LogFormat = None,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    time_format: TimeFormat = None,
+    format: options.LogFormat = None,
+    user: options.UserColumn = None,
+    item: options.ItemColumn = None,
+    time: options.TimeColumn = None,
+    time_format: options.TimeFormat = None,
     min_events: Annotated[
         int | None, typer.Option(min=1, help="Drop users with fewer events. Default: keep all.")
     ] = None,
@@ -82,9 +71,9 @@ def prepare(
         int, typer.Option(min=0, help="Draws the validation and test users: the same seed gives the same files.")
     ] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the description to this file.")] = None,
-    engine: EngineName = "here",
-    address: RayAddress = None,
-    workers: Workers = None,
+    engine: options.EngineName = "here",
+    address: options.RayAddress = None,
+    workers: options.Workers = None,
 ) -> None:
     """Prepare a log of users, items and times for training. It may be larger than memory.
 
@@ -96,10 +85,13 @@ def prepare(
 
     With --engine ray the workers of a cluster read and sort the log. The files are identical.
     """
-    from beamtree.ingest.prepare import prepare as prepare_log  # polars takes a moment to import
+    from beamtree.ingest.prepare import LOCAL  # polars takes a moment to import
+    from beamtree.ingest.prepare import prepare as prepare_log
 
-    check_outputs(json)
-    with _engine(uses_ray(engine, address, workers), address, workers) as chosen:
+    options.check_outputs(json)
+    with ExitStack() as stack:
+        on_ray = options.uses_ray(engine, address, workers)
+        chosen = stack.enter_context(options.ray_cluster(address, workers)).engine if on_ray else LOCAL
         description = prepare_log(
             sources,
             folder,
@@ -125,21 +117,6 @@ def prepare(
     show(description)
     write(f"Saved {folder}", *(f"  and {path}" for path in pictures))
     write(f"Next: beamtree train {folder} --out runs/{folder.name}")
-
-
-@contextmanager
-def _engine(ray: bool, address: str | None, workers: int | None) -> Iterator[Any]:
-    """The engine of this process, or of a cluster while it is connected."""
-    if not ray:
-        from beamtree.ingest.prepare import LOCAL
-
-        yield LOCAL
-        return
-    from beamtree.serve.batch.ray_cluster import connect  # Ray is optional
-
-    note("starting Ray …" if address is None else f"connecting to Ray at {address} …")
-    with connect(address, workers) as cluster:
-        yield cluster.engine
 
 
 def show(description: Mapping[str, Any]) -> None:

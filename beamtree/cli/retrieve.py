@@ -1,8 +1,7 @@
 """`beamtree retrieve`: the best items for a history, for users of the log, or for files of histories."""
 
 import time as clock
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,26 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from beamtree.cli import options
 from beamtree.cli.console import note, out, printable, progress, write
-from beamtree.cli.options import (
-    BeamText,
-    DataFolder,
-    Device,
-    EngineName,
-    ItemColumn,
-    LogFormat,
-    RayAddress,
-    RunFolder,
-    Size,
-    TimeColumn,
-    TimeFormat,
-    UserColumn,
-    Workers,
-    check_outputs,
-    check_size,
-    parse_beam,
-    uses_ray,
-)
 from beamtree.distributed.command import OpenModel, run_command
 from beamtree.distributed.group import connect
 from beamtree.errors import lookup
@@ -41,11 +22,11 @@ from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
 from beamtree.train.runs import ids_of, open_data
 
 if TYPE_CHECKING:
-    from beamtree.serve.batch.folder import RunTasks
+    from beamtree.serve.batch.ray_cluster import Cluster
 
 
 def retrieve_items(
-    run: RunFolder,
+    run: options.RunFolder,
     history: Annotated[
         str | None,
         typer.Option(
@@ -70,24 +51,24 @@ def retrieve_items(
             "file of --input. A folder is continued where it was stopped.",
         ),
     ] = None,
-    format: LogFormat = None,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    time_format: TimeFormat = None,
-    m: Size = 10,
-    beam_size: BeamText = "400",
+    format: options.LogFormat = None,
+    user: options.UserColumn = None,
+    item: options.ItemColumn = None,
+    time: options.TimeColumn = None,
+    time_format: options.TimeFormat = None,
+    m: options.Size = 10,
+    beam_size: options.BeamText = "400",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
     allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")] = None,
     exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")] = None,
-    data: DataFolder = None,
-    device: Device = "cpu",
+    data: options.DataFolder = None,
+    device: options.Device = "cpu",
     json: Annotated[
         Path | None, typer.Option("--json", help="Also write the answer to --history or --users, as JSON.")
     ] = None,
-    engine: EngineName = "here",
-    address: RayAddress = None,
-    workers: Workers = None,
+    engine: options.EngineName = "here",
+    address: options.RayAddress = None,
+    workers: options.Workers = None,
     gpus: Annotated[
         float | None,
         typer.Option(min=0, help="With --engine ray: GPUs per worker. Default: one with --device cuda."),
@@ -115,7 +96,7 @@ def retrieve_items(
         raise ValueError("--format, --user, --item, --time and --time-format describe the columns of --input FILE")
     if input is not None and json is not None:
         raise ValueError("--json is for --history and --users: for JSON lines end the name of --output in .jsonl")
-    check_outputs(json)
+    options.check_outputs(json)
     in_folder = output is not None and not output.suffix
     if input is not None and output is not None:
         from beamtree.serve.batch.files import check_output  # polars takes a moment to import
@@ -125,19 +106,19 @@ def retrieve_items(
         if Path(input).resolve() == output.resolve():
             raise ValueError(f"{output} is the input too: choose another name")
     names = lookup(FORMATS, "--format", format) if format else None
-    beam = parse_beam(beam_size, run)
-    check_size(m, beam)
+    beam = options.parse_beam(beam_size, run)
+    options.check_size(m, beam)
     filter = make_filter(_read_ids(allowed), _read_ids(exclude))
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter)
     job = BatchJob(run, request, names, user, item, time, time_format)
-    ray = uses_ray(engine, address, workers, gpus)
+    ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
         raise ValueError("--engine ray writes a folder: give --input FOLDER and --output FOLDER")
     if in_folder and connect(device).size > 1:
         raise ValueError("under torchrun all ranks answer one file: give a file to --output, or do not use torchrun")
     if in_folder and input is not None and output is not None:
-        job = job._replace(run=run.absolute())
-        _answer_folder(job, input, output, _worker(ray, address, workers, gpus, device))
+        cluster = options.ray_cluster(address, workers, gpus=device != "cpu") if ray else None
+        _answer_folder(job._replace(run=run.absolute()), input, output, device, cluster, gpus)
         return
 
     def answer(open_run: OpenModel) -> None:
@@ -208,27 +189,16 @@ def _answer_file(model: TreeModel, job: BatchJob, source: str, output: Path) -> 
     _print_summary(summary, clock.monotonic() - start, output)
 
 
-@contextmanager
-def _worker(
-    ray: bool, address: str | None, workers: int | None, gpus: float | None, device: str
-) -> Iterator["RunTasks"]:
-    """A function that answers the files of a folder, in this process or on a cluster while it is connected."""
-    from beamtree.serve.batch.folder import run_locally
-
-    if not ray:
-        yield run_locally(device)
-        return
-    from beamtree.serve.batch.ray_cluster import connect
-    from beamtree.serve.batch.ray_workers import run_on_cluster
-
-    note("starting Ray …" if address is None else f"connecting to Ray at {address} …")
-    with connect(address, workers, gpus=device != "cpu") as cluster:
-        yield run_on_cluster(cluster, device, gpus)
-
-
-def _answer_folder(job: BatchJob, source: str, output: Path, worker: AbstractContextManager["RunTasks"]) -> None:
-    """Answer the files of a folder that are not answered yet."""
-    from beamtree.serve.batch.folder import find_tasks, pending_tasks
+def _answer_folder(
+    job: BatchJob,
+    source: str,
+    output: Path,
+    device: str,
+    cluster: "AbstractContextManager[Cluster] | None",
+    gpus: float | None,
+) -> None:
+    """Answer the files of a folder that are not answered yet, in this process or on a cluster."""
+    from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
 
     start, total = clock.monotonic(), BatchSummary()
     tasks = find_tasks(job, source, output)
@@ -237,7 +207,13 @@ def _answer_folder(job: BatchJob, source: str, output: Path, worker: AbstractCon
             say(f"{len(tasks) - len(pending):,} parts are already answered")
             advance(len(tasks) - len(pending))
         if pending:
-            with worker as run_tasks:
+            with ExitStack() as stack:
+                if cluster is None:
+                    run_tasks = run_locally(device)
+                else:
+                    from beamtree.serve.batch.ray_workers import run_on_cluster
+
+                    run_tasks = run_on_cluster(stack.enter_context(cluster), device, gpus)
                 for summary in run_tasks(job, pending):
                     total.merge(summary)
                     advance(1)

@@ -11,8 +11,8 @@ import torch
 import typer
 from torch import Tensor
 
+from beamtree.cli import options
 from beamtree.cli.console import details, progress, silence, write
-from beamtree.cli.options import Arity, ItemsFile, PreparedFolder, Threads, TreeName, VectorsFile, training_option
 from beamtree.data import Prepared, load_data
 from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
@@ -40,26 +40,26 @@ LOG_EVERY = 50  # steps
 
 
 def train(
-    data: PreparedFolder,
+    data: options.PreparedFolder,
     out_folder: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
-    method: Annotated[str, training_option("method")] = "otm-mixed",
-    tree: TreeName = "cluster",
-    arity: Arity = 2,
-    items: ItemsFile = None,
-    vectors: VectorsFile = None,
-    beam_size: Annotated[int | None, training_option("beam_size", min=1)] = None,
-    nodes: Annotated[int | None, training_option("nodes", min=1)] = None,
-    recipe: Annotated[str, training_option("recipe")] = "beamtree",
-    epochs: Annotated[int | None, training_option("epochs", min=1)] = None,
-    steps: Annotated[int | None, training_option("steps", min=0)] = None,
-    batch_size: Annotated[int | None, training_option("batch_size", min=1)] = None,
-    lr: Annotated[float | None, training_option("lr")] = None,
-    optimizer: Annotated[str, training_option("optimizer")] = "adam",
-    patience: Annotated[int, training_option("patience", min=1)] = 8,
-    seed: Annotated[int, training_option("seed", min=0, max=2**63 - 1)] = 0,
-    device: Annotated[str, training_option("device")] = "cpu",
-    threads: Threads = None,
-    refit: Annotated[bool, training_option("refit", flag=True)] = False,
+    method: Annotated[str, options.training_option("method")] = "otm-mixed",
+    tree: options.TreeName = "cluster",
+    arity: options.Arity = 2,
+    items: options.ItemsFile = None,
+    vectors: options.VectorsFile = None,
+    beam_size: Annotated[int | None, options.training_option("beam_size", min=1)] = None,
+    nodes: Annotated[int | None, options.training_option("nodes", min=1)] = None,
+    recipe: Annotated[str, options.training_option("recipe")] = "beamtree",
+    epochs: Annotated[int | None, options.training_option("epochs", min=1)] = None,
+    steps: Annotated[int | None, options.training_option("steps", min=0)] = None,
+    batch_size: Annotated[int | None, options.training_option("batch_size", min=1)] = None,
+    lr: Annotated[float | None, options.training_option("lr")] = None,
+    optimizer: Annotated[str, options.training_option("optimizer")] = "adam",
+    patience: Annotated[int, options.training_option("patience", min=1)] = 8,
+    seed: Annotated[int, options.training_option("seed", min=0, max=2**63 - 1)] = 0,
+    device: Annotated[str, options.training_option("device")] = "cpu",
+    threads: options.Threads = None,
+    refit: Annotated[bool, options.training_option("refit", flag=True)] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what was chosen on the validation users.")] = False,
 ) -> None:
@@ -73,7 +73,7 @@ def train(
     Several processes train one model with `torchrun --nproc-per-node 4 -m beamtree train …`, see docs/scale.md.
     """
     use_threads(threads)
-    options = TrainingOptions(
+    training = TrainingOptions(
         method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
         nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         seed=seed, device=device, refit=refit,
@@ -86,19 +86,19 @@ def train(
         check_device(device)
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
-        settings = resolve_settings(prepared, options)
-        run = describe_run(prepared.folder, options, settings)
+        settings = resolve_settings(prepared, training)
+        run = describe_run(prepared.folder, training, settings)
     backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
     with details() if verbose else nullcontext(), backend.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
 
 
 class RunState(Enum):
-    """Where training in a folder begins."""
+    """How far a run has come."""
 
-    NEW = "at the first step"
-    STOPPED = "at its checkpoint"
-    FINISHED = "nowhere"
+    NEW = "new"
+    STOPPED = "stopped"
+    FINISHED = "finished"
 
 
 def _train_in(
@@ -121,7 +121,10 @@ def _train_in(
         with current_backend().guard() as first:
             if first:
                 write_run(folder, run)  # before training, so that a killed run can be resumed
-    result = _train(folder, settings, data, model, step)
+    try:
+        result = _train(folder, settings, data, model, step)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written: {error}; free some space and continue with --resume") from error
     with current_backend().guard() as first:
         if first:
             finish_run(folder, result)
@@ -134,7 +137,7 @@ def _train_in(
 
 
 def _check_folder(folder: Path, run: dict[str, Any], steps: int, resume: bool) -> RunState:
-    """Where training begins; a ValueError where this folder cannot be used."""
+    """How far the run of a folder has come; a ValueError where this folder cannot be used."""
     check_free(folder)
     if (folder / RUN).exists():
         if not resume:
@@ -171,12 +174,12 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
         return build_model(settings, data, tree)
     began = time.monotonic()
     with progress(100, "% of the closed form") as (advance, _):
-        shown = 0
+        before = 0
 
         def on_progress(what: str, done: int, total: int) -> None:
-            nonlocal shown
-            advance(done - shown)
-            shown = done
+            nonlocal before
+            advance(done - before)
+            before = done
 
         model = build_model(settings, data, tree, on_progress)
     write(f"Fitted the closed form in {time.monotonic() - began:.0f} s")
@@ -188,7 +191,6 @@ def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: Tree
     began = time.monotonic()
     m = usual_m(data.num_items)
     with (
-        _explain_disk_errors(folder),
         _training_log(folder / LOG, step) as log,
         progress(settings.num_steps(data), "steps") as (advance, say),
     ):
@@ -215,11 +217,3 @@ def _training_log(path: Path, step: int) -> Iterator[Callable[..., None]]:
         return
     with closing(TrainingLog(path, step)) as log:
         yield log.write
-
-
-@contextmanager
-def _explain_disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"{folder} cannot be written: {error}; free some space and continue with --resume") from error

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from beamtree.builders.cluster import vector_tree
+from beamtree.cli import options
 from beamtree.cli.console import write
-from beamtree.cli.options import Arity, ItemsFile, VectorsFile
 from beamtree.data import load_data
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import tree_builder
@@ -20,9 +20,9 @@ def tree(
     ],
     out_file: Annotated[Path, typer.Option("--out", help="A .parquet file: each item with the path to its leaf.")],
     name: Annotated[str | None, typer.Option("--tree", help="cluster, category or random.")] = None,
-    arity: Arity = 2,
-    items: ItemsFile = None,
-    vectors: VectorsFile = None,
+    arity: options.Arity = 2,
+    items: options.ItemsFile = None,
+    vectors: options.VectorsFile = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same tree.")] = 0,
 ) -> None:
     """Build a tree over the items of prepared data, or take that of a run, and write it to a file.

@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from beamtree.beam import as_text
+from beamtree.cli import options
 from beamtree.cli.console import draw, note, print_table, write
-from beamtree.cli.options import DataFolder, Device, RunFolder, Size, check_outputs, check_picture, users_of
 from beamtree.diagnose.tune import USERS, TuneResult, tune
 from beamtree.files.atomic import write_json
 from beamtree.storage.tuned import TUNE, save_tuned_beam
@@ -18,7 +18,7 @@ DEFAULT_RECALL = 0.99  # share of the widest beam's recall
 
 
 def tune_run(
-    run: RunFolder,
+    run: options.RunFolder,
     recall: Annotated[
         float | None,
         typer.Option(
@@ -28,12 +28,12 @@ def tune_run(
     milliseconds: Annotated[
         float | None, typer.Option(help="Instead of --recall: the time one query may take on this machine.")
     ] = None,
-    m: Size = 10,
+    m: options.Size = 10,
     widest: Annotated[int, typer.Option(min=1, help="k of the widest beam, which others are compared with.")] = 400,
     users: Annotated[int, typer.Option(min=2, help="Number of validation users.")] = USERS,
     seed: Annotated[int, typer.Option(help="Draws the users that choose the beam and those that check it.")] = 0,
-    data: DataFolder = None,
-    device: Device = "cpu",
+    data: options.DataFolder = None,
+    device: options.Device = "cpu",
     json: Annotated[Path | None, typer.Option("--json", help="Also write the content of RUN/tune.json here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="The picture. Default: RUN/tune.png.")] = None,
 ) -> None:
@@ -46,13 +46,13 @@ def tune_run(
     """
     read_run(run)
     picture = plot or run / "tune.png"
-    check_picture(picture)
-    check_outputs(run / TUNE, picture, json)
+    options.check_picture(picture)
+    options.check_outputs(run / TUNE, picture, json)
     share = DEFAULT_RECALL if recall is None and milliseconds is None else recall
     model = open_model(run, device)
     result = tune(
         model,
-        users_of(open_data(run, model, data), "val"),
+        options.users_of(open_data(run, model, data), "val"),
         recall=share,
         milliseconds=milliseconds,
         m=m,

@@ -37,31 +37,7 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("regret at m (hollow: the paper)")
     axes[0][0].legend()
-    save(figure, path)
-
-
-def plot_pareto(cells: Sequence[Mapping[str, Any]], m: int, path: Path) -> None:
-    """Recall against milliseconds per query, one line per row; left and above is better."""
-    figure, axis = plt.subplots(figsize=(7.2, 4.6))
-    for colour, row in zip(cycle(COLOURS), dict.fromkeys(c["row"] for c in cells), strict=False):
-        line = sorted((c for c in cells if c["row"] == row), key=lambda c: float(c["ms"]))
-        times, recalls = [c["ms"] for c in line], [c["recall"] * 100 for c in line]
-        sides = [[(c["recall"] - c["low"]) * 100 for c in line], [(c["high"] - c["recall"]) * 100 for c in line]]
-        axis.errorbar(times, recalls, yerr=sides, marker="o", capsize=2, color=colour, label=row)
-        for c in line:
-            if c["width"]:
-                point = (c["ms"], c["recall"] * 100)
-                axis.annotate(
-                    str(c["width"]), point, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
-                )
-    axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
-    times = [float(c["ms"]) for c in cells]
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if min(times) / 2 < tick < 2 * max(times)]
-    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
-    axis.legend()
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_bars(cells: Sequence[Cell], path: Path) -> None:
@@ -90,7 +66,7 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
         axis.set_xticks(range(len(rows)), labels=rows, rotation=50, ha="right")
         axis.grid(axis="y", alpha=0.3)
     axes[0][0].set_ylabel("regret, 95 % interval (circles: the paper)")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
@@ -106,7 +82,7 @@ def plot_sparsity(cells: Sequence[Cell], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("regret at m (hollow: the paper)")
     axes[0][-1].legend(fontsize="small")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str) -> None:
@@ -132,7 +108,7 @@ def plot_comparison(results: Sequence[Result], path: Path) -> None:
         axis.invert_yaxis()
         axis.grid(alpha=0.3, axis="x")
     figure.supxlabel(textwrap.fill(_caption(results), 48 * len(cuts)), fontsize="small")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_rows(axis: Any, entries: Sequence[Entry]) -> None:
@@ -172,7 +148,7 @@ def plot_levels(shares: dict[str, list[float]], path: Path) -> None:
     axis.set(xlabel="nodes, as a share of the level", ylabel="S_n / sum over the level", yscale="log")
     axis.grid(alpha=0.3)
     axis.legend()
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
@@ -191,7 +167,7 @@ def plot_summary(summary: Mapping[str, Any], path: Path) -> None:
     right.set(xscale="log", ylim=(0, 102))
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_inspection(inspection: Inspection, path: Path) -> None:
@@ -211,7 +187,7 @@ def plot_inspection(inspection: Inspection, path: Path) -> None:
     _draw_losses(right, inspection)
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_losses(axis: Any, inspection: Inspection) -> None:
@@ -259,10 +235,10 @@ def plot_tuned(result: TuneResult, path: Path) -> None:
     right.set_xticks(range(len(widths)), labels=[str(level + 1) for level in range(len(widths))])
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure to a file and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.data import BeforeAfter, Events
 from beamtree.errors import requires
@@ -25,6 +26,12 @@ class Baseline(Protocol):
         ...
 
 
+def pad_results(items: Tensor, scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """Items and scores [..., ≤ m], padded to m with PAD and -inf."""
+    padding = (0, m - items.shape[-1])
+    return pad(items, padding, value=PAD), pad(scores, padding, value=-torch.inf)
+
+
 class Popularity:
     """The same items for everybody: those with the most events, on ties the lower number first."""
 
@@ -37,10 +44,8 @@ class Popularity:
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m most popular items and their events, for each history [B, m]; padded with PAD and -inf."""
-        padding = (0, max(0, m - len(self._items)))
-        items = torch.nn.functional.pad(self._items[:m], padding, value=PAD).to(x.device)
-        scores = torch.nn.functional.pad(self._scores[:m], padding, value=-torch.inf).to(x.device)
-        return items.expand(len(x), m), scores.expand(len(x), m)
+        items, scores = pad_results(self._items[:m], self._scores[:m], m)
+        return items.to(x.device).expand(len(x), m), scores.to(x.device).expand(len(x), m)
 
 
 def popularity(events: Events, num_items: int) -> Popularity:
@@ -50,17 +55,17 @@ def popularity(events: Events, num_items: int) -> Popularity:
 
 # Name -> module and function; the function takes events and the number of items.
 FIXED = {
-    "item-cf": ("neighbours", "item_cf"),
-    "item-cf-nearest": ("neighbours", "item_cf_nearest"),
-    "popularity": ("", "popularity"),
-    "als": ("als", "als"),
+    "item-cf": (".neighbours", "item_cf"),
+    "item-cf-nearest": (".neighbours", "item_cf_nearest"),
+    "popularity": (__name__, "popularity"),
+    "als": (".als", "als"),
 }
 # The same for baselines that also take validation users, to choose their settings.
 TUNED = {
-    "ease": ("ease", "ease"),
-    "ials": ("als", "ials"),
-    "user-knn": ("neighbours", "user_knn"),
-    "rules": ("neighbours", "rules"),
+    "ease": (".ease", "ease"),
+    "ials": (".als", "ials"),
+    "user-knn": (".neighbours", "user_knn"),
+    "rules": (".neighbours", "rules"),
 }
 BASELINES = {**FIXED, **TUNED}
 
@@ -69,9 +74,8 @@ def build(name: str, events: Events, num_items: int, val: BeforeAfter | None = N
     """Fit a baseline to the events of training users; a tuned one chooses its settings by validation users."""
     module, function = BASELINES[name]
     with requires("compare", f"row {name}"):
-        room = import_module(f"{__name__}.{module}" if module else __name__)
-        make = cast(Callable[..., Baseline], getattr(room, function))
+        make: Callable[..., Baseline] = getattr(import_module(module, __name__), function)
         return make(events, num_items, val) if name in TUNED else make(events, num_items)
 
 
-__all__ = ["BASELINES", "FIXED", "TUNED", "Baseline", "Popularity", "build", "popularity"]
+__all__ = ["BASELINES", "FIXED", "TUNED", "Baseline", "Popularity", "build", "pad_results", "popularity"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from beamtree.closed_form.als import DIM, STRENGTHS, implicit_als
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
+from beamtree.research.baselines import pad_results
 from beamtree.research.baselines.sparse import history_items, user_items
 from beamtree.research.baselines.tuned import (
     Score,
@@ -60,14 +61,12 @@ class ALS:
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m items of the highest product with each folded-in history x [B, T], and the products [B, m]."""
-        chosen, width = history_items(x, self._num_items), min(m, self._num_items)
+        history, width = history_items(x, self._num_items), min(m, self._num_items)
         with threadpool_limits(1, "blas"):
             items, scores = self._model.recommend(
-                np.arange(len(x)), chosen, N=width, filter_already_liked_items=False, recalculate_user=True
+                np.arange(len(x)), history, N=width, filter_already_liked_items=False, recalculate_user=True
             )
-        padding = (0, m - width)
-        padded = torch.nn.functional.pad(torch.from_numpy(items).long(), padding, value=PAD)
-        return padded, torch.nn.functional.pad(torch.from_numpy(scores), padding, value=-torch.inf)
+        return pad_results(torch.from_numpy(items).long(), torch.from_numpy(scores), m)
 
 
 def als(events: Events, num_items: int) -> ALS:

@@ -7,7 +7,6 @@ partners: an approximation.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
@@ -39,16 +38,6 @@ LARGEST = 20_000  # users or items of an exact solution
 PARTNERS = 200  # per item in an approximate solution
 
 
-class EaseWeights(Protocol):
-    """The weights of all pairs of items for one λ."""
-
-    num_bytes: int
-
-    def scores(self, history: csr_matrix) -> Tensor:
-        """Every item's score for weighted histories [B, M]."""
-        ...
-
-
 class ItemWeights:
     """The inverse over items: the weights themselves [M, M]."""
 
@@ -59,6 +48,7 @@ class ItemWeights:
         self.num_bytes = int(self._weights.nbytes)
 
     def scores(self, history: csr_matrix) -> Tensor:
+        """Every item's score for weighted histories [B, M]."""
         return torch.from_numpy(history @ self._weights.numpy())
 
 
@@ -90,6 +80,9 @@ class BlockWeights:
 
     def scores(self, history: csr_matrix) -> Tensor:
         return torch.from_numpy((history @ self._weights).toarray())
+
+
+EaseWeights = ItemWeights | UserWeights | BlockWeights  # of all pairs of items, for one λ
 
 
 def gram_matrix(rows: csr_matrix) -> Tensor:

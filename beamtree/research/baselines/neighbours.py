@@ -63,17 +63,13 @@ class ItemCF:
         width = min(m, self._num_items)
         for start in range(0, len(x), self._rows):
             part = slice(start, start + self._rows)
-            values, indices = self._scores(x[part]).topk(width)
+            products = history_items(x[part], self._num_items)
+            for factor in self._factors:
+                products = products @ factor
+            values, indices = torch.from_numpy(products.toarray()).topk(width)  # items in random order
             items[part, :width] = self._order[indices].where(values > 0, PAD)
             scores[part, :width] = values.where(values > 0, -torch.inf)
         return items.to(x.device), scores.to(x.device)
-
-    def _scores(self, x: Tensor) -> Tensor:
-        """The score of every item, in random order [B, M]."""
-        scores = history_items(x, self._num_items)
-        for factor in self._factors:
-            scores = scores @ factor
-        return torch.from_numpy(scores.toarray())
 
 
 def item_cf(events: Events, num_items: int) -> ItemCF:

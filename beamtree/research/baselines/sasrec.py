@@ -1,8 +1,7 @@
 """SASRec (Kang and McAuley 2018): a causal transformer that predicts the next item at every position of a history."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,8 @@ from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_att
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import hits, num_relevant, recall
-from beamtree.research.baselines.best_weights import USERS, BestWeights, train_steps
+from beamtree.research.baselines import pad_results
+from beamtree.research.baselines.networks import USERS, OnStep, train_network
 from beamtree.tree import PAD
 
 LAYERS, HEADS = 2, 2
@@ -93,18 +93,15 @@ class SASRec(nn.Module):
         states = self.states(sequence)[torch.arange(len(x), device=newest.device), newest]
         scores = torch.addmm(self.bias, states, self.items.T).masked_fill_(~self.known, -torch.inf)
         row, position = (sequence != PAD).nonzero(as_tuple=True)
-        own = sequence[row, position]  # items of the history are scored even if no training user has them
-        again = (states[row] * self.items[own]).sum(1) + self.bias[own]
-        scores[row, own] = again.where(self.repeats, -torch.inf)
+        items = sequence[row, position]  # items of the history are scored even if no training user has them
+        repeats = (states[row] * self.items[items]).sum(1) + self.bias[items]
+        scores[row, items] = repeats.where(self.repeats, -torch.inf)
         return scores
 
     def retrieve(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m items of the highest score [B, m]; padded with PAD and -inf."""
-        width = min(m, len(self.items))
-        best = self.scores(x).topk(width)
-        items = best.indices.masked_fill(best.values == -torch.inf, PAD)
-        padding = (0, m - width)
-        return nn.functional.pad(items, padding, value=PAD), nn.functional.pad(best.values, padding, value=-torch.inf)
+        best = self.scores(x).topk(min(m, len(self.items)))
+        return pad_results(best.indices.masked_fill(best.values == -torch.inf, PAD), best.values, m)
 
 
 def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,8 +139,8 @@ def next_item_loss(
     expected = UNIFORM / len(model.items) + IN_BATCH * shares[drawn]
     logits = states @ embedding(drawn, model.items).T + (model.bias[drawn] - expected.log())
     logits = logits.masked_fill(drawn == target.unsqueeze(1), -torch.inf)
-    own = (states * embedding(target, model.items)).sum(1) + model.bias[target]
-    return cross_entropy(torch.cat([own.unsqueeze(1), logits], dim=1), torch.zeros_like(target))
+    target_logits = (states * embedding(target, model.items)).sum(1) + model.bias[target]
+    return cross_entropy(torch.cat([target_logits.unsqueeze(1), logits], dim=1), torch.zeros_like(target))
 
 
 def sasrec(
@@ -156,7 +153,7 @@ def sasrec(
     seed: int = 0,
     device: str = "cpu",
     val: BeforeAfter | None = None,
-    on_step: Callable[[int, int, Tensor], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> SASRec:
     """Train on runs of every user's events.
 
@@ -174,9 +171,31 @@ def sasrec(
         val: users by whom the best weights are chosen.
         on_step: called with (steps done, total, loss).
     """
-    options: dict[str, Any] = {"batch_size": batch_size, "lr": lr, "seed": seed, "device": device, "val": val}
+    events = events.to(device)
+    popularity = events.popularity(num_items)
+    shares = popularity / popularity.sum()
+
+    def train(dim: int, dropout: float, on_step: OnStep | None) -> SASRec:
+        model = SASRec(num_items, seed, dim, dropout).to(device)
+        model.known = popularity > 0
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False
+        )
+        generator = torch.Generator(device)
+
+        def losses() -> Iterator[Tensor]:
+            for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
+                generator.manual_seed(mix(seed, t))
+                sequence, target = draw_sequences(events, users, generator)
+                yield next_item_loss(model.train(), sequence, target, shares, generator)
+
+        with torch.random.fork_rng([] if device == "cpu" else [device]):
+            torch.manual_seed(mix(seed, 8))  # of dropout
+            return train_network(model, losses(), steps, optimizer, schedule, val, validation_recall, on_step)
+
     if val is None or not len(val):
-        return _train(events, num_items, *GRID[0], steps=steps, on_step=on_step, **options)
+        return train(*GRID[0], on_step)
     candidates = list[tuple[float, SASRec]]()
     for index, size in enumerate(GRID):
 
@@ -184,42 +203,9 @@ def sasrec(
             if on_step is not None:
                 on_step(index * total + t, len(GRID) * total, loss)
 
-        trained = _train(events, num_items, *size, steps=steps, on_step=on_grid_step, **options)
+        trained = train(*size, on_grid_step)
         candidates += [(validation_recall(model, val), model) for model in (trained, trained.without_repeats())]
     return max(candidates, key=lambda candidate: candidate[0])[1]
-
-
-def _train(
-    events: Events,
-    num_items: int,
-    dim: int,
-    dropout: float,
-    *,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    device: str,
-    val: BeforeAfter | None,
-    on_step: Callable[[int, int, Tensor], None] | None = None,
-) -> SASRec:
-    events = events.to(device)
-    model, popularity = SASRec(num_items, seed, dim, dropout).to(device), events.popularity(num_items)
-    model.known = popularity > 0
-    shares = popularity / popularity.sum()
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
-    generator, best = torch.Generator(device), BestWeights(model, val, validation_recall)
-
-    def losses() -> Iterator[Tensor]:
-        for t, users in enumerate(_users(events, steps, batch_size, seed), 1):
-            generator.manual_seed(mix(seed, t))
-            sequence, target = draw_sequences(events, users, generator)
-            yield next_item_loss(model.train(), sequence, target, shares, generator)
-
-    with torch.random.fork_rng([] if device == "cpu" else [device]):
-        torch.manual_seed(mix(seed, 8))  # of dropout
-        return train_steps(losses(), steps, optimizer, schedule, best, on_step)
 
 
 def _users(events: Events, steps: int, batch_size: int, seed: int) -> Iterator[Tensor]:

@@ -1,16 +1,16 @@
 """What tuned baselines share: randomly numbered items, ranking with the history, and settings by validation users."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
 from beamtree.metrics import hits, num_relevant, recall
+from beamtree.research.baselines import pad_results
 from beamtree.scorers.factors import newest_of_each
 from beamtree.tree import PAD
 
@@ -54,12 +54,12 @@ def shuffle_items(events: Events, num_items: int, val: BeforeAfter | None = None
     order = torch.randperm(num_items, generator=torch.Generator().manual_seed(seed))
     items = _inverse(order)[events.item_numbers().cpu().long()]
     shuffled = Events((events.offsets - events.offsets[0]).cpu(), items, events.name)
-    none = torch.empty(0, 1, dtype=torch.int64)
-    log = ShuffledLog(shuffled, num_items, order, none, none)
+    empty = torch.empty(0, 1, dtype=torch.int64)
+    log = ShuffledLog(shuffled, num_items, order, empty, empty)
     if val is None or not len(val):
         return log
     x, y = val.batch(torch.arange(min(USERS, len(val))))
-    return ShuffledLog(shuffled, num_items, order, log.renumber(x), log.renumber(y))
+    return replace(log, x=log.renumber(x), y=log.renumber(y))
 
 
 def _inverse(order: Tensor) -> Tensor:
@@ -92,8 +92,7 @@ def rank_with_history(ranking: Ranking, x: Tensor, bonus: Tensor, m: int) -> tup
     scores = torch.cat([ranking.scores, ranking.history_scores + bonus], dim=1)
     best = scores.topk(min(m, scores.shape[1]))
     items = torch.cat([ranking.items, x], dim=1).gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-    padding = (0, m - items.shape[1])
-    return pad(items, padding, value=PAD), pad(best.values, padding, value=-torch.inf)
+    return pad_results(items, best.values, m)
 
 
 def drop_repeats(x: Tensor) -> Tensor:

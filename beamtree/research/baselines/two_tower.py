@@ -15,7 +15,7 @@ from beamtree.data.factors import choose_factors, factors
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.data.views import WINDOWS, window_of_behaviour
 from beamtree.metrics import hits, precision_recall_f
-from beamtree.research.baselines.best_weights import USERS, BestWeights, train_steps
+from beamtree.research.baselines.networks import USERS, OnStep, train_network
 from beamtree.tree import PAD
 
 DIM = 64
@@ -54,8 +54,8 @@ class TwoTower(nn.Module):
 
     def user(self, x: Tensor) -> Tensor:
         """The vectors of users with histories x [B, T], and a 1 for the items' bias [B, DIM + 1]."""
-        shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)
-        means = shares @ embedding(x.clamp(min=0), self.history) / shares.sum(-1, keepdim=True).clamp(min=1)
+        windows = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)
+        means = windows @ embedding(x.clamp(min=0), self.history) / windows.sum(-1, keepdim=True).clamp(min=1)
         return nn.functional.pad(self.tower(means.flatten(1)), (0, 1), value=1.0)
 
     def vectors(self, items: Tensor | None = None) -> Tensor:
@@ -121,7 +121,7 @@ def two_tower(
     seed: int = 0,
     device: str = "cpu",
     val: BeforeAfter | None = None,
-    on_step: Callable[[int, int, Tensor], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> TwoTower:
     """Train on stretches of every user's events, as trees are, by sampled softmax.
 
@@ -131,8 +131,7 @@ def two_tower(
     if not int(events.counts().sum()):
         raise ValueError("nothing to train on: no user has an event")
     model = TwoTower(num_items, seed)
-    start = factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1]
-    model.start_from(start)
+    model.start_from(factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1])
     model.to(device)
     view = stretches(events).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -150,7 +149,7 @@ def two_tower(
             x, y = view.batch(order[index * batch_size :][:batch_size], generator)
             yield sampled_softmax(model, x, y, generator)
 
-    return train_steps(losses(), steps, optimizer, schedule, BestWeights(model, val, recall), on_step)
+    return train_network(model, losses(), steps, optimizer, schedule, val, recall, on_step)
 
 
 @torch.no_grad()
@@ -172,8 +171,8 @@ def sampled_softmax(model: TwoTower, x: Tensor, y: Tensor, generator: torch.Gene
     num_items = len(model.items)
     drawn = torch.randint(num_items, (NEGATIVES,), generator=generator, device=x.device)
     user, real = model.user(x), y != PAD
-    own = (model.vectors(y.clamp(min=0)) @ user.unsqueeze(2)).squeeze(2)  # [B, P]
+    logits = (model.vectors(y.clamp(min=0)) @ user.unsqueeze(2)).squeeze(2)  # [B, P]
     others = user @ model.vectors(drawn).T + math.log(num_items / NEGATIVES)
     others = others.masked_fill(hits(drawn.expand(len(y), -1), y), -torch.inf).logsumexp(1, keepdim=True)
-    losses = (torch.logaddexp(own, others) - own).masked_fill(~real, 0.0)
+    losses = (torch.logaddexp(logits, others) - logits).masked_fill(~real, 0.0)
     return (losses.sum(1) / real.sum(1)).mean()
