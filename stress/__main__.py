@@ -1,4 +1,4 @@
-"""Run trials of every kind in turn until the time is up; a table of tries and failures; exit 1 on any failure."""
+"""Run trials of all kinds until the time is up, and print a table of tries and failures. Exit 1 on any failure."""
 
 import argparse
 import os
@@ -8,14 +8,14 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from stress.session import KINDS, session
+from stress.worker import KINDS, run_trials
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stress", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default=",".join(KINDS), help="Kinds of trials, by comma.")
+    parser.add_argument("--only", default=",".join(KINDS), help="Kinds of trials, separated by commas.")
     parser.add_argument("--tries", type=int, help="Trials of each kind, instead of minutes.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Trials at once.")
     args = parser.parse_args()
@@ -23,8 +23,8 @@ def main() -> int:
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         seeds = [args.seed * 1000 + job for job in range(args.jobs)]
         same = ([each] * args.jobs for each in (end, args.only.split(","), args.tries))
-        found = list(pool.map(session, seeds, *same))
-    tries, failures = sum((each[0] for each in found), Counter()), sum((each[1] for each in found), Counter())
+        counts = list(pool.map(run_trials, seeds, *same))
+    tries, failures = (sum(column, Counter()) for column in zip(*counts, strict=True))
     _show(tries, failures)
     return 1 if failures else 0
 

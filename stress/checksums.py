@@ -1,4 +1,4 @@
-"""Change the content of a folder with checksums and update them, as somebody would who knows the format."""
+"""Change files of a folder and update its checksums."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ def update_checksums(
     content.pop(CHECKSUM, None)
     change(content)
     files = content.get("files", {})
-    for part, known in files.items() if isinstance(files, dict) else ():
-        file = known.get("file", part) if isinstance(known, dict) else None
+    for part, entry in files.items() if isinstance(files, dict) else ():
+        file = entry.get("file", part) if isinstance(entry, dict) else None
         if isinstance(file, str) and "\0" not in file and (folder / file).is_file():
-            known |= file_checksum(folder / file)
+            entry |= file_checksum(folder / file)
     (folder / name).write_text(json.dumps(with_checksum(content)))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stress.child import Ended
-from stress.world import digest, left_behind
+from stress.forked_command import Outcome
+from stress.sandbox import digest, temporary_files
 
 ROOT = Path(__file__).parent.parent
 
 
-LONGER = [("kills", 6), ("damage", 16), ("pairs", 2), ("disk", 3)]
+LONGER = [("kills", 6), ("damage", 16), ("concurrent", 2), ("disk", 3)]
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_promises_are_kept_under_stress(kind, tries):
 @pytest.mark.parametrize(
     ("ended", "fault"),
     [
-        (Ended(0, False, "", 3, 1.0), None),
-        (Ended(2, False, "a line\nbeamtree: no such file\n", 3, 1.0), None),
-        (Ended(2, False, "", 3, 1.0), "fails without a word"),
-        (Ended(1, False, "Traceback (most recent call last):\n", 3, 1.0), "traceback"),
-        (Ended(139, False, "", 3, 1.0), "exit code 139"),
-        (Ended(None, True, "", 3, 60.0), "hangs"),
+        (Outcome(0, False, "", 3, 1.0), None),
+        (Outcome(2, False, "a line\nbeamtree: no such file\n", 3, 1.0), None),
+        (Outcome(2, False, "", 3, 1.0), "fails without a message"),
+        (Outcome(1, False, "Traceback (most recent call last):\n", 3, 1.0), "traceback"),
+        (Outcome(139, False, "", 3, 1.0), "exit code 139"),
+        (Outcome(None, True, "", 3, 60.0), "hangs"),
     ],
 )
 def test_what_is_wrong_with_an_end_is_told(ended, fault):
@@ -42,7 +42,7 @@ def test_what_is_wrong_with_an_end_is_told(ended, fault):
 
 def test_what_is_left_behind_and_what_differs_is_told(tmp_path):
     (tmp_path / "run" / "a.new-beamtree").mkdir(parents=True)
-    assert left_behind(tmp_path) == ["run/a.new-beamtree"]
+    assert temporary_files(tmp_path) == ["run/a.new-beamtree"]
     (tmp_path / "found.csv").write_text("a")
     before = digest(tmp_path / "found.csv")
     (tmp_path / "found.csv").write_text("b")
