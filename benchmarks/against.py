@@ -1,4 +1,4 @@
-"""The same benchmarks in this checkout and in another one, in turn, on one machine: what a change cost.
+"""Run the same benchmarks in this checkout and in another one, in turn, to show what a change costs.
 
 python benchmarks/against.py OTHER_CHECKOUT --device cuda
 """
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent
-NAMES = ("bench", "items", "batch", "threads", "beam_size")  # what tells records apart
+NAMES = ("bench", "items", "batch", "threads", "beam_size")  # keys that identify a record
 
 
 def commands(device: str) -> list[list[str]]:
@@ -31,18 +31,18 @@ def commands(device: str) -> list[list[str]]:
 
 
 def run(checkout: Path, words: list[str]) -> dict[tuple[str, ...], float]:
-    """Milliseconds of each record, by what names it."""
+    """The milliseconds of each record, by its keys."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "records.json"
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         command = [sys.executable, str(checkout / "benchmarks" / words[0]), *words[1:], "--json", str(out)]
         subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
         records = json.loads(out.read_text())
-    found = {}
+    times = {}
     for record in records:
         name = tuple(str(record[key]).replace("tdm-uniform", "tdm") for key in NAMES if key in record)
-        found[name] = float(record["ours_ms"])
-    return found
+        times[name] = float(record["ours_ms"])
+    return times
 
 
 def main() -> None:
@@ -52,26 +52,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="of step, search, scale")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for words in commands(asked.device):
-        if asked.only and not any(name in words[0] for name in asked.only):
+    args = parser.parse_args()
+    times: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for words in commands(args.device):
+        if args.only and not any(name in words[0] for name in args.only):
             continue
-        for turn in range(asked.rounds):
-            pair = [("other", asked.other.resolve()), ("here", HERE)]
+        for turn in range(args.rounds):
+            pair = [("other", args.other.resolve()), ("here", HERE)]
             for side, checkout in pair if turn % 2 == 0 else pair[::-1]:
                 measured = run(checkout, words)
                 print(f"{words[0]} {side}: {measured}", file=sys.stderr, flush=True)
                 for name, ms in measured.items():
-                    found.setdefault(name, {"here": [], "other": []})[side].append(ms)
-    print(f"{'':<40} {'other':>9} {'here':>9} {'ratio':>7}   medians of {asked.rounds}, ms")
+                    times.setdefault(name, {"here": [], "other": []})[side].append(ms)
+    print(f"{'':<40} {'other':>9} {'here':>9} {'ratio':>7}   medians of {args.rounds}, ms")
     lines = []
-    for name, sides in found.items():
+    for name, sides in times.items():
         other, here = (statistics.median(sides[side]) for side in ("other", "here"))
         print(f"{' '.join(name):<40} {other:>9.3f} {here:>9.3f} {here / other:>7.3f}")
         lines.append({"name": " ".join(name), **sides, "ratio": here / other})
-    if asked.json:
-        asked.json.write_text(json.dumps(lines, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(lines, indent=1) + "\n")
 
 
 if __name__ == "__main__":

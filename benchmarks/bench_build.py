@@ -1,6 +1,6 @@
 """Trees over item vectors: `split_tree`, all groups of a level at once, against one group after another.
 
-Both must give balanced trees whose groups are about as tight before either is timed.
+Both must give balanced trees of about the same variance within groups before either is timed.
 
     python benchmarks/bench_build.py [--items N] [--small N] [--dim N] [--device cuda] [--json FILE]
 """
@@ -20,7 +20,7 @@ from beamtree.builders.cluster import split_tree
 LEVEL = 6  # where groups are compared
 
 
-def one_by_one(vectors: Tensor) -> Tree:
+def split_one_by_one(vectors: Tensor) -> Tree:
     """Every group cut in two along its first principal direction, by itself."""
     height = max(1, (len(vectors) - 1).bit_length())
     groups = [torch.arange(len(vectors), device=vectors.device)]
@@ -38,13 +38,13 @@ def one_by_one(vectors: Tensor) -> Tree:
     return Tree(slots)
 
 
-def looseness(tree: Tree, vectors: Tensor) -> float:
+def within_group_variance(tree: Tree, vectors: Tensor) -> float:
     """The mean squared distance of items from the mean of their group on one level."""
     items = tree.items().view(2**LEVEL, -1)
     real = (items >= 0).unsqueeze(-1)
-    found = vectors[items.clamp(min=0)] * real
-    mean = found.sum(1, keepdim=True) / real.sum(1, keepdim=True)
-    return float(((found - mean) ** 2 * real).sum() / len(vectors))
+    grouped = vectors[items.clamp(min=0)] * real
+    mean = grouped.sum(1, keepdim=True) / real.sum(1, keepdim=True)
+    return float(((grouped - mean) ** 2 * real).sum() / len(vectors))
 
 
 def main() -> None:
@@ -55,44 +55,47 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json")
-    options = parser.parse_args()
-    device = options.device
+    args = parser.parse_args()
+    device = args.device
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> Tensor:
-        centres = torch.randn(500, options.dim, generator=generator)
+        centres = torch.randn(500, args.dim, generator=generator)
         near = torch.randint(500, (count,), generator=generator)
-        return (centres[near] + torch.randn(count, options.dim, generator=generator)).to(device)
+        return (centres[near] + torch.randn(count, args.dim, generator=generator)).to(device)
 
-    vectors = draw(options.small)
-    ours, theirs = looseness(split_tree(vectors), vectors), looseness(one_by_one(vectors), vectors)
-    assert abs(ours / theirs - 1) < 0.05, f"groups are {ours:.3f} and {theirs:.3f} loose"
-    slow = times(lambda: one_by_one(vectors), device, options.repeats)
-    fast = times(lambda: split_tree(vectors), device, options.repeats)
-    vectors = draw(options.items)
+    vectors = draw(args.small)
+    ours, expected = (
+        within_group_variance(split_tree(vectors), vectors),
+        within_group_variance(split_one_by_one(vectors), vectors),
+    )
+    assert abs(ours / expected - 1) < 0.05, f"variance within groups {ours:.3f}, expected {expected:.3f}"
+    slow = times(lambda: split_one_by_one(vectors), device, args.repeats)
+    fast = times(lambda: split_tree(vectors), device, args.repeats)
+    vectors = draw(args.items)
     large = times(lambda: split_tree(vectors), device, 1)
-    keys = {"bench": "build cluster", "device": device, "dim": options.dim, "threads": torch.get_num_threads()}
+    keys = {"bench": "build cluster", "device": device, "dim": args.dim, "threads": torch.get_num_threads()}
     records = [
         {
             **keys,
-            "items": options.small,
+            "items": args.small,
             "literal_ms": statistics.median(slow),
             "ours_ms": statistics.median(fast),
             "speedup": statistics.median(slow) / statistics.median(fast),
         },
-        {**keys, "items": options.items, "ours_ms": large[0]},
+        {**keys, "items": args.items, "ours_ms": large[0]},
     ]
     peak = (
         torch.cuda.max_memory_allocated()
         if device != "cpu"
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
-    print(f"looseness at level {LEVEL}: ours {ours:.3f}, one by one {theirs:.3f}")
+    print(f"looseness at level {LEVEL}: ours {ours:.3f}, one by one {expected:.3f}")
     both = f"one by one {slow[0]:,.0f} ms, ours {fast[0]:,.0f} ms, {records[0]['speedup']:.1f} times"
-    print(f"{options.small:,} items: {both}")
-    print(f"{options.items:,} items: {large[0] / 1e3:.1f} s, peak memory {peak / 1e9:.1f} GB")
-    if options.json:
-        with open(options.json, "w") as file:
+    print(f"{args.small:,} items: {both}")
+    print(f"{args.items:,} items: {large[0] / 1e3:.1f} s, peak memory {peak / 1e9:.1f} GB")
+    if args.json:
+        with open(args.json, "w") as file:
             json.dump(records, file, indent=1)
 
 

@@ -21,8 +21,8 @@ from beamtree.serve.engine.engine import Engine
 from beamtree.serve.engine.served_run import LoadedRun, StaticSource
 
 
-def a_model(items: int, device: str) -> bt.TreeModel:
-    """A model that was never trained: it costs what a trained one does."""
+def untrained_model(items: int, device: str) -> bt.TreeModel:
+    """An untrained model: it costs the same as a trained one."""
     tree = bt.random_tree(items)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), first_level=8).to(device).eval()
     model.ids = Ids([f"item-{number}" for number in range(items)])
@@ -62,26 +62,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    model = a_model(given.items, given.device)
-    sizes = {"beam_size": given.beam_size, "max_batch": given.batch, "max_queue": 1 << 20}
-    engine = Engine(LoadedRun(StaticSource(model), "bench", "0"), window=given.window / 1000, slow=math.inf, **sizes)
-    asked = histories(model.ids, 4096)
-    query_all(engine, asked, given.m, given.open, 5.0)  # a GPU records what recurs
-    began = time.monotonic()
-    responses = query_all(engine, asked, given.m, given.open, given.seconds)
-    rate = len(responses) / (time.monotonic() - began)
+    args = parser.parse_args()
+    model = untrained_model(args.items, args.device)
+    sizes = {"beam_size": args.beam_size, "max_batch": args.batch, "max_queue": 1 << 20}
+    engine = Engine(LoadedRun(StaticSource(model), "bench", "0"), window=args.window / 1000, slow=math.inf, **sizes)
+    queries = histories(model.ids, 4096)
+    query_all(engine, queries, args.m, args.open, 5.0)  # a GPU records what recurs
+    start = time.monotonic()
+    responses = query_all(engine, queries, args.m, args.open, args.seconds)
+    rate = len(responses) / (time.monotonic() - start)
     engine.stop()
-    wrong = [response for response in responses if len(response.results[0].items) != given.m]
+    wrong = [response for response in responses if len(response.results[0].items) != args.m]
     assert not wrong, wrong[0]
     waits = torch.tensor([response.queue_seconds + response.search_seconds for response in responses]).mul(1000)
     p50, p99 = (float(waits.quantile(q)) for q in (0.5, 0.99))
     together = sum(response.batch_size for response in responses) / len(responses)
     line = f"{rate:,.0f} queries a second, {together:.0f} together, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
-    print(f"{given.items:,} items, k = {given.beam_size}, m = {given.m}, {given.open} open: {line}")
-    if given.json is not None:
-        record = {**vars(given), "json": None, "rate": rate, "together": together, "p50_ms": p50, "p99_ms": p99}
-        given.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    print(f"{args.items:,} items, k = {args.beam_size}, m = {args.m}, {args.open} open: {line}")
+    if args.json is not None:
+        record = {**vars(args), "json": None, "rate": rate, "together": together, "p50_ms": p50, "p99_ms": p99}
+        args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

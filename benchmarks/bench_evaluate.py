@@ -1,6 +1,6 @@
 """Users per second of `evaluate` with the deep scorer, in batches, against one user at a time.
 
-Both must find the same before either is timed.
+Both must give the same recall before either is timed.
 
     python benchmarks/bench_evaluate.py [--items N] [--users N] [--beam-size K] [--threads N] [--json FILE]
 """
@@ -25,8 +25,8 @@ def market(users: int, items: int) -> BeforeAfter:
 def measure(model: TreeModel, users: BeforeAfter, beam_size: int, batch_size: int) -> tuple[float, float]:
     """Users per second, and recall@200."""
     start = time.perf_counter()
-    found = evaluate(model, users, beam_size=beam_size, m=(200,), batch_size=batch_size)
-    return len(users) / (time.perf_counter() - start), found["recall", 200]
+    evaluation = evaluate(model, users, beam_size=beam_size, m=(200,), batch_size=batch_size)
+    return len(users) / (time.perf_counter() - start), evaluation["recall", 200]
 
 
 def main() -> None:
@@ -37,24 +37,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    tree = random_tree(options.items)
-    model = TreeModel(tree, DeepScorer(tree.num_nodes), first_level=options.beam_size.bit_length() - 1)
-    model.to(options.device).eval()
-    users = market(options.users, options.items)
-    few = market(20, options.items)
-    _, alone = measure(model, few, options.beam_size, 1)
-    _, together = measure(model, few, options.beam_size, 20)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    tree = random_tree(args.items)
+    model = TreeModel(tree, DeepScorer(tree.num_nodes), first_level=args.beam_size.bit_length() - 1)
+    model.to(args.device).eval()
+    users = market(args.users, args.items)
+    few = market(20, args.items)
+    _, alone = measure(model, few, args.beam_size, 1)
+    _, together = measure(model, few, args.beam_size, 20)
     assert abs(alone - together) < 1e-3, "batches change what is found"
-    one, _ = measure(model, market(60, options.items), options.beam_size, 1)
-    many, _ = measure(model, users, options.beam_size, 64)
-    print(f"{options.items:,} items, beam {options.beam_size}, {options.threads} threads, {options.device}")
+    one, _ = measure(model, market(60, args.items), args.beam_size, 1)
+    many, _ = measure(model, users, args.beam_size, 64)
+    print(f"{args.items:,} items, beam {args.beam_size}, {args.threads} threads, {args.device}")
     print(f"one by one {one:,.0f} users/s, in batches {many:,.0f} users/s: {many / one:.1f} times")
-    if options.json:
-        keys = {"bench": "evaluate", "device": options.device, "items": options.items, "threads": options.threads}
-        with open(options.json, "w") as file:
-            json.dump([{**keys, "beam_size": options.beam_size, "one": one, "batches": many}], file, indent=1)
+    if args.json:
+        keys = {"bench": "evaluate", "device": args.device, "items": args.items, "threads": args.threads}
+        with open(args.json, "w") as file:
+            json.dump([{**keys, "beam_size": args.beam_size, "one": one, "batches": many}], file, indent=1)
 
 
 if __name__ == "__main__":

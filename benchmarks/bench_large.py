@@ -2,8 +2,8 @@
 
     python benchmarks/bench_large.py [--items 1e8] [--arity 2] [--apart] [--batch 64] [--device cuda] [--json FILE]
 
-Rows are drawn where they lie. Past 2^31 numbers in a table an index that is too small would read and write elsewhere,
-so logits are held against plain products of the rows, and a step must move the rows it read and hardly any others.
+Past 2^31 numbers in a table, a 32-bit index would read and write the wrong rows. So logits are compared with plain
+products of the rows, and a step must change the rows it read and hardly any others.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from beamtree.train.step import Stepper
 MOVED = 4  # times the rows that a step reads on one level, at most, of leaves that are drawn
 
 
-def a_model(items: int, arity: int, share: bool, beam_size: int, device: str) -> TreeModel:
+def random_model(items: int, arity: int, share: bool, beam_size: int, device: str) -> TreeModel:
     tree = Tree(torch.arange(items, device=device), arity)
     with torch.device(device):
         scorer = DeepScorer(tree.num_nodes, share=share, seed=None)
@@ -43,7 +43,7 @@ def check_logits(model: TreeModel, x: Tensor) -> float:
     last = tree.level(tree.height)
     nodes = torch.arange(last.start + tree.num_items - 1000, last.start + tree.num_items, device=x.device).unsqueeze(0)
     query = model.query(x)
-    found = query.logits(tree.height, nodes)
+    logits = query.logits(tree.height, nodes)
     path = tree.path(nodes[0]) if scorer.share else nodes[0].unsqueeze(1)
     rows = scorer.table.weight[path].sum(1)
     rows = rows + scorer.table.weight[0] if scorer.share else rows
@@ -51,7 +51,7 @@ def check_logits(model: TreeModel, x: Tensor) -> float:
     for slope, layer in zip(scorer.slopes, scorer.layers, strict=True):
         hidden = layer(prelu(hidden.flatten(0, 1), slope).view_as(hidden))
     expected = hidden.squeeze(-1)
-    return float((found - expected).norm() / expected.norm())
+    return float((logits - expected).norm() / expected.norm())
 
 
 def steps(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, repeats: int) -> list[float]:
@@ -62,7 +62,7 @@ def steps(model: TreeModel, x: Tensor, y: Tensor, beam_size: int, repeats: int) 
     others = torch.randint(tree.level(tree.height).start, tree.num_nodes, (100_000,), device=x.device)
     before = weight[read].clone(), weight[others].clone()
     stepper(otm(beam_size), x, y, generator)
-    moved, strayed = ((weight[rows] != kept).any(1) for rows, kept in zip((read, others), before, strict=True))
+    moved, strayed = ((weight[rows] != old).any(1) for rows, old in zip((read, others), before, strict=True))
     assert bool(moved.all()), "a step did not move rows that it read"
     assert float(strayed.float().mean()) <= MOVED * len(x) * (2 * beam_size + 69) / tree.num_items, "it moved others"
     return times(lambda: stepper(otm(beam_size), x, y, generator), x.device.type, repeats, warm_up=6)
@@ -86,18 +86,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     items, device, k = int(args.items), args.device, args.beam_size
-    model = a_model(items, args.arity, not args.apart, k, device)
+    model = random_model(items, args.arity, not args.apart, k, device)
     seed = torch.Generator().manual_seed(1)
     x = torch.randint(items - items // 8, items, (args.batch, 69), generator=seed).to(device)
     y = torch.randint(items - items // 8, items, (args.batch, 50), generator=seed).to(device)
     apart = check_logits(model, x[:4])
     assert apart < 5e-3, f"logits are {apart:.1e} apart"
-    taken = steps(model, x, y, k, args.repeats)
+    step_times = steps(model, x, y, k, args.repeats)
     peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     table_of(model)._spare = table_of(model).touched = None
     model.zero_grad(set_to_none=True)
     model.eval()
-    asked = times(lambda: retrieve(model, x[:1], beam_size=k, m=min(200, k)), device, args.repeats, warm_up=20)
+    query_times = times(lambda: retrieve(model, x[:1], beam_size=k, m=min(200, k)), device, args.repeats, warm_up=20)
     weight = table_of(model).weight
     record = {
         "bench": "large",
@@ -110,8 +110,8 @@ def main() -> None:
         "peak_bytes": peak,
         "batch": args.batch,
         "beam_size": k,
-        "step_ms": statistics.median(taken),
-        "query_ms": statistics.median(asked),
+        "step_ms": statistics.median(step_times),
+        "query_ms": statistics.median(query_times),
         "logits_apart": apart,
     }
     print(json.dumps(record))

@@ -1,6 +1,6 @@
-"""Load a finished deep model of four million items and answer with it, in a process of its own: seconds and memory.
+"""Load a deep model of four million items in a new process and search it: seconds and memory.
 
-The answers must be those of the model that was saved.
+The results must be those of the saved model.
 
     python benchmarks/bench_load.py [--items N] [--queries N] [--json FILE]
 """
@@ -29,10 +29,10 @@ x, expected = torch.load(sys.argv[1] + "/answers.pt")
 before, started = resident(), time.perf_counter()
 model = bt.load_model(sys.argv[1])
 loaded, seconds = resident(), time.perf_counter() - started
-found = torch.cat([bt.retrieve(model, row.unsqueeze(0), beam_size=400, m=200)[1] for row in x])
-torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-found = {"seconds": seconds, "before_bytes": before, "loaded_bytes": loaded, "answered_bytes": resident()}
-print(json.dumps(found))
+scores = torch.cat([bt.retrieve(model, row.unsqueeze(0), beam_size=400, m=200)[1] for row in x])
+torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+measured = {"seconds": seconds, "before_bytes": before, "loaded_bytes": loaded, "answered_bytes": resident()}
+print(json.dumps(measured))
 """
 
 
@@ -41,27 +41,27 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=4_000_000)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--json")
-    options = parser.parse_args()
-    tree = random_tree(options.items)
+    args = parser.parse_args()
+    tree = random_tree(args.items)
     model = TreeModel(tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=min(8, tree.height)).eval()
-    x = torch.randint(0, options.items, (options.queries, 69), generator=torch.Generator().manual_seed(0))
+    x = torch.randint(0, args.items, (args.queries, 69), generator=torch.Generator().manual_seed(0))
     answers = torch.cat([retrieve(model, some, beam_size=400, m=200)[1] for some in x.split(20)])
     table = model.scorer.table.weight.nbytes
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, folder)
         torch.save((x, answers), Path(folder, "answers.pt"))
         words = [sys.executable, "-c", CHILD, folder]
-        found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    record = {"bench": "load", "items": options.items, "queries": options.queries, "table_bytes": table, **found}
-    record["of_table"] = (found["answered_bytes"] - found["before_bytes"]) / table
-    mega = {name: found[f"{name}_bytes"] / 1e6 for name in ("before", "loaded", "answered")}
+        measured = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    record = {"bench": "load", "items": args.items, "queries": args.queries, "table_bytes": table, **measured}
+    record["of_table"] = (measured["answered_bytes"] - measured["before_bytes"]) / table
+    mega = {name: measured[f"{name}_bytes"] / 1e6 for name in ("before", "loaded", "answered")}
     print(
-        f"{options.items:,} items, table {table / 1e6:,.0f} MB: loaded in {found['seconds']:.2f} s. Resident: "
+        f"{args.items:,} items, table {table / 1e6:,.0f} MB: loaded in {measured['seconds']:.2f} s. Resident: "
         f"{mega['before']:,.0f} MB before, {mega['loaded']:,.0f} MB loaded, {mega['answered']:,.0f} MB after "
-        f"{options.queries} queries, {record['of_table']:.2f} times the table more than before"
+        f"{args.queries} queries, {record['of_table']:.2f} times the table more than before"
     )
-    if options.json:
-        Path(options.json).write_text(json.dumps([record], indent=1) + "\n")
+    if args.json:
+        Path(args.json).write_text(json.dumps([record], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     beamtree train prepared/amazon-books-unordered --out runs/amazon
     python benchmarks/bench_pareto.py runs/amazon --json results/bench_pareto.json && python docs/fill.py
 
-One query at a time, one thread, all in one run. iALS has the factors of the tree's own part, and leaves out what a user
-has; the others were tuned on the validation users and decide that for themselves. EASE has what each item's strongest
-partners say, cut to a hundred, as a sparse matrix: its exact solution does not fit.
+One query at a time, one thread, all in one run. iALS uses the factors of the tree's model and leaves out seen items;
+the others are tuned on the validation users, and so is whether they do. EASE is the approximation with the strongest
+partners of each item: its exact solution does not fit into memory.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from beamtree.research.baselines.two_tower import HNSWIndex
 from beamtree.scorers import FactorScorer, SumScorer
 
 M, BEAMS, BREADTHS = 20, (20, 50, 100, 200, 400, 800), (20, 50, 100, 200, 400, 800)
-TIMED = 200  # users whose queries are timed, one by one
+TIMED = 200  # users whose queries are timed
 Find = Callable[[Tensor, Tensor], Tensor]
 
 
-class Folded:
-    """iALS with the vectors of a tree's leaves: all products, or a walk through an HNSW graph of them."""
+class IALSSearch:
+    """iALS with the vectors of a tree's leaves, searched exactly or by HNSW."""
 
     def __init__(self, model: bt.TreeModel, part: FactorScorer) -> None:
         self.model, self.part = model, part
@@ -41,27 +41,27 @@ class Folded:
 
     def user(self, x: Tensor) -> Tensor:
         """The vector of each history."""
-        found: Tensor = self.part.context(self.model.tree, x).user
-        return found
+        user: Tensor = self.part.context(self.model.tree, x).user
+        return user
 
     def exact(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         best = (self.user(x) @ self.items.T).topk(m)
         return best.indices, best.values
 
-    def walk(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    def hnsw(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         scores, items = self.graph.search(self.user(x).numpy(), m)
         return torch.from_numpy(items), torch.from_numpy(scores)
 
 
 def milliseconds(find: Find, data: bt.data.Prepared) -> float:
-    """The median over users who are asked one by one."""
+    """The median over single queries."""
     users = [data.test.batch(torch.tensor([row]))[0] for row in range(TIMED)]
-    took = []
+    ms = []
     for x in [*users[:20], *users]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         find(x, x[:, :0])
-        took.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(took[20:])
+        ms.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(ms[20:])
 
 
 def main() -> None:
@@ -81,24 +81,24 @@ def main() -> None:
     def record(row: str, width: int | None, find: Find) -> None:
         torch.set_num_threads(1)
         faiss.omp_set_num_threads(1)
-        took = milliseconds(find, data)
+        ms = milliseconds(find, data)
         torch.set_num_threads(2)
         faiss.omp_set_num_threads(2)
         scores = measure(find, data.test, m=M, metrics="recall")
-        cell: dict[str, Any] = {"row": row, "width": width, "ms": took, "recall": scores["recall", M]}
+        cell: dict[str, Any] = {"row": row, "width": width, "ms": ms, "recall": scores["recall", M]}
         records.append({**cell, "low": scores.scores[0].low, "high": scores.scores[0].high})
-        print(f"{row:14s} {width or '':>5} {took:8.2f} ms  recall@{M} {scores['recall', M]:.2%}", flush=True)
+        print(f"{row:14s} {width or '':>5} {ms:8.2f} ms  recall@{M} {scores['recall', M]:.2%}", flush=True)
 
     peers = [name for name in args.peers.split(",") if name]
     built = {name: build(name, data.train.events, data.num_items, data.val) for name in peers}
-    folded = Folded(model, factors)
-    print("All are made; now they are timed", flush=True)
+    ials = IALSSearch(model, factors)
+    print("All are fitted; measuring", flush=True)
     for k in BEAMS:
         record("beamtree", k, lambda x, _, k=k: bt.retrieve(model, x, beam_size=k, m=M)[0])  # type: ignore[misc]
-    walk, exact = leaving_out(folded.walk, M), leaving_out(folded.exact, M)
+    hnsw, exact = leaving_out(ials.hnsw, M), leaving_out(ials.exact, M)
     for breadth in BREADTHS:
-        folded.graph._index.hnsw.efSearch = breadth
-        record("iALS, HNSW", breadth, lambda x, _: walk(x, x))
+        ials.graph._index.hnsw.efSearch = breadth
+        record("iALS, HNSW", breadth, lambda x, _: hnsw(x, x))
     record("iALS, exact", None, lambda x, _: exact(x, x))
     for name, peer in built.items():
         record(name, None, lambda x, _, peer=peer: peer.retrieve(x, M)[0])  # type: ignore[misc]

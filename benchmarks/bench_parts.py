@@ -1,4 +1,4 @@
-"""What the parts of a sum cost a query: the deep scorer alone, the parts in closed form alone, and all together.
+"""Milliseconds per query of the parts of a score: each alone, the closed-form parts together, and all.
 
 python benchmarks/bench_parts.py --items 100000                    # one query, one thread
 python benchmarks/bench_parts.py --items 4000000 --device cuda
@@ -21,16 +21,16 @@ from beamtree.scorers.memory import recency_weights
 from beamtree.train.recipes import first_level
 
 
-def some_partners(items: int, most: int) -> CSR:
-    """So many partners for every item, near it in number."""
-    near = (torch.arange(items).unsqueeze(1) + torch.randint(1, 20 * most, (items, most))) % items
-    return CSR(torch.arange(items + 1) * most, near.flatten().int(), torch.rand(items * most))
+def random_partners(items: int, count: int) -> CSR:
+    """Random partners for every item."""
+    near = (torch.arange(items).unsqueeze(1) + torch.randint(1, 20 * count, (items, count))) % items
+    return CSR(torch.arange(items + 1) * count, near.flatten().int(), torch.rand(items * count))
 
 
-def scorers(tree: bt.Tree, dim: int, most: int) -> dict[str, Scorer]:
-    """Each part, the parts in closed form, and all."""
+def scorers(tree: bt.Tree, dim: int, count: int) -> dict[str, Scorer]:
+    """Each part, the closed-form parts together, and all."""
     factors = Factors(torch.randn(tree.num_items, dim) * 0.1, torch.rand(dim), 0.005, 0.003 * tree.num_items)
-    lists = [some_partners(tree.num_items, most) for _ in range(2)]
+    lists = [random_partners(tree.num_items, count) for _ in range(2)]
     closed = {
         "factors": FactorScorer.from_factors(tree, factors, 0.6),
         "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=20)]),
@@ -61,9 +61,9 @@ def main() -> None:
     for name, scorer in scorers(tree, args.dim, args.partners).items():
         model = bt.TreeModel(tree, scorer, first_level=top).to(args.device).eval()
         run = partial(bt.retrieve, model, x, beam_size=args.beam_size, m=10)
-        took = statistics.median(times(run, args.device, 40, warm_up=40))
-        records.append({"scorer": name, "items": args.items, "device": args.device, "value": took})
-        print(f"{name:12s} {took:8.3f} ms  {took / records[0]['value']:.2f} times the deep scorer", flush=True)
+        ms = statistics.median(times(run, args.device, 40, warm_up=40))
+        records.append({"scorer": name, "items": args.items, "device": args.device, "value": ms})
+        print(f"{name:12s} {ms:8.3f} ms  {ms / records[0]['value']:.2f} times the deep scorer", flush=True)
     if args.json:
         args.json.write_text(json.dumps(records, indent=1) + "\n")
 

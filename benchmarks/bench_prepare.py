@@ -1,7 +1,7 @@
-"""`beamtree prepare` by each engine on the same log: seconds, and the most memory of all its processes together.
+"""`beamtree prepare` with each engine on the same log: seconds, and the peak memory of all its processes.
 
-The log is made up, in parts of one day each: a user's events lie in many of them. Memory is what Linux calls the
-proportional set size, summed over the command and all processes below it, Ray's own and its object store among them.
+The log is synthetic, in parts of one day each. Memory is the proportional set size (PSS), summed over the command and
+all its child processes, including those of Ray and its object store.
 
 python benchmarks/bench_prepare.py [--parts N] [--rows N] [--engines here,ray] [--log FOLDER] [--json FILE]
 """
@@ -48,18 +48,18 @@ def make_log(folder: Path, parts: int, rows: int) -> None:
 
 
 def measure(words: list[str]) -> tuple[float, int]:
-    """The seconds that a command takes, and the most bytes that it and all its children had together."""
-    began, most = time.perf_counter(), 0
+    """The seconds that a command takes, and the peak memory of it and its children in bytes."""
+    start, peak = time.perf_counter(), 0
     command = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     while command.poll() is None:
-        most = max(most, sum(map(memory, family(command.pid))))
+        peak = max(peak, sum(map(memory, process_tree(command.pid))))
         time.sleep(EVERY)
     if command.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {command.returncode}")
-    return time.perf_counter() - began, most
+    return time.perf_counter() - start, peak
 
 
-def family(root: int) -> Iterator[int]:
+def process_tree(root: int) -> Iterator[int]:
     """A process and all below it."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -91,25 +91,25 @@ def main() -> None:
     parser.add_argument("--engines", default="here,ray")
     parser.add_argument("--log", help="a folder to make the log in, or to find it in")
     parser.add_argument("--json")
-    options = parser.parse_args()
-    events, records = options.parts * options.rows, []
-    with tempfile.TemporaryDirectory() as place:
-        log = Path(options.log or Path(place, "log"))
+    args = parser.parse_args()
+    events, records = args.parts * args.rows, []
+    with tempfile.TemporaryDirectory() as temporary:
+        log = Path(args.log or Path(temporary, "log"))
         if not log.exists():
-            make_log(log, options.parts, options.rows)
+            make_log(log, args.parts, args.rows)
         outs = []
-        for engine in options.engines.split(","):
-            outs.append(Path(place, engine))
+        for engine in args.engines.split(","):
+            outs.append(Path(temporary, engine))
             words = ["prepare", str(log), "--out", str(outs[-1]), "--engine", engine]
-            seconds, most = measure([sys.executable, "-m", "beamtree", *words])
+            seconds, peak = measure([sys.executable, "-m", "beamtree", *words])
             speed = events / seconds
-            print(f"{engine}: {events:,} events in {seconds:.1f} s ({speed:,.0f} per second), {most / 2**30:.2f} GiB")
-            records.append({"bench": "prepare", "engine": engine, "events": events, "seconds": seconds, "bytes": most})
+            print(f"{engine}: {events:,} events in {seconds:.1f} s ({speed:,.0f} per second), {peak / 2**30:.2f} GiB")
+            records.append({"bench": "prepare", "engine": engine, "events": events, "seconds": seconds, "bytes": peak})
         for out in outs[1:]:
             differ = [name for name in os.listdir(out) if not filecmp.cmp(out / name, outs[0] / name, shallow=False)]
             print(f"{out.name}: {'the same files' if not differ else f'other files: {differ}'}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
+    if args.json:
+        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

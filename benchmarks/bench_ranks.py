@@ -1,10 +1,10 @@
-"""Training over ranks: memory of each, and throughput, against one rank of one thread, in one run.
+"""Training on several ranks compared with one: memory of each rank, and seconds per step.
 
     python benchmarks/bench_ranks.py                      # 2 ranks against 1, a step of OTM
     python benchmarks/bench_ranks.py --memory --ranks 4   # the table and its moments, 16 million items
 
-Ranks are processes of one thread on this machine over gloo. Where other programs use its cores, the time that passes
-says little: the CPU time of the busiest rank says what a rank has to do.
+Ranks are processes of one thread on this machine over gloo. On a busy machine, compare the CPU time of the busiest
+rank rather than the elapsed time.
 """
 
 import argparse
@@ -15,18 +15,18 @@ import sys
 import time
 
 import torch
-from launch import measured
+from launch_ranks import run_ranks
 
 import beamtree as bt
 from beamtree.data.instances import Instances
-from beamtree.distributed.group import join, ranks
-from beamtree.distributed.partition import own_shard
+from beamtree.distributed.group import ranks
+from beamtree.distributed.training import join
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, NodeTable
+from beamtree.train.backend import backend
 from beamtree.train.optimizer import OPTIMIZERS
-from beamtree.train.step import Stepper
 
-WARM = 2  # steps before the clock starts
+WARM_UP = 2  # steps
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         print(json.dumps(work(args)), flush=True)
         return
     for _ in range(args.rounds):
-        one, several = measured(1), measured(args.ranks)
+        one, several = run_ranks(1), run_ranks(args.ranks)
         if args.memory:
             compare_memory(one, several)
         else:
@@ -58,23 +58,23 @@ def main() -> None:
 
 
 def work(args: argparse.Namespace) -> dict[str, float]:
-    """Some steps on one rank."""
+    """Train some steps on one rank."""
     torch.set_num_threads(1)
     join()
     tree = bt.random_tree(args.items, seed=0)
-    scorer = DeepScorer(tree.num_nodes, args.dim, seed=0, shard=own_shard(tree))
-    model = bt.TreeModel(tree, scorer, first_level=6)
-    step = Stepper(model, OPTIMIZERS[args.optimizer](model, 1e-3), ranks())
+    scorer = DeepScorer(tree.num_nodes, args.dim, seed=0)
+    model = backend().place(bt.TreeModel(tree, scorer, first_level=6), "cpu")
+    step = backend().stepper(model, OPTIMIZERS[args.optimizer](model, 1e-3))
     generator = torch.Generator().manual_seed(1)
-    users = args.batch_size * (args.steps + WARM)
-    popular = (torch.rand(users, 79, generator=generator) ** 3 * args.items).long()  # a few items make most events
+    users = args.batch_size * (args.steps + WARM_UP)
+    popular = (torch.rand(users, 79, generator=generator) ** 3 * args.items).long()  # a few items make peak events
     data, method = Instances(popular[:, :69], popular[:, 69:]), sized(args.method, args.beam_size, 2 * args.beam_size)
-    spent, began = 0.0, 0.0
+    cpu_start, start = 0.0, 0.0
     profile = torch.profiler.profile() if args.profile and ranks().is_first else None
-    for t in range(args.steps + (0 if args.memory else WARM)):
-        if t == WARM:
+    for t in range(args.steps + (0 if args.memory else WARM_UP)):
+        if t == WARM_UP:
             ranks().wait()
-            spent, began = time.process_time(), time.perf_counter()
+            cpu_start, start = time.process_time(), time.perf_counter()
             if profile is not None:
                 profile.start()
         rows = torch.arange(t * args.batch_size, (t + 1) * args.batch_size)
@@ -82,12 +82,12 @@ def work(args: argparse.Namespace) -> dict[str, float]:
     if profile is not None:
         profile.stop()
         print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=25), file=sys.stderr)
-    passed, used = time.perf_counter() - began, time.process_time() - spent
+    elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu_start
     table: NodeTable = scorer.table
     moments = [each for each in step.optimizer.state[table.weight].values() if each.dim()]
-    held = sum(each.numel() * each.element_size() for each in (table.weight, *moments))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return {"seconds": passed / args.steps, "cpu": used / args.steps, "table": held / 2**20, "resident": most}
+    table_bytes = sum(each.numel() * each.element_size() for each in (table.weight, *moments))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return {"seconds": elapsed / args.steps, "cpu": cpu / args.steps, "table": table_bytes / 2**20, "resident": peak}
 
 
 def compare_speed(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:
@@ -101,11 +101,11 @@ def compare_speed(one: list[dict[str, float]], several: list[dict[str, float]]) 
 
 
 def compare_memory(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:
-    alone, most = one[0], {key: max(each[key] for each in several) for key in ("table", "resident")}
-    share = most["table"] / alone["table"]
+    alone, peak = one[0], {key: max(each[key] for each in several) for key in ("table", "resident")}
+    share = peak["table"] / alone["table"]
     print(
-        f"table and moments: {alone['table']:,.0f} MiB on 1 rank, {most['table']:,.0f} on each of {len(several)}: "
-        f"{share:.3f}; resident at most {alone['resident']:,.0f} and {most['resident']:,.0f} MiB",
+        f"table and moments: {alone['table']:,.0f} MiB on 1 rank, {peak['table']:,.0f} on each of {len(several)}: "
+        f"{share:.3f}; resident at peak {alone['resident']:,.0f} and {peak['resident']:,.0f} MiB",
         flush=True,
     )
 

@@ -13,7 +13,7 @@ import statistics
 from contextlib import nullcontext
 
 import torch
-from literal import Literally, LiteralScorer
+from reference_scorer import ReferenceScorer, WithoutKernels
 from timing import times
 
 from beamtree import DeepScorer, Tree, TreeModel, otm, retrieve
@@ -36,8 +36,8 @@ def scored(height: int, beam_size: int) -> int:
     return sum(min(2**level, 2 * beam_size) for level in range(FIRST_LEVEL, height + 1))
 
 
-def at(height: int, options: argparse.Namespace) -> list[dict[str, object]]:
-    device, k = options.device, options.beam_size
+def measure(height: int, args: argparse.Namespace) -> list[dict[str, object]]:
+    device, k = args.device, args.beam_size
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()
@@ -45,44 +45,43 @@ def at(height: int, options: argparse.Namespace) -> list[dict[str, object]]:
     tree = Tree(torch.arange(2**height))
     scorer = DeepScorer(tree.num_nodes, scale=1.0, share=False)
     model = TreeModel(tree, scorer, first_level=FIRST_LEVEL).to(device).eval()
-    literal = TreeModel(model.tree, LiteralScorer(scorer), first_level=FIRST_LEVEL).eval()
-    x = torch.randint(2**height, (options.batch, 69), generator=torch.Generator().manual_seed(0)).to(device)
+    literal = TreeModel(model.tree, ReferenceScorer(scorer), first_level=FIRST_LEVEL).eval()
+    x = torch.randint(2**height, (args.batch, 69), generator=torch.Generator().manual_seed(0)).to(device)
     keys: dict[str, object] = {"device": device, "items": 2**height, "beam_size": k, "threads": torch.get_num_threads()}
     keys["table_bytes"] = scorer.table.weight.nbytes
     records = []
-    taken = {}
-    found = {}
+    ms, scores = {}, {}
     for name, each in (("literal", literal), ("ours", model)):
-        with Literally() if each is literal else nullcontext():
-            found[name] = retrieve(each, x[:1], beam_size=k, m=200)[1]
+        with WithoutKernels() if each is literal else nullcontext():
+            scores[name] = retrieve(each, x[:1], beam_size=k, m=200)[1]
             warm_up = 2 if device == "cpu" else 20  # a GPU records a search that recurs
-            taken[name] = times(
-                lambda m=each: retrieve(m, x[:1], beam_size=k, m=200), device, options.repeats, warm_up=warm_up
+            ms[name] = times(
+                lambda m=each: retrieve(m, x[:1], beam_size=k, m=200), device, args.repeats, warm_up=warm_up
             )
-    torch.testing.assert_close(*found.values(), rtol=5e-2, atol=5e-2)
-    records.append(record("scale query", {**keys, "batch": 1, "nodes": scored(height, k)}, taken, memory(device)))
-    if height <= options.steps_to:
-        y = torch.randint(2**height, (options.batch, 50), generator=torch.Generator().manual_seed(1)).to(device)
+    torch.testing.assert_close(*scores.values(), rtol=5e-2, atol=5e-2)
+    records.append(record("scale query", {**keys, "batch": 1, "nodes": scored(height, k)}, ms, memory(device)))
+    if height <= args.steps_to:
+        y = torch.randint(2**height, (args.batch, 50), generator=torch.Generator().manual_seed(1)).to(device)
         generator = torch.Generator(device)
         with torch.no_grad():
             losses = [float(otm(k).loss(model, x, y, generator))]
-            with Literally():
+            with WithoutKernels():
                 losses.append(float(otm(k).loss(literal, x, y, generator)))
         assert abs(losses[0] / losses[1] - 1) < 5e-3, f"losses {losses}"
         step = Stepper(model, lazy(model, 1e-3))
-        taken = {"ours": times(lambda: step(otm(k), x, y, generator), device, 2 + options.repeats // 4, warm_up=6)}
-        nodes = options.batch * scored(height, k)
-        records.append(record("scale step", {**keys, "batch": options.batch, "nodes": nodes}, taken, memory(device)))
+        ms = {"ours": times(lambda: step(otm(k), x, y, generator), device, 2 + args.repeats // 4, warm_up=6)}
+        nodes = args.batch * scored(height, k)
+        records.append(record("scale step", {**keys, "batch": args.batch, "nodes": nodes}, ms, memory(device)))
     return records
 
 
-def record(bench: str, keys: dict[str, object], taken: dict[str, list[float]], used: int) -> dict[str, object]:
-    found: dict[str, object] = {"bench": bench, **keys, "memory_bytes": used}
-    found |= {f"{name}_ms": statistics.median(ms) for name, ms in taken.items()}
-    found |= {f"{name}_spread": max(ms) - min(ms) for name, ms in taken.items()}
-    if "literal" in taken:
-        found["speedup"] = statistics.median(taken["literal"]) / statistics.median(taken["ours"])
-    return found
+def record(bench: str, keys: dict[str, object], ms: dict[str, list[float]], num_bytes: int) -> dict[str, object]:
+    result: dict[str, object] = {"bench": bench, **keys, "memory_bytes": num_bytes}
+    result |= {f"{name}_ms": statistics.median(values) for name, values in ms.items()}
+    result |= {f"{name}_spread": max(values) - min(values) for name, values in ms.items()}
+    if "literal" in ms:
+        result["speedup"] = statistics.median(ms["literal"]) / statistics.median(ms["ours"])
+    return result
 
 
 def main() -> None:
@@ -96,31 +95,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")
     records: list[dict[str, object]] = []
     print(f"{'items':>12}{'nodes':>10}{'query ms':>10}{'literal':>9}{'step ms':>9}{'memory':>10}{'table':>10}")
-    for height in range(options.first, options.to + 1, 2):
-        found = at(height, options)
-        records += found
-        query, step = found[0], found[1] if len(found) > 1 else {}
+    for height in range(args.first, args.to + 1, 2):
+        measured = measure(height, args)
+        records += measured
+        query, step = measured[0], measured[1] if len(measured) > 1 else {}
         line = f"{query['items']:>12,}{query['nodes']:>10,}{query['ours_ms']:>10.2f}{query['literal_ms']:>9.2f}"
         line += f"{step['ours_ms']:>9.2f}" if step else f"{'':>9}"
-        used = int(str(found[-1]["memory_bytes"])) / 1e6
+        used = int(str(measured[-1]["memory_bytes"])) / 1e6
         print(f"{line}{used:>7,.0f} MB{int(str(query['table_bytes'])) / 1e6:>7,.0f} MB", flush=True)
     for bench in ("scale query", "scale step"):
         each = {r["items"]: r for r in records if r["bench"] == bench}
-        small, large = each.get(2**16), each.get(2 ** min(options.to, 24))
+        small, large = each.get(2**16), each.get(2 ** min(args.to, 24))
         if small and large and small is not large:
             time_grows = float(str(large["ours_ms"])) / float(str(small["ours_ms"]))
             nodes_grow = float(str(large["nodes"])) / float(str(small["nodes"]))
             print(
-                f"{bench}, 2^16 to 2^{options.to}: time {time_grows:.2f} times, nodes {nodes_grow:.2f} times, "
+                f"{bench}, 2^16 to 2^{args.to}: time {time_grows:.2f} times, nodes {nodes_grow:.2f} times, "
                 f"ratio {time_grows / nodes_grow:.2f}"
             )
-    if options.json:
-        with open(options.json, "w") as file:
+    if args.json:
+        with open(args.json, "w") as file:
             json.dump(records, file, indent=1)
 
 

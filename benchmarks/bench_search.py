@@ -1,7 +1,7 @@
 """Search with the deep scorer as published and with ours, turn by turn, one query at a time and in batches.
 
-Both must give the same logits and the same beams before either is timed. Every number of threads gets a process of its
-own, because some libraries under torch read it from the environment once and for all.
+Both must give the same logits and the same beams before either is timed. Every number of threads gets its own process,
+because some libraries under torch read it from the environment only once.
 
     python benchmarks/bench_search.py [--items N,N] [--batch N,N] [--threads N,N] [--device cuda] [--json FILE]
 """
@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from literal import Literally, LiteralScorer
+from reference_scorer import ReferenceScorer, WithoutKernels
 from timing import times
 
 from beamtree import PAD, DeepScorer, TreeModel, random_tree, retrieve
@@ -31,35 +31,35 @@ def models(items: int, first_level: int, device: str) -> tuple[TreeModel, TreeMo
     """The literal model and ours, with the same weights."""
     tree = random_tree(items)
     ours = TreeModel(tree, scorer := DeepScorer(tree.num_nodes, scale=1.0), first_level=first_level).to(device).eval()
-    return TreeModel(ours.tree, LiteralScorer(scorer), first_level=first_level).eval(), ours
+    return TreeModel(ours.tree, ReferenceScorer(scorer), first_level=first_level).eval(), ours
 
 
 def histories(items: int, batch: int, device: str) -> list[torch.Tensor]:
     """Users with up to 69 random events each."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    batches = []
     for _ in range(QUERIES):
         x = torch.randint(0, items, (batch, 69), generator=generator)
         length = torch.randint(20, 70, (batch, 1), generator=generator)
-        found.append(x.masked_fill(torch.arange(69) >= length, PAD).to(device))
-    return found
+        batches.append(x.masked_fill(torch.arange(69) >= length, PAD).to(device))
+    return batches
 
 
 def check(literal: TreeModel, ours: TreeModel, x: torch.Tensor, beam_size: int, tolerance: float) -> None:
     """The same logits for the same nodes, the same beams but for ties, the same answers."""
     with torch.no_grad():
-        mine = list(walk(ours.query(x), beam_size))
-        logits = ours.query(x).logits(mine[-1].level, mine[-1].candidates)
-        found, again = retrieve(ours, x, beam_size=beam_size, m=M)
-        with Literally():
-            theirs = list(walk(literal.query(x), beam_size))
-            expected = literal.query(x).logits(mine[-1].level, mine[-1].candidates)
-            items, scores = retrieve(literal, x, beam_size=beam_size, m=M)
+        steps = list(walk(ours.query(x), beam_size))
+        logits = ours.query(x).logits(steps[-1].level, steps[-1].candidates)
+        items, scores = retrieve(ours, x, beam_size=beam_size, m=M)
+        with WithoutKernels():
+            expected_steps = list(walk(literal.query(x), beam_size))
+            expected = literal.query(x).logits(steps[-1].level, steps[-1].candidates)
+            expected_items, expected_scores = retrieve(literal, x, beam_size=beam_size, m=M)
     torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
-    for one, other in zip(theirs, mine, strict=True):
+    for one, other in zip(expected_steps, steps, strict=True):
         torch.testing.assert_close(other.rank.sort().values, one.rank.sort().values, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(again, scores, rtol=tolerance, atol=tolerance)
-    same = (found.unsqueeze(2) == items.unsqueeze(1)).any(2).float().mean()
+    torch.testing.assert_close(scores, expected_scores, rtol=tolerance, atol=tolerance)
+    same = (items.unsqueeze(2) == expected_items.unsqueeze(1)).any(2).float().mean()
     assert same > 0.95, f"only {same:.1%} of the items are the same: more than ties allow"
 
 
@@ -67,45 +67,43 @@ def measure(
     both: tuple[TreeModel, TreeModel], xs: list[torch.Tensor], beam_size: int, repeats: int
 ) -> list[list[float]]:
     """Milliseconds per query of every turn, literal and ours."""
-    taken_by: list[list[float]] = [[], []]
+    times_of_both: list[list[float]] = [[], []]
     warm_up = WARM_UP[xs[0].device.type]
     for turn in range(warm_up + repeats):
         x = xs[turn % len(xs)]
-        for taken, model in zip(taken_by, both, strict=True):
-            with Literally() if model is both[0] else nullcontext():
+        for times_ms, model in zip(times_of_both, both, strict=True):
+            with WithoutKernels() if model is both[0] else nullcontext():
                 (ms,) = times(lambda m=model, x=x: retrieve(m, x, beam_size=beam_size, m=M), x.device, 1)
-            taken.append(ms / len(x))
-    return [taken[warm_up:] for taken in taken_by]
+            times_ms.append(ms / len(x))
+    return [times_ms[warm_up:] for times_ms in times_of_both]
 
 
-def run(options: argparse.Namespace, threads: int) -> list[dict[str, object]]:
+def run(args: argparse.Namespace, threads: int) -> list[dict[str, object]]:
     torch.set_num_threads(threads)
     records = []
-    for items in options.items:
-        both = models(items, options.first_level, options.device)
-        for batch in options.batch:
-            xs = histories(items, batch, options.device)
-            check(*both, xs[0], options.beam_size, options.tolerance)
-            literal, ours = measure(
-                both, xs, options.beam_size, options.repeats if batch == 1 else 1 + options.repeats // 4
-            )
-            record = {"bench": "search", "device": options.device, "items": items, "beam_size": options.beam_size}
+    for items in args.items:
+        both = models(items, args.first_level, args.device)
+        for batch in args.batch:
+            xs = histories(items, batch, args.device)
+            check(*both, xs[0], args.beam_size, args.tolerance)
+            literal, ours = measure(both, xs, args.beam_size, args.repeats if batch == 1 else 1 + args.repeats // 4)
+            record = {"bench": "search", "device": args.device, "items": items, "beam_size": args.beam_size}
             record |= {"batch": batch, "threads": threads}
-            for name, taken in (("literal", literal), ("ours", ours)):
-                low, _, high = statistics.quantiles(taken, n=4)
-                record |= {f"{name}_ms": statistics.median(taken), f"{name}_low": low, f"{name}_high": high}
+            for name, times_ms in (("literal", literal), ("ours", ours)):
+                low, _, high = statistics.quantiles(times_ms, n=4)
+                record |= {f"{name}_ms": statistics.median(times_ms), f"{name}_low": low, f"{name}_high": high}
             records.append(record | {"speedup": statistics.median(literal) / statistics.median(ours)})
     return records
 
 
-def in_a_process(threads: int) -> list[dict[str, object]]:
+def run_in_subprocess(threads: int) -> list[dict[str, object]]:
     """The same with this number of threads."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
+        out = Path(folder, "records.json")
         words = [sys.executable, __file__, *sys.argv[1:], "--threads", str(threads), "--json", str(out), "--quiet"]
         subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=True)
-        found: list[dict[str, object]] = json.loads(out.read_text())
-    return found
+        records: list[dict[str, object]] = json.loads(out.read_text())
+    return records
 
 
 def show(records: list[dict[str, object]]) -> None:
@@ -133,18 +131,18 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, help="1e-3; on a GPU, which multiplies as tf32, 5e-2")
     parser.add_argument("--json")
     parser.add_argument("--quiet", action="store_true", help="no table")
-    options = parser.parse_args()
-    options.tolerance = options.tolerance or (1e-3 if options.device == "cpu" else 5e-2)
+    args = parser.parse_args()
+    args.tolerance = args.tolerance or (1e-3 if args.device == "cpu" else 5e-2)
     torch.set_float32_matmul_precision("high")  # tf32 on a GPU, for both
-    if options.quiet or options.device != "cpu":
-        records = run(options, options.threads[0])
+    if args.quiet or args.device != "cpu":
+        records = run(args, args.threads[0])
     else:
-        records = [record for threads in options.threads for record in in_a_process(threads)]
-    if not options.quiet:
-        print(f"beam {options.beam_size}, m {M}; median milliseconds per query, and the middle half of all turns")
+        records = [record for threads in args.threads for record in run_in_subprocess(threads)]
+    if not args.quiet:
+        print(f"beam {args.beam_size}, m {M}; median milliseconds per query, and the middle half of all turns")
         show(records)
-    if options.json:
-        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
+    if args.json:
+        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

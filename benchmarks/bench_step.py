@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from literal import Literally, LiteralScorer
+from reference_scorer import ReferenceScorer, WithoutKernels
 from timing import times
 from torch import Tensor
 
@@ -23,21 +23,21 @@ from beamtree.train.step import Stepper
 
 
 def compare(ours: TreeModel, literal: TreeModel, method: Method, x: Tensor, y: Tensor, beam_size: int) -> str:
-    """What differs, after making sure that it is little."""
+    """Check that the differences are small, and describe them."""
     seed = torch.Generator(x.device)
     with torch.no_grad():
         one, other = ours.query(x), literal.query(x)
         level = ours.tree.height
         nodes = ours.tree.sample(level, len(x), 500, seed.manual_seed(1))
         logits = one.logits(level, nodes)
-        with Literally():
+        with WithoutKernels():
             expected = other.logits(level, nodes)
-            theirs = list(walk(other, beam_size))[-1].beam
+            expected_beam = list(walk(other, beam_size))[-1].beam
         apart = float((logits - expected).norm() / expected.norm())
-        found = list(walk(one, beam_size))[-1].beam
-        same = float((found.unsqueeze(2) == theirs.unsqueeze(1)).any(2).float().mean())
+        beam = list(walk(one, beam_size))[-1].beam
+        same = float((beam.unsqueeze(2) == expected_beam.unsqueeze(1)).any(2).float().mean())
         loss = float(method.loss(ours, x, y, seed.manual_seed(2)))
-        with Literally():
+        with WithoutKernels():
             expected_loss = float(method.loss(literal, x, y, seed.manual_seed(2)))
     assert apart < 5e-3, f"logits differ by {apart:.1e}"
     assert same > 0.95, f"only {same:.1%} of the beams agree"
@@ -46,7 +46,7 @@ def compare(ours: TreeModel, literal: TreeModel, method: Method, x: Tensor, y: T
 
 
 def literal_step(model: TreeModel, method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """A step as published, ready to be taken."""
+    """A function that takes a step as published."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator(x.device).manual_seed(3)
 
@@ -76,40 +76,40 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--share", action="store_true", help="rows shared with ancestors, as our recipe has them")
     parser.add_argument("--json")
-    options = parser.parse_args()
-    device, k = torch.device(options.device), options.beam_size
+    args = parser.parse_args()
+    device, k = torch.device(args.device), args.beam_size
     torch.set_float32_matmul_precision("high")  # tf32 for both
-    tree = Tree(torch.randperm(2**options.height, generator=torch.Generator().manual_seed(0)))
+    tree = Tree(torch.randperm(2**args.height, generator=torch.Generator().manual_seed(0)))
     seed = torch.Generator().manual_seed(1)
-    x = torch.randint(2**options.height, (options.batch, 69), generator=seed).to(device)
-    y = torch.randint(2**options.height, (options.batch, options.targets), generator=seed).to(device)
+    x = torch.randint(2**args.height, (args.batch, 69), generator=seed).to(device)
+    y = torch.randint(2**args.height, (args.batch, args.targets), generator=seed).to(device)
     keys = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "items": 2**options.height,
+        "items": 2**args.height,
         "beam_size": k,
-        "batch": options.batch,
+        "batch": args.batch,
         "threads": torch.get_num_threads(),
     }
     records = []
     for method in (plt(), tdm(2 * k), otm(k)):
-        scorer = DeepScorer(tree.num_nodes, scale=1.0, share=options.share)
+        scorer = DeepScorer(tree.num_nodes, scale=1.0, share=args.share)
         start = {name: value.clone() for name, value in scorer.state_dict().items()}
         ours = TreeModel(tree, scorer, chained=method.chained, first_level=k.bit_length() - 1).to(device)
-        literal = TreeModel(ours.tree, LiteralScorer(scorer), chained=method.chained, first_level=ours.first_level)
+        literal = TreeModel(ours.tree, ReferenceScorer(scorer), chained=method.chained, first_level=ours.first_level)
         print(f"{method.name}: {compare(ours, literal, method, x, y, k)}", flush=True)
-        with Literally():
+        with WithoutKernels():
             step = literal_step(literal, method, x, y)
-            slow = times(step, device, max(3, options.repeats // 4), warm_up=2)
+            slow = times(step, device, max(3, args.repeats // 4), warm_up=2)
         del step
         for optimizer in (lazy, adam):
             scorer.load_state_dict(start)
             scorer.table.weight.grad = None
             step = our_step(ours, method, optimizer, x, y)
-            fast = times(step, device, options.repeats, warm_up=5)
+            fast = times(step, device, args.repeats, warm_up=5)
             del step
             records.append(
                 {
-                    "bench": f"step {method.name} {optimizer.__name__}{' share' if options.share else ''}",
+                    "bench": f"step {method.name} {optimizer.__name__}{' share' if args.share else ''}",
                     **keys,
                     "literal_ms": statistics.median(slow),
                     "ours_ms": statistics.median(fast),
@@ -124,8 +124,8 @@ def main() -> None:
             f"{r['bench'][5:]:<28}{r['literal_ms']:>9.2f} ({r['literal_spread']:.1f})"
             f"{r['ours_ms']:>9.2f} ({r['ours_spread']:.1f}){r['speedup']:>8.1f}"
         )
-    if options.json:
-        with open(options.json, "w") as file:
+    if args.json:
+        with open(args.json, "w") as file:
             json.dump(records, file, indent=1)
 
 

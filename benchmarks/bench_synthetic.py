@@ -22,7 +22,7 @@ WHOLE = (targets.WHOLE_LEVEL, linear.WHOLE_LEVEL)
 GATHERED = (0, 0)
 
 
-def hold_levels(limits: tuple[int, int]) -> None:
+def set_limits(limits: tuple[int, int]) -> None:
     targets.WHOLE_LEVEL, linear.WHOLE_LEVEL = limits
 
 
@@ -44,21 +44,21 @@ def stepper(method: Method, bias: float) -> Callable[[int], torch.Tensor]:
 
 
 def measure(method: Method, bias: float) -> tuple[float, float]:
-    """Median milliseconds of a step, gathered and whole, after both gave the same losses."""
+    """Median milliseconds of a step, gathered and by whole levels, after both gave the same losses."""
     ways = []
     for limits in (GATHERED, WHOLE):
-        hold_levels(limits)
+        set_limits(limits)
         step = stepper(method, bias)
         ways.append((limits, step, [step(seed) for seed in range(WARM_UP)]))
     for gathered, whole in zip(ways[0][2], ways[1][2], strict=True):
         torch.testing.assert_close(gathered, whole, rtol=1e-4, atol=0)
     times: list[list[float]] = [[], []]
     for repeat in range(REPEATS):
-        for taken, (limits, step, _) in zip(times, ways, strict=True):
-            hold_levels(limits)
+        for row_times, (limits, step, _) in zip(times, ways, strict=True):
+            set_limits(limits)
             start = time.perf_counter()
             step(WARM_UP + repeat)
-            taken.append((time.perf_counter() - start) * 1e3)
+            row_times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
@@ -67,17 +67,17 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--bias", type=float, default=-5.0)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     records = []
     print(f"{'row':<15}{'gathered ms':>12}{'ours ms':>9}{'speedup':>9}{'4,000 steps':>13}")
     for row in DEFAULT_ROWS:
-        gathered, ours = measure(method_of(row), options.bias)
+        gathered, ours = measure(method_of(row), args.bias)
         print(f"{row:<15}{gathered:>12.1f}{ours:>9.1f}{gathered / ours:>9.2f}{ours * 4:>11.0f} s", flush=True)
-        record = {"bench": "synthetic_step", "row": row, "bias": options.bias, "threads": options.threads}
+        record = {"bench": "synthetic_step", "row": row, "bias": args.bias, "threads": args.threads}
         records.append({**record, "gathered_ms": gathered, "ours_ms": ours, "speedup": gathered / ours})
-    if options.json:
-        with open(options.json, "w") as file:
+    if args.json:
+        with open(args.json, "w") as file:
             json.dump(records, file, indent=1)
 
 

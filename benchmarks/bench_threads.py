@@ -26,12 +26,12 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=1000)
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--events", type=int, default=60_000)
-    options = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(options.data or Path(temporary) / "prepared")
-        if not options.data:
+        folder = Path(args.data or Path(temporary) / "prepared")
+        if not args.data:
             log = Path(temporary) / "market.parquet"
-            simulate(log, users=options.users, items=options.items, events=options.events)
+            simulate(log, users=args.users, items=args.items, events=args.events)
             bt.prepare(log, folder)
         data = bt.load_data(folder)
         tree = bt.cluster_tree(data, seed=0)

@@ -1,9 +1,9 @@
-"""Ranks on one GPU: one rank through NCCL against the ordinary program, and two ranks that share it against one.
+"""Ranks on one GPU: one rank with NCCL compared with none, and two ranks that share it compared with one.
 
     python benchmarks/check_ranks_gpu.py [--items 1e6] [--steps 30]
 
-NCCL does not let two ranks share a GPU, so theirs go through the CPU over gloo: this says whether the kernels read and
-write pulled rows rightly, and nothing of speed. One rank as torchrun starts it, in a group over NCCL, is timed.
+NCCL does not let two ranks share a GPU, so they exchange tensors through the CPU with gloo. This checks that the
+kernels read and write remote rows correctly, not their speed. One rank in a group with NCCL is timed.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from launch import free_port
+from launch_ranks import free_port
 from timing import times
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from beamtree.distributed import group as distributed
 from beamtree.distributed.group import Ranks, _Group
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
-from beamtree.distributed.training import ShardedStepper, join
+from beamtree.distributed.training import ShardedStepper
 from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import recency_weights
@@ -33,8 +33,8 @@ from beamtree.train.recipes import first_level
 from beamtree.train.step import Stepper
 
 
-class Staged(_Group):
-    """Ranks whose GPUs do not speak to each other."""
+class ThroughCPU(_Group):
+    """Ranks that exchange tensors through the CPU."""
 
     def sum_(self, values: Tensor) -> Tensor:
         return values.copy_(super().sum_(values.cpu()))
@@ -84,29 +84,29 @@ def parts_apart(items: int, rank: int) -> str:
     x = torch.randint(items, (33, 69), generator=torch.Generator().manual_seed(rank)).to("cuda")
     model = with_parts(items)
     alone, scores = retrieve(model, x, beam_size=400, m=100)
-    distributed._ranks = Staged()
+    distributed._ranks = ThroughCPU()
     shard_model(model)
-    found, theirs = retrieve(model, x, beam_size=400, m=100)
+    items, sharded_scores = retrieve(model, x, beam_size=400, m=100)
     distributed._ranks = Ranks()
-    alike, apart = float((found == alone).float().mean()), float((scores - theirs).abs().max())
-    return f"{alike:.2%} of places alike, scores {apart:.1e} apart"
+    alike, apart = float((items == alone).float().mean()), float((scores - sharded_scores).abs().max())
+    return f"{alike:.2%} of items equal, scores {apart:.1e} apart"
 
 
 def rows_together(table: Any) -> Tensor:
     """All rows on the first rank."""
     distributed._ranks = table.shard.ranks
-    found = torch.cat(list(table.pieces().parts))
+    rows = torch.cat(list(table.pieces().parts))
     distributed._ranks = Ranks()
-    return found
+    return rows
 
 
-def one_of_two(rank: int, port: int, items: int, steps: int, found: Any) -> None:
+def one_of_two(rank: int, port: int, items: int, steps: int, results: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    found.put(f"rank {rank}, parts in closed form: {parts_apart(items, rank)}")
+    results.put(f"rank {rank}, parts in closed form: {parts_apart(items, rank)}")
     for method in (otm(50), tdm(100)):
         for share in (True, False):
-            after = [trained(items, count, method, share, Staged()) for count in (1, steps)]
+            after = [trained(items, count, method, share, ThroughCPU()) for count in (1, steps)]
             first, (_, losses) = rows_together(after[0][0].scorer.table), after[1]
             if rank == 0:
                 begin, _ = trained(items, 0, method, share, None)
@@ -115,8 +115,8 @@ def one_of_two(rank: int, port: int, items: int, steps: int, found: Any) -> None
                 apart = float((moved - expected).norm() / expected.norm())
                 alone_losses = trained(items, steps, method, share, None)[1]
                 loss = max(abs(a / b - 1) for a, b in zip(losses, alone_losses, strict=True))
-                told = f"the first step moves rows {apart:.1e} apart, losses of {steps} steps {loss:.1e}"
-                found.put(f"{method.name}, share {share}: {told}, of their size")
+                line = f"the first step moves rows {apart:.1e} apart, losses of {steps} steps {loss:.1e}"
+                results.put(f"{method.name}, share {share}: {line}, relative")
             dist.barrier()
     dist.destroy_process_group()
 
@@ -125,7 +125,7 @@ def step_ms(items: int) -> float:
     tree = Tree(torch.arange(items))
     model = TreeModel(tree, DeepScorer(tree.num_nodes, seed=0), first_level=first_level(tree, 400)).to("cuda")
     x, y = (torch.randint(items, (100, width), device="cuda") for width in (69, 50))
-    stepper, generator = Stepper(model, lazy(model, 1e-3), join("cuda")), torch.Generator("cuda")
+    stepper, generator = Stepper(model, lazy(model, 1e-3)), torch.Generator("cuda")
     return statistics.median(times(lambda: stepper(otm(400), x, y, generator), "cuda", 60, warm_up=10))
 
 
@@ -144,10 +144,10 @@ def main() -> None:
     dist.destroy_process_group()
     plain.append(step_ms(items))
     print(f"one rank through NCCL {through[0]:.3f} ms, alone {plain[0]:.3f} and {plain[1]:.3f} ms a step")
-    found = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(one_of_two, (port + 1, items // 10, args.steps, found), nprocs=2)
-    while not found.empty():
-        print(found.get())
+    results = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(one_of_two, (port + 1, items // 10, args.steps, results), nprocs=2)
+    while not results.empty():
+        print(results.get())
 
 
 if __name__ == "__main__":

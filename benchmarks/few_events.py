@@ -1,4 +1,4 @@
-"""What users of few events teach: the closed form with them and without, for the same test users.
+"""The closed form with and without users of few events, for the same test users.
 
 beamtree prepare LOG --out prepared/LOG-10 --min-events 10 --val-users 500 --test-users 1000
 beamtree prepare LOG --out prepared/LOG-none --min-eval-events 10 --val-users 500 --test-users 1000
@@ -18,11 +18,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     for folder in args.folders:
-        began = time.monotonic()
+        start = time.monotonic()
         shop = bt.Recommender(steps=0, beam_size=400, device=args.device).fit(folder, verbose=False)
-        found = shop.evaluate(m=(10, 50, 100, 200), metrics="recall", data=shop.data.test)
-        recalls = " ".join(f"{100 * found['recall', m]:.2f}" for m in (10, 50, 100, 200))
-        print(f"{folder.name}: R@10 50 100 200 {recalls} in {time.monotonic() - began:.0f} s", flush=True)
+        result = shop.evaluate(m=(10, 50, 100, 200), metrics="recall", data=shop.data.test)
+        recalls = " ".join(f"{100 * result['recall', m]:.2f}" for m in (10, 50, 100, 200))
+        print(f"{folder.name}: R@10 50 100 200 {recalls} in {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

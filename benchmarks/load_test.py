@@ -1,12 +1,12 @@
-"""Load-test a service of `beamtree serve`: latency percentiles, errors by status, the share of degraded answers.
+"""Load-test a service of `beamtree serve`: latency percentiles, errors by status, the share of degraded responses.
 
-The test is an open loop: requests are sent at times fixed in advance, whatever the answers do. Latency counts from the
-moment a request was due, so a stalled service is charged for everybody who would have asked meanwhile. A late client
-is charged too; how late it was is reported.
+The load is an open loop: requests are sent at times fixed in advance. Latency is measured from the time a request was
+due, so that a stalled service is charged for all requests of that time. Delays of the client count too, and are
+reported.
 
     python benchmarks/load_test.py http://localhost:8000 --rate 200 --seconds 60 --m 10 --beam-size 100
 
-Run it on another machine than the service where possible: on one machine the two share the cores.
+Run it on another machine than the service if possible.
 """
 
 import argparse

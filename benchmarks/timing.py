@@ -1,4 +1,4 @@
-"""How benchmarks measure."""
+"""Timing of benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import torch
 
 
 def times(run: Callable[[], object], device: torch.device | str, repeats: int, *, warm_up: int = 0) -> list[float]:
-    """Milliseconds of each of some runs, after a few that do not count."""
+    """The milliseconds of each run, after some warm-up runs."""
     on_gpu = torch.device(device).type == "cuda"
-    found = []
+    result = []
     for _ in range(warm_up + repeats):
         if on_gpu:
             torch.cuda.synchronize()
@@ -17,5 +17,5 @@ def times(run: Callable[[], object], device: torch.device | str, repeats: int, *
         run()
         if on_gpu:
             torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) * 1e3)
-    return found[warm_up:]
+        result.append((time.perf_counter() - start) * 1e3)
+    return result[warm_up:]

@@ -70,7 +70,7 @@ def by_log(values: Values, cuts: Sequence[int], logs: Sequence[str], metric: str
 def measured_parts(
     model: str, k: int = 400, method: str = "otm-mixed", recipe: str = "beamtree"
 ) -> dict[str, dict[str, Any]]:
-    """What benchmarks/parts.py measured of a model, by log."""
+    """What benchmarks/part_ablation.py measured of a model, by log."""
     wanted = {"model": model, "k": k, "method": method, "recipe": recipe, "exclude_seen": False}
     return {c["log"]: c for c in cells_of("parts") if all(c[name] == value for name, value in wanted.items())}
 

@@ -24,7 +24,7 @@ def main() -> int:
         seeds = [args.seed * 1000 + job for job in range(args.jobs)]
         same = ([each] * args.jobs for each in (end, args.only.split(","), args.tries))
         counts = list(pool.map(run_trials, seeds, *same))
-    tries, failures = (sum(column, Counter()) for column in zip(*counts, strict=True))
+    tries, failures = (sum(column, Counter[str]()) for column in zip(*counts, strict=True))
     _show(tries, failures)
     return 1 if failures else 0
 

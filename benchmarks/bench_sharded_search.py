@@ -1,10 +1,10 @@
-"""Search over ranks: what each holds and how long a batch takes, against one rank of one thread, in one run.
+"""Search on several ranks compared with one: memory of each rank, and seconds per batch.
 
-    python benchmarks/bench_span.py                          # 2 ranks against 1, a million items
-    python benchmarks/bench_span.py --ranks 4 --memory-of 20 # with 20 partners for every item
+    python benchmarks/bench_sharded_search.py                          # 2 ranks against 1, a million items
+    python benchmarks/bench_sharded_search.py --ranks 4 --memory-of 20 # with 20 partners for every item
 
-Ranks are processes of one thread on this machine over gloo. Where other programs use its cores, the time that passes
-says little: the CPU time of the busiest rank says what a rank has to do.
+Ranks are processes of one thread on this machine over gloo. On a busy machine, compare the CPU time of the busiest
+rank rather than the elapsed time.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from launch import measured
+from launch_ranks import run_ranks
 
 import beamtree as bt
 from beamtree.data.csr import CSR
@@ -25,7 +25,7 @@ from beamtree.distributed.remote_search import Coordinator, follow
 from beamtree.scorers import DeepScorer, MemoryScorer, SumScorer
 from beamtree.scorers.memory import recency_weights
 
-WARM = 2  # batches before the clock starts
+WARM_UP = 2  # batches
 
 
 def main() -> None:
@@ -43,10 +43,10 @@ def main() -> None:
     if "RANK" in os.environ:
         print(json.dumps(work(args, Path(os.environ["BENCH_MODEL"]))), flush=True)
         return
-    with tempfile.TemporaryDirectory() as place:
-        bt.save_model(make(args), place)
+    with tempfile.TemporaryDirectory() as folder:
+        bt.save_model(make(args), folder)
         for _ in range(args.rounds):
-            compare(measured(1, BENCH_MODEL=place), measured(args.ranks, BENCH_MODEL=place))
+            compare(run_ranks(1, BENCH_MODEL=folder), run_ranks(args.ranks, BENCH_MODEL=folder))
 
 
 def make(args: argparse.Namespace) -> bt.TreeModel:
@@ -62,15 +62,15 @@ def make(args: argparse.Namespace) -> bt.TreeModel:
     return bt.TreeModel(tree, SumScorer(parts, tree.height), first_level=6)
 
 
-def work(args: argparse.Namespace, place: Path) -> dict[str, float]:
+def work(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Some batches on one rank."""
     torch.set_num_threads(1)
     now = join()
-    held: list[bt.TreeModel] = []
+    parts: list[bt.TreeModel] = []
 
     def open_part(name: str) -> tuple[bt.TreeModel, str]:
-        held.append(load_part(place, now))
-        return held[-1], ""
+        parts.append(load_part(folder, now))
+        return parts[-1], ""
 
     passed = 0.0
     before = resident()
@@ -81,14 +81,14 @@ def work(args: argparse.Namespace, place: Path) -> dict[str, float]:
         lead = Coordinator(now, open_part)
         model = lead.open("")
         x = torch.randint(args.items, (args.users, 69), generator=torch.Generator().manual_seed(1))
-        for batch in range(WARM + args.batches):
-            if batch == WARM:
-                spent, began = time.process_time(), time.perf_counter()
+        for batch in range(WARM_UP + args.batches):
+            if batch == WARM_UP:
+                spent, start = time.process_time(), time.perf_counter()
             bt.retrieve(model, x.roll(batch, 1), beam_size=args.beam_size)
-        passed = time.perf_counter() - began
+        passed = time.perf_counter() - start
         lead.close()
     used = time.process_time() - spent
-    weights = sum(each.numel() * each.element_size() for each in held[0].scorer.state_dict().values())
+    weights = sum(each.numel() * each.element_size() for each in parts[0].scorer.state_dict().values())
     return {
         "seconds": passed / args.batches,
         "cpu": used / args.batches,
@@ -104,12 +104,13 @@ def resident() -> float:
 
 def compare(one: list[dict[str, float]], several: list[dict[str, float]]) -> None:
     alone, first = one[0], several[0]
-    most = {key: max(each[key] for each in several) for key in ("weights", "resident")}
+    largest = {key: max(each[key] for each in several) for key in ("weights", "resident")}
     print(
         f"1 rank {alone['seconds'] * 1e3:.0f} ms a batch, {len(several)} ranks {first['seconds'] * 1e3:.0f} ms: "
         f"{alone['seconds'] / first['seconds']:.2f} times by the clock, {alone['cpu'] / first['cpu']:.2f} by the first "
-        f"one's CPU time; weights {alone['weights']:,.0f} MiB on 1, at most {most['weights']:,.0f} on each: "
-        f"{most['weights'] / alone['weights']:.3f}; {alone['resident']:,.0f} and {most['resident']:,.0f} MiB resident",
+        f"one's CPU time; weights {alone['weights']:,.0f} MiB on 1, at most {largest['weights']:,.0f} on each: "
+        f"{largest['weights'] / alone['weights']:.3f}; {alone['resident']:,.0f} and "
+        f"{largest['resident']:,.0f} MiB resident",
         flush=True,
     )
 

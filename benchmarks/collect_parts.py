@@ -1,6 +1,6 @@
-"""Bring runs of parts.py together into what the pages show: means over seeds, in percent.
+"""Average runs of part_ablation.py over seeds, in percent, for the pages.
 
-python benchmarks/gather.py RUNS/*.json --out results/parts.json
+python benchmarks/collect_parts.py RUNS/*.json --out results/parts.json
 """
 
 import argparse
@@ -13,9 +13,9 @@ from typing import Any
 METRICS = ("recall", "precision", "f1", "ndcg")
 
 
-def gathered(files: list[Path]) -> list[dict[str, Any]]:
-    """One record per log, recipe, method, model, beam and way of asking: for every metric, values by cut."""
-    found: dict[tuple[Any, ...], dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+def averages(files: list[Path]) -> list[dict[str, Any]]:
+    """One record per log, recipe, method, model, beam and exclude_seen: the values of every metric by cut."""
+    values_of: dict[tuple[Any, ...], dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     seeds: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     for file in sorted(files):
         for cell in json.loads(file.read_text()):
@@ -23,7 +23,7 @@ def gathered(files: list[Path]) -> list[dict[str, Any]]:
                 continue
             key = tuple(cell[name] for name in ("data", "recipe", "method", "model", "beam_size", "exclude_seen"))
             seeds[key].add(cell["seed"])
-            found[key][cell["metric"]].setdefault(cell["m"], []).append(100 * cell["value"])
+            values_of[key][cell["metric"]].setdefault(cell["m"], []).append(100 * cell["value"])
     names = ("log", "recipe", "method", "model", "k", "exclude_seen")
     return [
         {
@@ -34,7 +34,7 @@ def gathered(files: list[Path]) -> list[dict[str, Any]]:
                 for metric, cuts in metrics.items()
             },
         }
-        for key, metrics in sorted(found.items())
+        for key, metrics in sorted(values_of.items())
     ]
 
 
@@ -42,9 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--settings", default="", help="How it was measured, in words.")
+    parser.add_argument("--settings", default="", help="How it was measured.")
     args = parser.parse_args()
-    lines = ",\n  ".join(json.dumps(cell) for cell in gathered(args.runs))
+    lines = ",\n  ".join(json.dumps(cell) for cell in averages(args.runs))
     args.out.write_text(f'{{\n "settings": {json.dumps(args.settings)},\n "cells": [\n  {lines}\n ]\n}}\n')
 
 

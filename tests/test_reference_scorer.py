@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from literal import LiteralScorer
+from reference_scorer import ReferenceScorer
 
 import beamtree as bt
 from beamtree import PAD
@@ -18,7 +18,7 @@ def test_the_literal_scorer_has_our_scores_and_gradients(share):
         x[row, length:] = PAD
     y = torch.randint(0, 50, (5, 4))
     found = []
-    for each in (scorer, LiteralScorer(scorer)):
+    for each in (scorer, ReferenceScorer(scorer)):
         model = bt.TreeModel(tree, each)
         items, scores = bt.retrieve(model, x, beam_size=50, m=50)
         loss = bt.otm(6).loss(model, x, y, torch.Generator())

@@ -1,4 +1,4 @@
-"""The deep scorer as published (supplement C.3): what ours is measured against."""
+"""The deep scorer as published (supplement C.3), to compare ours with."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from beamtree import PAD, Tree, kernels
 from beamtree.scorers import DeepScorer, Scorer
 
 
-class LiteralContext(NamedTuple):
+class ReferenceContext(NamedTuple):
     tree: Tree
     x: Tensor  # histories [B, T]
     vectors: Tensor  # of every node [num_nodes, dim]
-    first: Tensor  # the first layer, whole [128, 264]
+    first: Tensor  # the first layer [128, 264]
 
 
-class LiteralScorer(Scorer):
-    """g(x, n) with the weights of a `DeepScorer`, and none of its savings.
+class ReferenceScorer(Scorer):
+    """g(x, n) with the weights of a `DeepScorer`, without its optimisations.
 
     Every level lifts and pools the history anew, the user's ten windows are tiled to every node, and the whole first
     layer multiplies [B, W, 264]. Scores and gradients are those of the scorer whose weights it uses.
@@ -28,12 +28,12 @@ class LiteralScorer(Scorer):
         super().__init__()
         self.deep = deep
 
-    def context(self, tree: Tree, x: Tensor) -> LiteralContext:
+    def context(self, tree: Tree, x: Tensor) -> ReferenceContext:
         deep = self.deep
         vectors = deep.table.vectors(tree) if deep.share else deep.table.weight
-        return LiteralContext(tree, x, vectors, torch.cat([deep.of_user.weight, deep.of_node.weight], dim=1))
+        return ReferenceContext(tree, x, vectors, torch.cat([deep.of_user.weight, deep.of_node.weight], dim=1))
 
-    def forward(self, context: LiteralContext, level: int, nodes: Tensor) -> Tensor:
+    def forward(self, context: ReferenceContext, level: int, nodes: Tensor) -> Tensor:
         tree, x, vectors, first = context
         lifted = tree.ancestor(tree.leaf_of_item(x), level)  # [B, T]
         behaviours = embedding(lifted.clamp(min=0), vectors)  # [B, T, dim]
@@ -55,8 +55,8 @@ class LiteralScorer(Scorer):
         self.deep.check(x)
 
 
-class Literally:
-    """Where the twins of `beamtree.kernels` are not used."""
+class WithoutKernels:
+    """A context in which the kernels of `beamtree.kernels` are not used."""
 
     def __enter__(self) -> None:
         self.fits = kernels.fits

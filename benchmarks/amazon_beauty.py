@@ -1,9 +1,9 @@
 """Amazon Beauty as the papers on generative retrieval use it: our rows beside the published ones.
 
-    python benchmarks/arena.py amazon-beauty.parquet && python docs/fill.py
+    python benchmarks/amazon_beauty.py amazon-beauty.parquet && python docs/fill.py
 
-The last event of every user tests, the one before validates, all items are ranked, with what a user has seen left out
-and not. Rows of `benchmarks/compare_rows.py` from a GPU are added with --also.
+The last event of every user is for testing, the one before for validation. All items are ranked, with and without the
+items that a user has seen. Rows of `benchmarks/compare_rows.py` from a GPU are added with --also.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from beamtree.train.recipes import build_model, resolve_settings, train_model
 
 M, METRICS = 10, ("recall", "ndcg")
 LAST_TWO, LAST = "the last two", "the last"
-# Recall@10 and NDCG@10 as others print them: with what was seen left out, with it, or without a word on that.
+# Published Recall@10 and NDCG@10: with seen items left out, with them, or unstated.
 PUBLISHED = (
     ("TIGER (2023)", None, None, (0.0648, 0.0384)),
     ("RPG (2025)", None, None, (0.0809, 0.0464)),
@@ -33,36 +33,44 @@ PUBLISHED = (
 )
 
 
-def row(name: str, fitted: str, found: dict[bool, list[float]]) -> dict[str, Any]:
+def row(name: str, fitted: str, scores: dict[bool, list[float]]) -> dict[str, Any]:
     """A row that was measured here."""
-    return {"row": name, "whose": "beamtree", "fitted": fitted, "masked": found[True], "open": found[False]}
+    return {"row": name, "whose": "beamtree", "fitted": fitted, "masked": scores[True], "open": scores[False]}
 
 
-def both_ways(measured: Callable[[bool], Any]) -> dict[bool, list[float]]:
-    """Recall and NDCG with seen items left out, and not."""
-    found = {}
-    for seen in (True, False):
-        scores = measured(seen)
-        found[seen] = [round(scores[metric, M], 4) for metric in METRICS]
-    print(found, flush=True)
-    return found
+def with_and_without_seen(evaluate: Callable[[bool], Any]) -> dict[bool, list[float]]:
+    """Recall and NDCG by whether seen items are left out."""
+    scores = {}
+    for exclude_seen in (True, False):
+        evaluation = evaluate(exclude_seen)
+        scores[exclude_seen] = [round(evaluation[metric, M], 4) for metric in METRICS]
+    print(scores, flush=True)
+    return scores
 
 
-def of_model(model: bt.TreeModel, data: bt.data.Prepared) -> dict[bool, list[float]]:
-    """What a beam of 400 finds."""
-    return both_ways(lambda seen: bt.evaluate(model, data.test, beam_size=400, m=M, metrics=METRICS, exclude_seen=seen))
+def model_scores(model: bt.TreeModel, data: bt.data.Prepared) -> dict[bool, list[float]]:
+    """The scores of a tree with a beam of 400."""
+    return with_and_without_seen(
+        lambda exclude_seen: bt.evaluate(
+            model, data.test, beam_size=400, m=M, metrics=METRICS, exclude_seen=exclude_seen
+        )
+    )
 
 
-def of_baseline(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
-    """What a peer finds that scores every item."""
+def baseline_scores(name: str, data: bt.data.Prepared) -> dict[bool, list[float]]:
+    """The scores of a baseline that ranks all items."""
     find = leaving_out(build(name, data.train.events, data.num_items, data.val).retrieve, M)
-    return both_ways(lambda seen: measure(find, data.test, m=M, metrics=METRICS, exclude_seen=seen))
+    return with_and_without_seen(
+        lambda exclude_seen: measure(find, data.test, m=M, metrics=METRICS, exclude_seen=exclude_seen)
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path)
-    parser.add_argument("--steps", type=int, default=0, help="Of training; it brought nothing here.")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="Training steps; training does not improve on the closed form here."
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="Files of compare_rows.py --exclude-seen.")
     parser.add_argument("--json", type=Path, default=Path("results/beauty.json"))
@@ -73,10 +81,10 @@ def main() -> None:
         settings = resolve_settings(data, TrainingOptions(steps=args.steps, device=args.device))
         model = build_model(settings, data, bt.cluster_tree(data, arity=2, seed=0))
         train_model(settings, data, model)
-        rows = [row("beamtree", LAST_TWO, of_model(model, data))]
+        rows = [row("beamtree", LAST_TWO, model_scores(model, data))]
         refit(model, data, 0)
-        rows.append(row("beamtree, refitted", LAST, of_model(model, data)))
-        rows += [row(name, LAST_TWO, of_baseline(name, data)) for name in TUNED]
+        rows.append(row("beamtree, refitted", LAST, model_scores(model, data)))
+        rows += [row(name, LAST_TWO, baseline_scores(name, data)) for name in TUNED]
     for file in args.also:
         cells = {(cell["metric"], cell.get("m")): cell for cell in json.loads(file.read_text())}
         pair = [round(cells[metric, M]["value"], 4) for metric in METRICS]

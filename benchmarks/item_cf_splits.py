@@ -1,9 +1,9 @@
-"""Item-CF over several splits of a log, beside what a published row says: mean and spread.
+"""Item-CF over several splits of a log: mean and standard deviation, and the difference from published numbers.
 
-    python benchmarks/item_cf.py LOG [--splits 5] [--history 69] [--expect 13.1,6.9,4.9,3.4,11.4,19.5,23.3,27.4]
+    python benchmarks/item_cf_splits.py LOG [--splits 5] [--history 69] [--expect 13.1,6.9,4.9,3.4,11.4,19.5,23.3,27.4]
 
-Events of one time are put in any order, anew for each split: a log that was sorted by time alone says no more. With
---history, test users are known by that many of their newest events; by all of them unless given.
+Events of the same time are shuffled for each split, because a log sorted by time does not order them. With --history,
+only the newest events of test users are used; by default all.
 """
 
 import argparse
@@ -29,8 +29,8 @@ def row(log: Path, seed: int, history: int | None, folder: Path) -> list[float]:
     data = bt.load_data(folder / f"split-{seed}")
     model = item_cf(data.train.events, data.num_items)
     users = replace(data.test, history=history or int(data.test.events.counts().max()))
-    found = measure(leaving_out(model.retrieve, max(CUTS)), users, m=CUTS, batch_size=100)
-    return [100 * found[metric, cut] for metric in ("precision", "recall") for cut in CUTS]
+    evaluation = measure(leaving_out(model.retrieve, max(CUTS)), users, m=CUTS, batch_size=100)
+    return [100 * evaluation[metric, cut] for metric in ("precision", "recall") for cut in CUTS]
 
 
 def main() -> None:
@@ -39,16 +39,16 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--history", type=int)
     parser.add_argument("--expect", type=lambda text: [float(number) for number in text.split(",")])
-    options = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = np.array([row(options.log, seed, options.history, Path(folder)) for seed in range(options.splits)])
+        rows = np.array([row(args.log, seed, args.history, Path(folder)) for seed in range(args.splits)])
     names = [f"{metric}@{cut}" for metric in "PR" for cut in CUTS]
-    for place, name in enumerate(names):
-        mean, spread = rows[:, place].mean(), rows[:, place].std(ddof=1)
-        beside = ""
-        if options.expect:
-            beside = f"   expected {options.expect[place]:.1f}, ours {mean / options.expect[place] - 1:+.1%}"
-        print(f"{name:6} {mean:6.2f}, splits differ by {spread:.2f}{beside}")
+    for index, name in enumerate(names):
+        mean, deviation = rows[:, index].mean(), rows[:, index].std(ddof=1)
+        comparison = ""
+        if args.expect:
+            comparison = f"   expected {args.expect[index]:.1f}, ours {mean / args.expect[index] - 1:+.1%}"
+        print(f"{name:6} {mean:6.2f}, splits differ by {deviation:.2f}{comparison}")
 
 
 if __name__ == "__main__":
