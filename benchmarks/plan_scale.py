@@ -1,10 +1,10 @@
-"""What a catalogue needs on so many GPUs: rows, moments, bytes on the wire, rounds of a beam, a checkpoint, a step.
+"""Estimate what a catalogue needs on several GPUs: memory, network traffic, checkpoints, and the time of a step.
 
     python benchmarks/plan_scale.py --items 1e9 --gpus 64 [--arity 8] [--apart] [--factors 192] [--partners 300]
         [--batch 64] [--wire 50] [--json FILE]
 
 Rows are counted as the package divides them. Milliseconds come from constants that `bench_large.py` measured on one
-H200 (MEASURED, with what they were measured at); the speed of the wire and of the disk are what you say they are.
+H200 (MEASURED). The speeds of the network and the disk are arguments.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MEASURED = Measured()
 
 @dataclass(frozen=True)
 class Plan:
-    """What one of several GPUs holds, sends and does."""
+    """What one of several GPUs stores, sends and computes."""
 
     items: float
     gpus: int
@@ -66,7 +66,7 @@ class Plan:
 
 
 class Group(Ranks):
-    """So many ranks, of which this is the first: for counting alone."""
+    """Ranks without processes, to count rows."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -120,25 +120,25 @@ def plan(
     )  # fmt: skip
 
 
-def lines(found: Plan) -> list[str]:
-    """The plan in words."""
-    how = "shared with ancestors" if found.share else "of their own"
-    fits = "fits" if found.fits else f"does NOT fit {MEASURED.memory_gb:.0f} GB"
+def lines(result: Plan) -> list[str]:
+    """The plan as text."""
+    how = "shared with ancestors" if result.share else "of their own"
+    fits = "fits" if result.fits else f"does NOT fit {MEASURED.memory_gb:.0f} GB"
     return [
-        f"{found.items:,.0f} items on {found.gpus} GPUs, arity {found.arity}, rows {how}: {found.nodes:,} nodes",
-        f"  rows of one GPU    {found.rows:>16,}   (of these {found.top_rows:,} are on every GPU)",
-        f"  weights            {found.weights_gb:>13.1f} GB",
-        f"  moments            {found.moments_gb:>13.1f} GB",
-        f"  gradient           {found.gradient_gb:>13.1f} GB",
-        f"  sums down paths    {found.sums_gb:>13.1f} GB",
-        f"  folded factors     {found.factors_gb:>13.1f} GB",
-        f"  memory             {found.memory_gb:>13.1f} GB",
-        f"  the tree           {found.tree_gb:>13.1f} GB   on every GPU",
-        f"  together           {found.total_gb:>13.1f} GB   {fits}",
-        f"  exchanges          {found.rounds:>16}   levels of a beam, of {found.sent_mb:.0f} MB sent in a step",
-        f"  checkpoint         {found.checkpoint_gb:>13.1f} GB   {found.checkpoint_s:.0f} s, all GPUs writing",
-        f"  a step             {found.step_ms:>13.1f} ms   {found.compute_ms:.1f} computing, {found.wire_ms:.1f} sent",
-        f"  users a second     {found.users_per_s:>16,.0f}",
+        f"{result.items:,.0f} items on {result.gpus} GPUs, arity {result.arity}, rows {how}: {result.nodes:,} nodes",
+        f"  rows of one GPU    {result.rows:>16,}   (of these {result.top_rows:,} are on every GPU)",
+        f"  weights            {result.weights_gb:>13.1f} GB",
+        f"  moments            {result.moments_gb:>13.1f} GB",
+        f"  gradient           {result.gradient_gb:>13.1f} GB",
+        f"  sums down paths    {result.sums_gb:>13.1f} GB",
+        f"  folded factors     {result.factors_gb:>13.1f} GB",
+        f"  memory             {result.memory_gb:>13.1f} GB",
+        f"  the tree           {result.tree_gb:>13.1f} GB   on every GPU",
+        f"  together           {result.total_gb:>13.1f} GB   {fits}",
+        f"  exchanges          {result.rounds:>16}   levels of a beam, of {result.sent_mb:.0f} MB sent in a step",
+        f"  checkpoint         {result.checkpoint_gb:>13.1f} GB   {result.checkpoint_s:.0f} s, all GPUs writing",
+        f"  a step             {result.step_ms:>13.1f} ms   {result.compute_ms:.1f} compute, {result.wire_ms:.1f} wire",
+        f"  users a second     {result.users_per_s:>16,.0f}",
     ]
 
 
@@ -167,24 +167,24 @@ def main() -> None:
     if args.table:
         print(table(how))
         return
-    found = plan(args.items, args.gpus, **how)
-    print("\n".join(lines(found)))
+    result = plan(args.items, args.gpus, **how)
+    print("\n".join(lines(result)))
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(asdict(found), file, indent=1)
+            json.dump(asdict(result), file, indent=1)
 
 
 def table(how: dict[str, float]) -> str:
-    """The plans of docs/capacity.md."""
+    """The table of docs/capacity.md."""
     head = "| items | GPUs | GB each | fits | sent a step | exchanges | checkpoint | step | users a second |"
     rows = [head, "|" + " --- |" * 9]
     for items in (1e8, 1e9):
         for gpus in (1, 8, 64):
-            found = plan(items, gpus, **how)  # type: ignore[arg-type]
-            saved = f"{found.checkpoint_gb:,.0f} GB, {found.checkpoint_s:,.0f} s"
-            cells = [f"10^{len(str(int(items))) - 1}", str(gpus), f"{found.total_gb:,.1f}"]
-            cells += ["yes" if found.fits else "no", f"{found.sent_mb:,.0f} MB", str(found.rounds), saved]
-            cells += [f"{found.step_ms:,.1f} ms", f"{found.users_per_s:,.0f}"] if found.fits else ["–", "–"]
+            result = plan(items, gpus, **how)  # type: ignore[arg-type]
+            saved = f"{result.checkpoint_gb:,.0f} GB, {result.checkpoint_s:,.0f} s"
+            cells = [f"10^{len(str(int(items))) - 1}", str(gpus), f"{result.total_gb:,.1f}"]
+            cells += ["yes" if result.fits else "no", f"{result.sent_mb:,.0f} MB", str(result.rounds), saved]
+            cells += [f"{result.step_ms:,.1f} ms", f"{result.users_per_s:,.0f}"] if result.fits else ["–", "–"]
             rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -1,6 +1,6 @@
-"""Which method loses least in its own beam? Three rows on the paper's made-up data, in under a minute.
+"""Compare the regret of three methods on the paper's synthetic data, in under a minute.
 
-The lower the regret, the better. At m = k = 20 the rows come in the paper's order. At m = 1 that depends on the seed.
+Lower is better. At m = k = 20 the methods rank as in the paper. At m = 1 that depends on the seed.
 
 python examples/regret_by_method.py
 """
@@ -12,7 +12,7 @@ from beamtree.train import Schedule, constant
 ROWS = {"TDM": bt.tdm(nodes=40), "OTM": bt.otm(beam_size=20), "OTM-mixed": bt.otm_mixed(beam_size=20, extra=40)}
 
 data = bt.gaussian(num_items=300, dim=8, bias=-4.0, train=3000, test=500, seed=0)
-eta = data.eta(data.test.x)  # what a perfect model would know
+eta = data.eta(data.test.x)  # the true probabilities
 for name, method in ROWS.items():
     tree = bt.random_tree(300, seed=0)
     model = bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim=8))

@@ -11,10 +11,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMISES = {
     "recommend.py": "recommended to u",
     "regret_by_method.py": "OTM-mixed",
-    "where_the_beam_went_wrong.py": "retrieved",
-    "your_own_method.py": "beam-and-children",
-    "your_own_scorer.py": "recall",
-    "your_own_tree.py": "recall@50",
+    "trace_beam.py": "retrieved",
+    "custom_method.py": "beam-and-children",
+    "custom_scorer.py": "recall",
+    "custom_tree.py": "recall@50",
 }
 
 

@@ -25,7 +25,7 @@ def load_example(name):
     return module
 
 
-SCORER, TREE, METHOD = (load_example(f"your_own_{name}") for name in ("scorer", "tree", "method"))
+SCORER, TREE, METHOD = (load_example(f"custom_{name}") for name in ("scorer", "tree", "method"))
 OWN = bt.Method(
     "beam-and-children", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, chained=False, walks=True
 )

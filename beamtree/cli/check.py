@@ -35,14 +35,14 @@ def check(
         raise ValueError(f"{folder} holds neither prepared data nor a model: nothing to check")
     failed = 0
     for name, check in checks:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             check()
         except (ValueError, OSError) as error:
             failed += 1
             write(f"DAMAGED  {name}: {short_message(error)}")
         else:
-            write(f"OK       {name} ({time.monotonic() - began:.1f} s)")
+            write(f"OK       {name} ({time.monotonic() - start:.1f} s)")
     raise typer.Exit(1 if failed else 0)
 
 

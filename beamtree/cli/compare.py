@@ -114,8 +114,8 @@ def parse_rows(text: str) -> tuple[str, ...]:
 def run_comparison(experiment: Experiment, rows: Sequence[str], json: Path | None) -> list[Result]:
     """Run a comparison with progress; write and show its results."""
     rows = [row for row in ROWS if row in rows or is_finished(experiment.folder, row)]  # earlier rows stay in the table
-    with progress(max(1, total_steps(experiment, rows)), "steps") as (advance, say):
-        results = compare(replace(experiment, on_steps=advance, on_message=say), rows)
+    with progress(max(1, total_steps(experiment, rows)), "steps") as (advance, print_line):
+        results = compare(replace(experiment, on_steps=advance, on_message=print_line), rows)
     table = records(results)
     as_json, as_markdown, picture = (experiment.folder / f"table.{ending}" for ending in ("json", "md", "png"))
     write_json(as_json, table)

@@ -83,13 +83,13 @@ def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Cal
         yield lambda count: None, lambda text: None
         return
     if not err.is_terminal:
-        done = shown = 0
+        done = tenths = 0
 
         def advance(count: int) -> None:
-            nonlocal done, shown
+            nonlocal done, tenths
             done += count
-            if total and done * 10 // total > shown:
-                shown = done * 10 // total
+            if total and done * 10 // total > tenths:
+                tenths = done * 10 // total
                 print(f"{done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
 
         yield advance, lambda text: print(text, file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ def demo(
     """Simulate a log, prepare it, build a tree, train a model, compare it with baselines, and inspect its beam."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: remove it, or choose another folder with --out")
-    began = time.monotonic()
+    start = time.monotonic()
     market, prepared, run = folder / "market.parquet", folder / "prepared", folder / "run"
     folder.mkdir(parents=True, exist_ok=True)
     _heading("1. Simulate a market: users with a few interests each, and items that match them")
@@ -63,7 +63,7 @@ def demo(
     _heading(f"7. Ten recommendations for {user}, one of the test users")
     _recommend(run, user, market.with_name("market.items.parquet"))
     pictures = [path for path in (prepared / "summary.png", folder / "inspect.png") if path.exists()]
-    _heading(f"Done in {time.monotonic() - began:.0f} seconds.{' Pictures:' if pictures else ''}")
+    _heading(f"Done in {time.monotonic() - start:.0f} seconds.{' Pictures:' if pictures else ''}")
     write(*(f"  {picture}" for picture in pictures), WHEN_TO_USE)
     item = (prepared / "items.txt").read_text(encoding="utf-8").split("\n", 1)[0]
     write(

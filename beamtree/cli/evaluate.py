@@ -64,12 +64,12 @@ def evaluate_run(
         users = read_users(log, ids_of(run, model), **columns, exclude_seen=exclude_seen)
     name = run.resolve().name
     results: dict[str, Evaluation] = {}
-    with progress(len(users) * (1 + len(rows)), "users") as (advance, say):
+    with progress(len(users) * (1 + len(rows)), "users") as (advance, print_line):
         results[f"{name} (run)" if name in rows else name] = evaluate(
             model, users, beam_size=beam, m=cuts, metrics=names, exclude_seen=exclude_seen, on_users=advance
         )
         for row in rows:
-            say(f"{row}: fitting, and choosing its settings on the validation users")
+            print_line(f"{row}: fitting, and choosing its settings on the validation users")
             baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)
             find = leaving_out(baseline.retrieve, max(cuts))
             results[row] = measure(

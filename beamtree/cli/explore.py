@@ -52,14 +52,14 @@ def explore(
             raise ValueError(f"--against {against} has other items than the run: train both on the same data")
         models[folder.name if folder.name != name else f"{folder.parent.name}/{folder.name}"] = other
     models |= variants(name, model)
-    people = options.users_of(prepared, "test")
-    with progress(num_users(people, INSPECTED), "users inspected") as (advance, _):
-        losses = inspect_for_page(model, people, INSPECTED, advance)
+    test_users = options.users_of(prepared, "test")
+    with progress(num_users(test_users, INSPECTED), "users inspected") as (advance, _):
+        losses = inspect_for_page(model, test_users, INSPECTED, advance)
     sizes = [size for size in BEAM_SIZES if size < model.tree.num_items]
-    with progress(len(models) * min(users, len(people)) * max(1, len(sizes)), "searches recorded") as (advance, _):
+    with progress(len(models) * min(users, len(test_users)) * max(1, len(sizes)), "searches recorded") as (advance, _):
         content = record(
             models,
-            people,
+            test_users,
             prepared.users.names[len(prepared.train) + len(prepared.val) :],
             catalogue,
             count=users,

@@ -38,9 +38,9 @@ def inspect_run(
     options.check_picture(picture)
     options.check_outputs(picture, json)
     model = open_model(run, device)
-    people = options.users_of(open_data(run, model, data), split)
-    with progress(num_users(people, users), "users") as (advance, _):
-        result = inspect(model, people, beam_size=beam, m=cuts, users=users, on_users=advance)
+    split_users = options.users_of(open_data(run, model, data), split)
+    with progress(num_users(split_users, users), "users") as (advance, _):
+        result = inspect(model, split_users, beam_size=beam, m=cuts, users=users, on_users=advance)
     if json is not None:
         write_json(json, result.records())
     pictures = draw(lambda plots: plots.plot_inspection(result, picture), picture)

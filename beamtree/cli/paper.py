@@ -119,11 +119,11 @@ def _toy(name: str, runs: int, seed: int, json: Path | None) -> None:
 def _synthetic(name: str, experiment: SyntheticExperiment, json: Path | None) -> None:
     settings = _settings(experiment)
     file = _results_file(name, _settings(EXPERIMENTS[name]), settings, json)
-    with progress(sum(job.steps for job in experiment.jobs()), "steps") as (advance, say):
+    with progress(sum(job.steps for job in experiment.jobs()), "steps") as (advance, print_line):
 
         def on_end(job: Job, regrets: dict[int, float]) -> None:
             numbers = "  ".join(f"m={m} {value:.4f}" for m, value in regrets.items())
-            say(f"{job.row:<14} c={job.bias:g}  {numbers}")
+            print_line(f"{job.row:<14} c={job.bias:g}  {numbers}")
 
         cells = synthetic_cells(name, experiment, advance, on_end)
     groups: dict[tuple[object, object], list[Cell]] = {}

@@ -202,9 +202,9 @@ def _answer_folder(
 
     start, total = clock.monotonic(), BatchSummary()
     tasks = find_tasks(job, source, output)
-    with pending_tasks(job, tasks, output) as pending, progress(len(tasks), "parts") as (advance, say):
+    with pending_tasks(job, tasks, output) as pending, progress(len(tasks), "parts") as (advance, print_line):
         if len(pending) < len(tasks):
-            say(f"{len(tasks) - len(pending):,} parts are already answered")
+            print_line(f"{len(tasks) - len(pending):,} parts are already answered")
             advance(len(tasks) - len(pending))
         if pending:
             with ExitStack() as stack:

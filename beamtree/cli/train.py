@@ -172,7 +172,7 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
     tree = build(data, run["arity"], run["seed"])
     if settings.recipe.start is None:
         return build_model(settings, data, tree)
-    began = time.monotonic()
+    start = time.monotonic()
     with progress(100, "% of the closed form") as (advance, _):
         before = 0
 
@@ -182,28 +182,28 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
             before = done
 
         model = build_model(settings, data, tree, on_progress)
-    write(f"Fitted the closed form in {time.monotonic() - began:.0f} s")
+    write(f"Fitted the closed form in {time.monotonic() - start:.0f} s")
     return model
 
 
 def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: TreeModel, step: int) -> Progress:
     """Train with a log and a progress bar."""
-    began = time.monotonic()
+    start = time.monotonic()
     m = usual_m(data.num_items)
     with (
         _training_log(folder / LOG, step) as log,
-        progress(settings.num_steps(data), "steps") as (advance, say),
+        progress(settings.num_steps(data), "steps") as (advance, print_line),
     ):
         advance(step)
 
         def on_step(done: int, total: int, loss: Tensor) -> None:
             advance(1)
             if done % LOG_EVERY == 0 or done == total:
-                log(done, loss=float(loss), seconds=round(time.monotonic() - began, 1))
+                log(done, loss=float(loss), seconds=round(time.monotonic() - start, 1))
 
         def on_check(done: int, recall: float) -> None:
-            log(done, recall=recall, seconds=round(time.monotonic() - began, 1))
-            say(f"step {done:,}  recall@{m} {recall:.2%} on {len(data.val):,} validation users")
+            log(done, recall=recall, seconds=round(time.monotonic() - start, 1))
+            print_line(f"step {done:,}  recall@{m} {recall:.2%} on {len(data.val):,} validation users")
 
         checkpoints = Checkpoints(folder / TRAINING, every=500, resume=True)
         return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)

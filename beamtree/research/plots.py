@@ -27,9 +27,9 @@ def plot_toy(cells: Sequence[Cell], path: Path) -> None:
     figure, axes = plt.subplots(1, len(estimators), figsize=(4.6 * len(estimators), 4.2), sharey=True, squeeze=False)
     names = {"inf": "∞ (float32)", "inf-exact": "∞ (exact order)"}
     for axis, estimator in zip(axes[0], estimators, strict=True):
-        shown = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
-        for colour, n in zip(cycle(COLOURS), dict.fromkeys(c.key["N"] for c in shown), strict=False):
-            line = [c for c in shown if c.key["N"] == n]
+        panel = [c for c in cells if c.key["estimator"] == estimator and c.key["k"] == c.key["m"]]
+        for colour, n in zip(cycle(COLOURS), dict.fromkeys(c.key["N"] for c in panel), strict=False):
+            line = [c for c in panel if c.key["N"] == n]
             _line(axis, "k", line, colour, f"N = {names.get(str(n), n)}")
         axis.set(title=estimator, xlabel="beam size k = m", xscale="log")
         axis.set_xticks([1, 5, 10, 20, 50], labels=["1", "5", "10", "20", "50"])
@@ -46,19 +46,19 @@ def plot_bars(cells: Sequence[Cell], path: Path) -> None:
     rows = list(dict.fromkeys(each.key["row"] for each in cells))
     figure, axes = plt.subplots(1, len(cuts), figsize=(3.6 * len(cuts), 4.2), squeeze=False)
     for axis, m in zip(axes[0], cuts, strict=True):
-        shown = [c for c in cells if c.key["m"] == m]
-        positions = [rows.index(c.key["row"]) for c in shown]
+        panel = [c for c in cells if c.key["m"] == m]
+        positions = [rows.index(c.key["row"]) for c in panel]
         axis.bar(
             positions,
-            [c.value for c in shown],
-            yerr=[c.half for c in shown],
+            [c.value for c in panel],
+            yerr=[c.half for c in panel],
             color=[COLOURS[position % len(COLOURS)] for position in positions],
             capsize=3,
         )
-        printed = [(position, c.paper) for position, c in zip(positions, shown, strict=True) if c.paper]
+        printed = [(position, c.paper) for position, c in zip(positions, panel, strict=True) if c.paper]
         if printed:
             axis.plot(*zip(*printed, strict=True), "ko", mfc="white")
-        best = min(shown, key=lambda each: each.value)
+        best = min(panel, key=lambda each: each.value)
         top = max(best.value + best.half, best.paper or 0.0)  # above the bar, its interval and the circle
         above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axis.annotate("best", (rows.index(best.key["row"]), top), **above)

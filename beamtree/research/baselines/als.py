@@ -13,19 +13,9 @@ from torch import Tensor
 from beamtree.closed_form.als import DIM, STRENGTHS, implicit_als
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
-from beamtree.research.baselines import pad_results
+from beamtree.research.baselines import pad_results, tuned
 from beamtree.research.baselines.sparse import history_items, user_items
-from beamtree.research.baselines.tuned import (
-    Score,
-    Settings,
-    ShuffledLog,
-    Trial,
-    TunedBaseline,
-    best_settings,
-    drop_repeats,
-    shuffle_items,
-    try_repeats,
-)
+from beamtree.research.baselines.tuned import Score, Settings, ShuffledLog, Trial, TunedBaseline
 from beamtree.scorers.factors import Factors, fold_in
 from beamtree.tree import PAD
 
@@ -79,17 +69,17 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
 
     λ and α₀ are chosen with short vectors, p and w again with the final ones.
     """
-    log = shuffle_items(events, num_items, val)
+    log = tuned.shuffle_items(events, num_items, val)
     settings = DEFAULTS
     if len(log.x):
         trials: list[Trial] = []
         for penalty, everywhere in STRENGTHS:
             strength = {"penalty": penalty, "everywhere": everywhere}
             trials += _trials(log, _factors(log, strength, TRIAL_DIM), strength)
-        settings = best_settings(trials)
+        settings = tuned.best_settings(trials)
     factors = _factors(log, settings, DIM)
     if len(log.x):
-        settings = best_settings(_trials(log, factors, settings))
+        settings = tuned.best_settings(_trials(log, factors, settings))
     return TunedBaseline(log, fold_in_score(factors, settings["recency"]), settings, int(factors.items.nbytes))
 
 
@@ -104,7 +94,7 @@ def _trials(log: ShuffledLog, factors: Factors, settings: Settings) -> list[Tria
     return [
         trial
         for power in POWERS
-        for trial in try_repeats(log, fold_in_score(factors, power), {**settings, "recency": power}, REPEATS)
+        for trial in tuned.try_repeats(log, fold_in_score(factors, power), {**settings, "recency": power}, REPEATS)
     ]
 
 
@@ -112,7 +102,7 @@ def fold_in_score(factors: Factors, power: float) -> Score:
     """Products of all items with folded-in histories, whose events are weighted (1 + t)^-p, repeats dropped."""
 
     def score(x: Tensor) -> Tensor:
-        x = drop_repeats(x)
+        x = tuned.drop_repeats(x)
         weights = recency(power, x.shape[1]) * (x != PAD)
         return fold_in(factors, factors.items[x.clamp(min=0)], weights) @ factors.items.T
 

@@ -17,17 +17,9 @@ from beamtree.closed_form.ridge import BLOCK, PENALTIES, climb, ridge_partners
 from beamtree.data import BeforeAfter, Events, factors
 from beamtree.data.csr import CSR
 from beamtree.data.views import recency
+from beamtree.research.baselines import tuned
 from beamtree.research.baselines.sparse import history_weights, matrix_bytes, partner_matrix, user_items
-from beamtree.research.baselines.tuned import (
-    Score,
-    ShuffledLog,
-    Trial,
-    TunedBaseline,
-    best_settings,
-    drop_repeats,
-    shuffle_items,
-    try_repeats,
-)
+from beamtree.research.baselines.tuned import Score, ShuffledLog, Trial, TunedBaseline
 
 # λ: PENALTIES of `closed_form.ridge`
 POWERS = (0.0, 0.3, 0.6)  # p: recency of the history
@@ -146,7 +138,7 @@ def _sort_along_main_axis(vectors: Tensor, items: Tensor) -> Tensor:
 
 def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:
     """EASE on training users, with the λ, p and w of the highest recall on validation users."""
-    log = shuffle_items(events, num_items, val)
+    log = tuned.shuffle_items(events, num_items, val)
     solve = solver(log)
     if not len(log.x):
         model = solve(DEFAULTS["penalty"])
@@ -158,19 +150,19 @@ def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
         model = solve(penalty)
         for power in POWERS:
             settings = {"penalty": penalty, "recency": power}
-            trials.extend(try_repeats(log, score_of(log, model, power), settings, REPEATS))
-        if best_settings(trials)["penalty"] != penalty:
+            trials.extend(tuned.try_repeats(log, score_of(log, model, power), settings, REPEATS))
+        if tuned.best_settings(trials)["penalty"] != penalty:
             return False
         best_weights.clear()
         best_weights[penalty] = model
         return True
 
     climb(PENALTIES, attempt)
-    best = best_settings(trials)
+    best = tuned.best_settings(trials)
     model = best_weights.get(best["penalty"]) or solve(best["penalty"])  # a later trial can bring an earlier λ back
     return TunedBaseline(log, score_of(log, model, best["recency"]), best, model.num_bytes)
 
 
 def score_of(log: ShuffledLog, model: EaseWeights, power: float) -> Score:
     """Scores of histories whose events are weighted (1 + t)^-p, repeats dropped."""
-    return lambda x: model.scores(history_weights(drop_repeats(x), recency(power, x.shape[1]), log.num_items))
+    return lambda x: model.scores(history_weights(tuned.drop_repeats(x), recency(power, x.shape[1]), log.num_items))

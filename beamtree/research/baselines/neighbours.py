@@ -7,6 +7,7 @@ from torch import Tensor
 
 from beamtree.closed_form.transitions import next_partners
 from beamtree.data import BeforeAfter, Events
+from beamtree.research.baselines import tuned
 from beamtree.research.baselines.sparse import (
     history_items,
     history_weights,
@@ -14,16 +15,7 @@ from beamtree.research.baselines.sparse import (
     partner_matrix,
     user_items,
 )
-from beamtree.research.baselines.tuned import (
-    Score,
-    ShuffledLog,
-    Trial,
-    TunedBaseline,
-    best_settings,
-    drop_repeats,
-    shuffle_items,
-    try_repeats,
-)
+from beamtree.research.baselines.tuned import Score, ShuffledLog, Trial, TunedBaseline
 from beamtree.tree import PAD
 
 MAX_SCORES = 20_000_000  # that are in memory at once, if dense: 80 MB
@@ -107,7 +99,7 @@ class UserKNN:
 
     def nearest(self, x: Tensor, neighbours: int) -> csr_matrix:
         """The cosine of each history x [B, T] with its nearest users [B, U], rows normalised to sum 1."""
-        history = history_weights(drop_repeats(x), torch.ones(x.shape[1]), self._matrix.shape[1])
+        history = history_weights(tuned.drop_repeats(x), torch.ones(x.shape[1]), self._matrix.shape[1])
         cosines = torch.from_numpy((history @ self._items).toarray() / self._sizes)
         best = cosines.topk(min(neighbours, cosines.shape[1]))
         share = best.values / best.values.sum(1, keepdim=True).clamp(min=1e-9)  # the history's own size cancels
@@ -123,7 +115,7 @@ class UserKNN:
 
 def user_knn(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:
     """User-kNN with the K, power and w of the highest recall on validation users."""
-    log = shuffle_items(events, num_items, val)
+    log = tuned.shuffle_items(events, num_items, val)
     model = UserKNN(user_items(log.events, num_items))
     settings = KNN_DEFAULTS
     if len(log.x):
@@ -131,8 +123,8 @@ def user_knn(events: Events, num_items: int, val: BeforeAfter | None = None) -> 
         for neighbours in KNN_NEIGHBOURS:
             for popular in KNN_POPULAR:
                 tried = {**KNN_DEFAULTS, "neighbours": float(neighbours), "popular": popular}
-                trials += try_repeats(log, model.score(neighbours, popular), tried, KNN_REPEATS)
-        settings = best_settings(trials)
+                trials += tuned.try_repeats(log, model.score(neighbours, popular), tried, KNN_REPEATS)
+        settings = tuned.best_settings(trials)
     score = model.score(int(settings["neighbours"]), settings["popular"])
     return TunedBaseline(log, score, settings, model.num_bytes)
 
@@ -154,7 +146,7 @@ def rule_score(pairs: csr_matrix, decay: float) -> Score:
 
 def rules(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:
     """Pairs of training users' events, with the settings of the highest recall on validation users."""
-    log = shuffle_items(events, num_items, val)
+    log = tuned.shuffle_items(events, num_items, val)
     settings = RULES_DEFAULTS
     if len(log.x):
         trials: list[Trial] = []
@@ -162,7 +154,7 @@ def rules(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tun
             pairs = rule_weights(log, backward)
             for decay in RULES_DECAYS:
                 tried = {**RULES_DEFAULTS, "backward": backward, "decay": decay}
-                trials += try_repeats(log, rule_score(pairs, decay), tried, RULES_REPEATS)
-        settings = best_settings(trials)
+                trials += tuned.try_repeats(log, rule_score(pairs, decay), tried, RULES_REPEATS)
+        settings = tuned.best_settings(trials)
     pairs = rule_weights(log, settings["backward"])
     return TunedBaseline(log, rule_score(pairs, settings["decay"]), settings, matrix_bytes(pairs))

@@ -1,6 +1,6 @@
-"""Follow the most relevant items of one user down the tree and see on which level the beam drops each.
+"""Show on which level the beam loses each of the most relevant items of one user.
 
-python examples/where_the_beam_went_wrong.py
+python examples/trace_beam.py
 """
 
 import torch
@@ -20,7 +20,7 @@ leaves = tree.leaf_of_item(best.indices)  # [1, 10]
 dropped = torch.zeros(10, dtype=torch.int64)
 with torch.no_grad():
     for step in walk(model.query(x), beam_size=10):
-        kept = torch.isin(tree.ancestor(leaves, step.level), step.beam)[0]
-        dropped = torch.where(~kept & (dropped == 0), step.level, dropped)
+        in_beam = torch.isin(tree.ancestor(leaves, step.level), step.beam)[0]
+        dropped = torch.where(~in_beam & (dropped == 0), step.level, dropped)
 for item, eta, level in zip(best.indices[0].tolist(), best.values[0].tolist(), dropped.tolist(), strict=True):
     print(f"item {item:>3}  η = {eta:.3f}  " + (f"lost on level {level} of {tree.height}" if level else "retrieved"))

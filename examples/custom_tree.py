@@ -1,6 +1,6 @@
-"""A new tree builder is a function from data to a tree: here, items in the order of their ids.
+"""A custom tree builder, which is a function from data to a tree: items in the order of their ids.
 
-python examples/your_own_tree.py
+python examples/custom_tree.py
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from beamtree.ingest.simulate import simulate
 
 
 def tree_by_id(data: Prepared) -> bt.Tree:
-    """Items whose ids are near each other lie under the same nodes."""
+    """Items with similar ids are under the same nodes."""
     order = sorted(range(data.num_items), key=lambda item: data.items[item])
     return in_order(torch.tensor(order))
 
@@ -26,5 +26,5 @@ if __name__ == "__main__":
         for tree in (tree_by_id, "cluster"):
             shop = bt.Recommender(tree=tree, beam_size=20, steps=60)
             shop.fit(Path(name) / "market.parquet")
-            found = shop.evaluate(m=(50,), metrics=("recall",))
-            print(f"{getattr(tree, '__name__', tree):<12} recall@50 {found['recall', 50]:.1%}")
+            evaluation = shop.evaluate(m=(50,), metrics=("recall",))
+            print(f"{getattr(tree, '__name__', tree):<12} recall@50 {evaluation['recall', 50]:.1%}")

@@ -1,6 +1,6 @@
-"""A new scorer is one file: here, the product of a node's vector and the mean of the history, lifted to its level.
+"""A custom scorer: the product of a node's vector and the mean of the history at its level.
 
-python examples/your_own_scorer.py
+python examples/custom_scorer.py
 """
 
 import tempfile
@@ -37,7 +37,7 @@ class MeanScorer(bt.Scorer):
 
 
 def mean_scorer(tree: bt.Tree, data: object, seed: int) -> MeanScorer:
-    """What a recommender calls to make one."""
+    """Makes the scorer for `Recommender`."""
     return MeanScorer(tree.num_nodes, seed=seed)
 
 
@@ -48,5 +48,5 @@ if __name__ == "__main__":
         shop.fit(Path(name) / "market.parquet")
         print(shop.evaluate(m=(10, 50), metrics=("recall",)))
         shop.save(Path(name) / "run")
-        again = bt.Recommender.load(Path(name) / "run", scorers=[MeanScorer])
-        print(again.recommend(users=again.data.users[:1], m=3))
+        loaded = bt.Recommender.load(Path(name) / "run", scorers=[MeanScorer])
+        print(loaded.recommend(users=loaded.data.users[:1], m=3))
