@@ -110,7 +110,7 @@ def _toy(name: str, runs: int, seed: int, json: Path | None) -> None:
     settings: dict[str, object] = {"runs": runs, "seed": seed}
     file = _results_file(name, {"runs": 100, "seed": 0}, settings, json)
     with progress(runs, "runs") as (advance, _):
-        cells = toy_cells(name, runs, seed, lambda done, total: advance(1))
+        cells = toy_cells(name, runs, seed, advance)
     pictures = _save(file, cells, settings, json, "plot_toy")
     print_cells(TOY_TITLES[name], cells, line=("estimator", "k", "m"), column="N", digits=3)
     _print_saved(file, cells, pictures)

@@ -125,15 +125,13 @@ def order_by_similarity(vectors: Tensor) -> Tensor:
     vectors = torch.nn.functional.normalize(vectors)
     parts = [torch.arange(len(vectors))]
     while len(parts) * BLOCK < len(vectors):
-        parts = [half for part in parts for half in _sort_along_main_axis(vectors[part], part).tensor_split(2)]
+        halves = list[Tensor]()
+        for part in parts:
+            centred = vectors[part] - vectors[part].mean(0)
+            axis = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+            halves += part[(centred @ axis).argsort()].tensor_split(2)
+        parts = halves
     return torch.cat(parts)
-
-
-def _sort_along_main_axis(vectors: Tensor, items: Tensor) -> Tensor:
-    """Items sorted by their vectors' projection on the first principal axis."""
-    vectors = vectors - vectors.mean(0)
-    axis = torch.linalg.eigh(vectors.T @ vectors).eigenvectors[:, -1]
-    return items[(vectors @ axis).argsort()]
 
 
 def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:

@@ -30,17 +30,6 @@ BEAMS = (1, 5, 10, 20, 50)
 # exact order: in float32 it rounds to 1 in the upper tree and ties decide.
 Samples = int | str
 Key = tuple[str, Samples, int, int]
-OnRun = Callable[[int, int], None]  # (runs done, runs in all)
-
-
-def toy_regrets(runs: int, seed: int, on_run: OnRun) -> dict[Key, list[float]]:
-    """reg_{p@m} of every estimator, N, k and m ≤ k, one value per run."""
-    regrets: dict[Key, list[float]] = {}
-    for run in range(runs):
-        for key, value in one_run(mix(seed, run)).items():
-            regrets.setdefault(key, []).append(value)
-        on_run(run + 1, runs)
-    return regrets
 
 
 def one_run(seed: int) -> dict[Key, float]:
@@ -101,9 +90,13 @@ def tolerance(estimator: str, samples: Samples, k: int) -> float | None:
     return 0.015 if k == 1 else 0.006
 
 
-def toy_cells(table: str, runs: int, seed: int, on_run: OnRun) -> list[Cell]:
-    """The cells of Table 1 or A.1."""
-    regrets = toy_regrets(runs, seed, on_run)
+def toy_cells(table: str, runs: int, seed: int, on_runs: Callable[[int], None]) -> list[Cell]:
+    """The cells of Table 1 or A.1. `on_runs` is called with the number of runs done since the last call."""
+    regrets: dict[Key, list[float]] = {}
+    for run in range(runs):
+        for key, value in one_run(mix(seed, run)).items():
+            regrets.setdefault(key, []).append(value)
+        on_runs(1)
     samples = expected()[table]["N"]
     columns = {"DirEst": "regret"} if table == "table1" else {name: name for name in ("DirEst", "HierEst", "OptEst")}
     cells = []
