@@ -14,7 +14,7 @@ from beamtree.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
 from beamtree.research import plots
 from beamtree.research.compare import Result
 from beamtree.research.paper.cells import STUDENT, Cell, cell, half_interval
-from beamtree.research.paper.timing import timing
+from beamtree.research.paper.timing import batch_times
 from beamtree.train.optimizer import adam
 
 
@@ -240,6 +240,6 @@ def test_pictures_mark_the_best_and_say_what_is_drawn(tmp_path, monkeypatch):
 
 
 def test_timing_measures_every_method():
-    cells = timing(5, 4, 4, 2, adam, "cpu")
+    cells = batch_times(5, 4, 4, 2, adam, "cpu")
     assert [cell.key["row"] for cell in cells] == ["plt", "tdm", "otm"]
     assert all(cell.value > 0 for cell in cells)

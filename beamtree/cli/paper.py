@@ -293,7 +293,7 @@ def paper_timing(
     height, iterations = height or (22 if on_gpu else 14), iterations or (200 if on_gpu else 5)
     options.check_outputs(json)
     with progress(timing.num_batches(iterations), "batches") as (advance, _):
-        cells = timing.timing(height, batch_size, beam_size, iterations, make_optimizer, device, advance)
+        cells = timing.batch_times(height, batch_size, beam_size, iterations, make_optimizer, device, advance)
     if json is not None:
         write_json(json, [{**cell.record(), "height": height, "device": device} for cell in cells])
     print_cells(f"{timing.TITLE}: {batch_size} users, 2^{height} items", cells, line=("row",), column="", digits=4)

@@ -25,7 +25,7 @@ def num_batches(iterations: int) -> int:
     return 3 * (WARM_UP + iterations)
 
 
-def timing(
+def batch_times(
     height: int,
     batch_size: int,
     beam_size: int,
