@@ -23,7 +23,7 @@ from beamtree.distributed.group import ranks
 from beamtree.distributed.training import join
 from beamtree.methods import sized
 from beamtree.scorers import DeepScorer, NodeTable
-from beamtree.train.backend import backend
+from beamtree.train.backend import current_backend
 from beamtree.train.optimizer import OPTIMIZERS
 
 WARM_UP = 2  # steps
@@ -63,8 +63,8 @@ def work(args: argparse.Namespace) -> dict[str, float]:
     join()
     tree = bt.random_tree(args.items, seed=0)
     scorer = DeepScorer(tree.num_nodes, args.dim, seed=0)
-    model = backend().place(bt.TreeModel(tree, scorer, first_level=6), "cpu")
-    step = backend().stepper(model, OPTIMIZERS[args.optimizer](model, 1e-3))
+    model = current_backend().place(bt.TreeModel(tree, scorer, first_level=6), "cpu")
+    step = current_backend().stepper(model, OPTIMIZERS[args.optimizer](model, 1e-3))
     generator = torch.Generator().manual_seed(1)
     users = args.batch_size * (args.steps + WARM_UP)
     popular = (torch.rand(users, 79, generator=generator) ** 3 * args.items).long()  # a few items make peak events
