@@ -5,6 +5,7 @@ import io
 import resource
 import subprocess
 import sys
+import time
 from unittest import mock
 
 import pytest
@@ -38,3 +39,12 @@ def largest_file(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def wait_for(condition, seconds=60):
+    """Wait until the condition holds; returns its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return value

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_logs import random_events, random_histories
 
 from beamtree.data import BeforeAfter, Events
 from beamtree.research.baselines import FIXED, build, popularity
@@ -17,21 +18,6 @@ from beamtree.tree import PAD
 
 M = 30
 ROWS = [popularity, item_cf, item_cf_nearest, als]
-
-
-def random_events(seed, users=40):
-    generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(1, 20, (users,), generator=generator)
-    items = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
-    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "test")
-
-
-def random_histories(seed, rows=6):
-    generator = torch.Generator().manual_seed(seed + 1)
-    x = torch.randint(0, M, (rows, 5), generator=generator)
-    x[torch.rand(x.shape, generator=generator) < 0.3] = PAD
-    x[0] = PAD
-    return x
 
 
 def plain_cosines(events):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import free_port
 from test_bulk import MANY, all_answers, content, write_parts, write_users
 from test_retrieve import ITEMS, expected, make_run, same
 
@@ -29,11 +30,6 @@ def clean(home, **more):
     """The environment of a user who has nothing to do with Ray yet."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **more}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def answers(port):

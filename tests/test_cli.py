@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from command import beamtree
+from command import beamtree, wait_for
 
 from beamtree.research.paper.cells import expected, results_name
 
@@ -116,14 +115,6 @@ def test_workers_end_with_a_killed_command(tmp_path):
     process.kill()
     process.wait()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 15)
-
-
-def wait_for(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return found
 
 
 def stat(pid):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command import wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
 
@@ -54,10 +55,8 @@ def test_a_command_ends_with_its_own_exit_code(tmp_path):
     assert done.returncode == 0
 
 
-def wait_for(path):
-    while not path.exists() or not path.read_text():
-        time.sleep(0.01)
-    return int(path.read_text())
+def read_pid(path):
+    return int(wait_for(lambda: path.exists() and path.read_text()))
 
 
 def is_alive(process):
@@ -70,7 +69,7 @@ def is_alive(process):
 @pytest.mark.extended
 def test_a_signal_to_the_command_reaches_the_one_that_works(tmp_path):
     with start(tmp_path, "time.sleep(60)") as done:
-        worker = wait_for(tmp_path / "worker")
+        worker = read_pid(tmp_path / "worker")
         done.send_signal(signal.SIGTERM)
         assert done.wait(30) == -signal.SIGTERM
     assert not is_alive(worker)
@@ -79,7 +78,7 @@ def test_a_signal_to_the_command_reaches_the_one_that_works(tmp_path):
 @pytest.mark.extended
 def test_no_worker_outlives_its_watcher(tmp_path):
     with start(tmp_path, "time.sleep(60)") as done:
-        worker = wait_for(tmp_path / "worker")
+        worker = read_pid(tmp_path / "worker")
         done.kill()
     end = time.monotonic() + 30
     while is_alive(worker):

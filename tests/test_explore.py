@@ -7,17 +7,15 @@ import html
 import json
 import re
 
-import numpy as np
 import pytest
 import torch
 from command import beamtree
+from sample_logs import write_prepared
 from watched import NUM_USERS, SIZES, a_catalogue, a_model, recorded, some_people, user_names
 
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.ids import write_ids
-from beamtree.data.prepared import write_folder
 from beamtree.diagnose.explain import explain
 from beamtree.diagnose.explore import (
     MAP_NODES,
@@ -214,15 +212,8 @@ def folder(tmp_path_factory):
     """Prepared data and two runs on them."""
     place = tmp_path_factory.mktemp("explore")
     people, model = some_people(), a_model()
-
-    def fill(draft):
-        np.save(draft / "offsets.npy", people.events.offsets.numpy())
-        np.save(draft / "events.npy", people.events.items.numpy())
-        write_ids(draft / "items.txt", model.ids.names)
-        write_ids(draft / "users.txt", (f"u{number}" for number in range(NUM_USERS)))
-        return {"num_users": NUM_USERS, "num_items": 180, "users": {"train": 10, "val": 0, "test": 20}}
-
-    write_folder(place / "data", fill)
+    users = [f"u{number}" for number in range(NUM_USERS)]
+    write_prepared(place / "data", people.events, model.ids.names, users, train=10, val=0, test=20)
     others = a_model(num_items=40, seed=4)
     for name, each in (("run", model), ("tdm", a_model(seed=3)), ("others", others)):
         bt.save_model(each, place / name)

@@ -12,12 +12,11 @@ from command import beamtree
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_logs import write_prepared
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
-from beamtree.data import Ids, Instances
-from beamtree.data.ids import write_ids
-from beamtree.data.prepared import write_folder
+from beamtree.data import Events, Ids, Instances
 from beamtree.diagnose.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
 from beamtree.scorers import DeepScorer, FixedScorer, LinearScorer
 
@@ -307,17 +306,10 @@ def make_run(folder, train, val, test):
     users = train + val + test
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(10, 30, (users,), generator=generator)
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    events = torch.randint(60, (int(lengths.sum()),), generator=generator)
-
-    def fill(draft):
-        np.save(draft / "offsets.npy", offsets.numpy())
-        np.save(draft / "events.npy", events.numpy().astype(np.int32))
-        write_ids(draft / "items.txt", (f"item {number}" for number in range(60)))
-        write_ids(draft / "users.txt", (f"user {number}" for number in range(users)))
-        return {"num_users": users, "num_items": 60, "users": {"train": train, "val": val, "test": test}}
-
-    write_folder(folder / "data", fill)
+    items = torch.randint(60, (int(lengths.sum()),), generator=generator)
+    events = Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), items, "test")
+    names = [f"item {number}" for number in range(60)], [f"user {number}" for number in range(users)]
+    write_prepared(folder / "data", events, *names, train=train, val=val, test=test)
     tree = bt.random_tree(60, seed=1)
     model = TreeModel(
         tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=3, ids=Ids(folder / "data" / "items.txt")

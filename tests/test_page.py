@@ -5,12 +5,12 @@ They run in Debian's Chromium, without a network.
 
 import re
 import shutil
-import time
 from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
 import torch
+from command import wait_for
 from serving import serving
 from watched import SIZES, a_catalogue, a_model, recorded, some_people, user_names
 
@@ -76,14 +76,6 @@ def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(page(recorded()[2]), encoding="utf-8")
     return f"file://{path}"
-
-
-def until(holds, seconds=30):
-    """Wait until something is so; the policy of the page does not let the browser evaluate text."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.03)
 
 
 def settled(tab):
@@ -153,7 +145,7 @@ def test_another_user_is_chosen_by_the_list_the_buttons_and_the_search(watch, ad
     tab.click("#find")
     tab.fill("#query", people[4])
     tab.keyboard.press("Enter")
-    until(lambda: tab.locator("#finder[open]").count() == 0)
+    wait_for(lambda: tab.locator("#finder[open]").count() == 0)
     assert names_shown(tab) == expected(4, 20)[1][:10]
 
 
@@ -296,10 +288,10 @@ def test_everything_is_at_the_keys(watch, address):
     tab.keyboard.press("/")
     assert tab.evaluate("document.activeElement.id") == "query"
     tab.keyboard.press("Escape")
-    until(lambda: tab.locator("dialog[open]").count() == 0)
-    until(lambda: tab.evaluate("document.activeElement.id") != "query")  # a key in a field is a letter
+    wait_for(lambda: tab.locator("dialog[open]").count() == 0)
+    wait_for(lambda: tab.evaluate("document.activeElement.id") != "query")  # a key in a field is a letter
     tab.keyboard.press("]")
-    until(lambda: watch.state().get("user") == recorded()[2]["users"][1]["id"])
+    wait_for(lambda: watch.state().get("user") == recorded()[2]["users"][1]["id"])
 
 
 @pytest.mark.extended
@@ -315,7 +307,7 @@ def test_a_replay_goes_down_level_by_level_until_it_is_stopped(watch, address):
     tab.wait_for_timeout(900)  # longer than a step takes
     assert watch.state()["level"] == stopped
     tab.keyboard.press("Space")
-    until(lambda: "level" not in watch.state(), seconds=60)  # all levels are shown
+    wait_for(lambda: "level" not in watch.state(), seconds=60)  # all levels are shown
     assert pixels(tab) == before
 
 
@@ -446,7 +438,7 @@ def test_live_a_user_is_chosen_and_the_newest_events_are_hidden(server, watch):
     assert tab.locator("#truth .item").count() == 5
     tab.fill("#hide", "2")
     tab.press("#hide", "Enter")
-    until(lambda: tab.locator("#truth .item").count() == 2)
+    wait_for(lambda: tab.locator("#truth .item").count() == 2)
     assert names_shown(tab) == titles_of(ask(["i3", "i5", "i8", "i13"], ["i21", "i34"]))
     assert watch.state() == {"user": "ann", "hide": "2"}
     assert all(url.startswith((server, "about:", "data:")) for url in watch.asked)
@@ -461,11 +453,11 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     words = f"Lost on level {path.loss.step.level}" if path.loss else f"at rank {path.rank}"
     assert words in tab.inner_text("#why")
     slide(tab, "k", 5)
-    until(lambda: tab.locator("#controls output").first.inner_text() == "32")
+    wait_for(lambda: tab.locator("#controls output").first.inner_text() == "32")
     assert names_shown(tab) == titles_of(ask(["i3", "i5", "i8"], k=32, m=4))
     tab.wait_for_selector("#cost circle")
     tab.locator("#list .item").nth(3).click()
-    until(lambda: "at rank 4" in tab.inner_text("#why"))
+    wait_for(lambda: "at rank 4" in tab.inner_text("#why"))
     assert tab.locator("#why .margin").count() == SHOP.tree.height - 1
 
 
@@ -473,7 +465,7 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
 def test_live_losses_are_counted_over_users_of_the_log(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=2&k=10&m=5&tab=losses")
     told = losses_as_dict(inspect_for_page(SHOP, some_people(), 200))
-    until(lambda: told["advice"] in tab.inner_text("#view"))
+    wait_for(lambda: told["advice"] in tab.inner_text("#view"))
     assert f"{told['users']} users, k = 100" in tab.inner_text("#view")
     assert tab.locator("#view svg.loss").count() == 2
     assert "Counting" not in tab.inner_text("#view")
@@ -492,7 +484,7 @@ def test_live_a_history_is_typed_and_taken_apart(server, watch):
     assert names_shown(tab) == titles_of(ask(["i17", "i44"]))
     assert watch.state()["history"] == "i17\ti44"
     tab.locator("#history .drop").first.click()
-    until(lambda: tab.locator("#history .past").count() == 1)
+    wait_for(lambda: tab.locator("#history .past").count() == 1)
     assert names_shown(tab) == titles_of(ask(["i17"]))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from command import beamtree
+from command import beamtree, wait_for
 
 import beamtree as bt
 from beamtree.cli import app, errors
@@ -294,13 +294,6 @@ def test_what_is_left_in_a_finished_run_goes_with_the_next_command(shop_folder, 
 def test_a_link_that_leads_to_itself_is_one_line(copy):
     (copy / "asked.csv").symlink_to("asked.csv")
     assert "asked.csv" in refused(copy, "retrieve", "run", "--input", "asked.csv", "--output", "found.csv")
-
-
-def wait_for(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_run_says_with_how_many_threads_it_was_trained(shop_folder):

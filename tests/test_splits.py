@@ -10,6 +10,7 @@ import torch
 from command import beamtree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_logs import write_log
 
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
@@ -87,12 +88,6 @@ def told(folder):
     return found
 
 
-def write(folder, rows):
-    path = folder / "log.parquet"
-    pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_parquet(path)
-    return path
-
-
 rows = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.sampled_from("ijklm"), st.integers(0, 9)), min_size=12, max_size=70
 )
@@ -102,7 +97,7 @@ rows = st.lists(
 @given(rows=rows, few=st.integers(1, 4), min_events=st.integers(2, 4), at_once=st.sampled_from([3, 1 << 24]))
 def test_leave_one_out_and_few_events_are_as_defined(tmp_path_factory, rows, few, min_events, at_once):
     folder = tmp_path_factory.mktemp("log")
-    path = write(folder, rows)
+    path = write_log(folder, rows)
     events, report = clean(rows, max(3, min_events), few)
     options = {"min_events": min_events, "min_item_events": few, "split": "leave-one-out"}
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +123,7 @@ def test_leave_one_out_and_few_events_are_as_defined(tmp_path_factory, rows, few
 @given(rows=rows, date=st.integers(-1, 11), few=st.integers(1, 3), at_once=st.sampled_from([3, 1 << 24]))
 def test_the_split_by_time_is_as_defined(tmp_path_factory, rows, date, few, at_once):
     folder = tmp_path_factory.mktemp("log")
-    path = write(folder, rows)
+    path = write_log(folder, rows)
     log = by_user(clean(rows, 2, few)[0])
     expected = time_split(log, date)
     train = expected["train"]
@@ -164,7 +159,7 @@ LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn
 
 
 def test_the_last_event_is_for_testing_and_the_one_before_for_validation(tmp_path):
-    prepare(write(tmp_path, LOG), tmp_path / "out", min_events=2, split="leave-one-out")
+    prepare(write_log(tmp_path, LOG), tmp_path / "out", min_events=2, split="leave-one-out")
     data = load_data(tmp_path / "out")
     ids = data.items.names
     for view, history, target in ((data.val, "lkji", "m"), (data.test, "mlkji", "n")):
@@ -183,7 +178,7 @@ def test_a_log_without_times_can_leave_one_out(tmp_path):
 
 
 def test_fewer_users_may_validate_and_test(tmp_path):
-    path, found = write(tmp_path, LOG), []
+    path, found = write_log(tmp_path, LOG), []
     for seed in (0, 0, 1):
         options = {"val_users": 3, "test_users": 1, "seed": seed}
         description = prepare(path, tmp_path / "out", min_events=2, split="leave-one-out", **options)
@@ -197,7 +192,7 @@ def test_fewer_users_may_validate_and_test(tmp_path):
 
 
 def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
-    path = write(tmp_path, LOG)
+    path = write_log(tmp_path, LOG)
     expected = {
         "halves": {"train": 6, "val": 6, "test": 6},
         "time:3": {"train": 3, "val": 6, "test": 6},
@@ -244,7 +239,7 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, options, message):
-    path = write(tmp_path, LOG)
+    path = write_log(tmp_path, LOG)
     with pytest.raises(ValueError) as error:  # noqa: PT011  (the message is looked for below)
         prepare(
             path, tmp_path / "out", **{"min_events": 2, "val_users": 0 if "test_users" in options else None, **options}
@@ -260,7 +255,7 @@ def test_a_split_by_time_needs_times_and_users_on_both_sides(tmp_path):
         prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2, split="time:5")
     days = [("a", "i", "2020-01-01"), ("a", "j", "2020-01-02"), ("b", "i", "2020-01-05"), ("b", "j", "2020-01-06")]
     days += [("c", "i", "2020-01-01"), ("c", "j", "2020-01-01")]
-    path = write(tmp_path, days)
+    path = write_log(tmp_path, days)
     with pytest.raises(ValueError, match="no user has events both before and after it"):
         prepare(path, tmp_path / "out", min_events=2, split="time:2020-01-04")
     with pytest.raises(ValueError, match="'12' cannot be read; the times of the log are dates"):
@@ -273,7 +268,7 @@ def test_a_split_by_time_needs_times_and_users_on_both_sides(tmp_path):
 
 
 def test_the_command_says_which_protocol(tmp_path):
-    write(tmp_path, [*LOG, ("late", "i", 5), ("late", "j", 5), ("a", "rare", 1)])
+    write_log(tmp_path, [*LOG, ("late", "i", 5), ("late", "j", 5), ("a", "rare", 1)])
     words = ["prepare", "log.parquet", "--out", "out", "--min-events", "2", "--min-item-events", "2"]
     done = beamtree(*words, "--split", "leave-one-out", folder=tmp_path)
     assert "Split: leave-one-out: the last event of every user is to be predicted" in done.stdout
@@ -286,7 +281,7 @@ def test_the_command_says_which_protocol(tmp_path):
 
 def test_without_matplotlib_there_is_a_note_and_no_picture(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "beamtree.research.plots", None)
-    write(tmp_path, LOG)
+    write_log(tmp_path, LOG)
     done = beamtree("prepare", "log.parquet", "--out", "out", "--min-events", "2", folder=tmp_path)
     assert "pip install 'beamtree[plots]'" in done.stderr
     assert not (tmp_path / "out" / "summary.png").exists()

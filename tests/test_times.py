@@ -6,18 +6,13 @@ import numpy as np
 import polars as pl
 import pytest
 from command import beamtree
+from sample_logs import write_log
 
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.times import EPOCH, TimeScale, parse_times
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
-
-
-def write(folder, rows):
-    path = folder / "log.parquet"
-    pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_parquet(path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -33,7 +28,7 @@ def write(folder, rows):
 def test_dates_are_written_as_in_logs(tmp_path, first, date, text):
     rows = [(user, item, first + datetime.timedelta(days=time)) for user, item, time in LOG]
     rows = [(user, item, str(time)) for user, item, time in rows] if text else rows
-    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
+    prepare(write_log(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
     assert load_data(tmp_path / "out").train.events.counts().tolist() == [3, 3, 3, 3]
 
 
@@ -42,7 +37,7 @@ def test_dates_are_written_as_in_logs(tmp_path, first, date, text):
 )
 def test_numbers_are_in_the_unit_of_the_log(tmp_path, factor, date, before):
     rows = [(user, item, time * factor) for user, item, time in LOG]
-    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
+    prepare(write_log(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
     assert load_data(tmp_path / "out").train.events.counts().tolist() == [before] * 4
 
 
@@ -55,20 +50,20 @@ def test_a_date_is_read_in_the_unit_of_unix_times(tmp_path, unit, date, kind):
     )  # three before 2020-12-31, then that day and two more
     rows = [(user, item, kind(days[time] * unit)) for user, item, time in LOG]
     date = str(int(date) * unit) if date.isdigit() else date
-    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
+    prepare(write_log(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
     assert load_data(tmp_path / "out").train.events.counts().tolist() == [3, 3, 3, 3]
 
 
 def test_a_few_wrong_times_do_not_hide_the_unit(tmp_path):
     rows = [(user, item, 1_600_000_000 + 86_400 * time) for user, item, time in LOG]
     rows += [("a", "m", 0), ("b", "m", -5), ("c", "m", 10**15)]
-    prepare(write(tmp_path, rows), tmp_path / "out", min_events=2, split="time:2020-09-16")
+    prepare(write_log(tmp_path, rows), tmp_path / "out", min_events=2, split="time:2020-09-16")
     assert load_data(tmp_path / "out").train.events.counts().tolist() == [4, 4, 3, 3]
 
 
 @pytest.mark.parametrize("first", [0, 500_000_000, 5_000_000_000, 10**14])
 def test_other_numbers_are_not_read_as_dates(tmp_path, first):
-    path = write(tmp_path, [(user, item, first + time) for user, item, time in LOG])
+    path = write_log(tmp_path, [(user, item, first + time) for user, item, time in LOG])
     with pytest.raises(ValueError, match="'2020-09-16' cannot be read; the times of the log are numbers"):
         prepare(path, tmp_path / "out", min_events=2, split="time:2020-09-16")
 

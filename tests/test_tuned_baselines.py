@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from sample_logs import random_events, random_histories
 
 from beamtree.cli.compare import parse_rows
 from beamtree.closed_form.als import implicit_als as factorise
@@ -36,20 +37,6 @@ DEFAULTS = {
     "user-knn": neighbours.KNN_DEFAULTS,
     "rules": neighbours.RULES_DEFAULTS,
 }
-
-
-def random_events(seed, users=40, longest=20):
-    generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(1, longest, (users,), generator=generator)
-    items = (torch.rand(int(counts.sum()), generator=generator) ** 2 * (M - 2)).int()  # the last two have none
-    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "test")
-
-
-def random_histories(seed, rows=6, length=5):
-    generator = torch.Generator().manual_seed(seed + 1)
-    x = torch.randint(0, M, (rows, length), generator=generator)
-    x[torch.rand(x.shape, generator=generator) < 0.3] = PAD
-    return x
 
 
 def lists_of(events):
