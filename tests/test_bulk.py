@@ -16,7 +16,6 @@ from command import beamtree
 from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
 
 from beamtree.ingest import arrays, numbering
-from beamtree.ingest import prepare as module
 from beamtree.ingest.prepare import Executor, prepare
 from beamtree.ingest.readers import open_logs
 from beamtree.query import RecommendRequest
@@ -84,7 +83,6 @@ def test_shares_and_ranges_do_not_change_a_byte(tmp_path, monkeypatch, options, 
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names, **options)
     for at_once, rows in ((1 << 24, 100), (50, 70), (60, None)):
-        monkeypatch.setattr(module, "EVENTS_AT_ONCE", at_once)
         monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         prepare(log, tmp_path / "many", engine=Executor(backwards, rows), **names, **options)
         assert content(tmp_path / "many") == content(tmp_path / "one")
@@ -112,7 +110,7 @@ def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
     log = write_parts(tmp_path / "log")
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names, **options)
-    monkeypatch.setattr(module, "EVENTS_AT_ONCE", 200)
+    monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", 200)
     monkeypatch.setattr(ray_cluster, "ROWS", 150)
     prepare(f"{log}/*.parquet", tmp_path / "pattern", engine=ray.engine, **names, **options)
     prepare(log.as_uri(), tmp_path / "address", engine=ray.engine, **names, **options)
@@ -151,7 +149,7 @@ def test_a_worker_that_is_killed_while_preparing_changes_nothing(tmp_path, monke
 
     names = {"user": "who", "item": "what"}
     prepare(log, tmp_path / "one", **names)
-    monkeypatch.setattr(module, "EVENTS_AT_ONCE", 200)
+    monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", 200)
     prepare(log, tmp_path / "ray", engine=Executor(run, 150), **names)
     assert content(tmp_path / "ray") == content(tmp_path / "one")
     assert {path.name for path in marks.iterdir()} == {"write_distinct", "write_numbered", "sort_range"}

@@ -21,7 +21,7 @@ import beamtree as bt
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.files import staging
-from beamtree.ingest import arrays, readers
+from beamtree.ingest import arrays, numbering, readers
 from beamtree.ingest import prepare as module
 from beamtree.ingest.columns import FORMATS, find_columns, is_header
 from beamtree.ingest.prepare import prepare
@@ -113,7 +113,6 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
     expected, report = oracle(rows, min_events)
     items = Counter(item for events in expected.values() for item, _ in events)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
         patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len(expected) < 2 or len(items) < 2:
             with pytest.raises(ValueError, match="two items are needed"):
@@ -134,9 +133,9 @@ def test_prepare_agrees_with_the_rules_row_by_row(tmp_path_factory, rows, min_ev
 
 
 def test_a_repeat_is_found_among_events_at_the_same_time():
-    user, item, time = (np.array(column) for column in ([1, 1, 0, 1, 1], [7, 5, 7, 7, 7], [2, 2, 2, 2, 3]))
-    found = arrays.sort_events(user, item, time)
-    assert [column.tolist() for column in found] == [[0, 1, 1, 1], [7, 7, 5, 7], [2, 2, 2, 3]]
+    events = pl.DataFrame({"user": [1, 1, 0, 1, 1], "item": [7, 5, 7, 7, 7], "time": [2, 2, 2, 2, 3]})
+    result = numbering.sort_events(events).to_dict(as_series=False)
+    assert result == {"user": [0, 1, 1, 1], "item": [7, 7, 5, 7], "time": [2, 2, 2, 3]}
 
 
 # Ways in

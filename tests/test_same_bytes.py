@@ -10,7 +10,6 @@ import pytest
 
 from beamtree.data import prepared
 from beamtree.ingest import arrays
-from beamtree.ingest import prepare as module
 from beamtree.ingest.prepare import prepare
 
 
@@ -36,7 +35,6 @@ def make_log():
 )
 def test_halves_are_the_files_of_earlier_versions(tmp_path, monkeypatch, at_once, options, digest):
     """The digests are of what version 0.1 wrote."""
-    monkeypatch.setattr(module, "EVENTS_AT_ONCE", at_once)
     monkeypatch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
     (tmp_path / "log.csv").write_text(make_log())
     prepare(tmp_path / "log.csv", tmp_path / "out", **options)

@@ -15,7 +15,6 @@ from sample_logs import write_log
 from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.ingest import arrays
-from beamtree.ingest import prepare as module
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.splits import eval_events
 from beamtree.query import history_of_user
@@ -101,7 +100,6 @@ def test_leave_one_out_and_few_events_are_as_defined(tmp_path_factory, rows, few
     events, report = clean(rows, max(3, min_events), few)
     options = {"min_events": min_events, "min_item_events": few, "split": "leave-one-out"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
         patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len({user for user, _, _ in events}) < 2 or len({item for _, item, _ in events}) < 2:
             with pytest.raises(ValueError, match="two items are needed"):
@@ -131,7 +129,6 @@ def test_the_split_by_time_is_as_defined(tmp_path_factory, rows, date, few, at_o
     sold = Counter(item for events in kept.values() for item, _ in events)
     options = {"min_events": 2, "min_item_events": few, "split": f"time:{date}"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "EVENTS_AT_ONCE", at_once)
         patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
         if len(train) < 2 or len(sold) < 2 or not expected["test"]:
             with pytest.raises(ValueError, match=r"two items are needed|all events, which are|no user has events both"):

@@ -5,17 +5,14 @@ user after the other, each user's in order. All functions read and write about E
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from beamtree.files.atomic import write_concurrently
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
 TYPES = {"item": np.uint32, "time": np.int64}  # of the files of events
@@ -39,113 +36,22 @@ class Sections(NamedTuple):
     min_eval_events: int | None = None  # of a validation or test user, if users were selected by it
 
 
-# Sorting
-
-
-class SortedBlock(NamedTuple):
-    """The sorted events of users start … stop - 1, in files whose names begin with `path`; and what was dropped."""
-
-    start: int
-    stop: int
-    path: Path
-    duplicates: int
-    few_users: int
-    few_events: int
-
-
-def sort_block(
-    start: int, stop: int, user: Array, item: Array, time: Array | None, min_events: int, path: Path
-) -> SortedBlock:
-    """Write all events of the users start … stop - 1 in order, without users who have fewer than `min_events`.
-
-    Args:
-        start: the first user.
-        stop: the user after the last.
-        user: of each event, in the order of the log, uint32 [E].
-        item: likewise, uint32 [E].
-        time: likewise, int64 [E], if the log has times.
-        min_events: users with fewer are dropped.
-        path: the beginning of the names of the files.
-    """
-    rows = len(user)
-    user, item, time = sort_events(user, item, time)
-    count = np.bincount(user - start, minlength=stop - start)
-    enough = count >= min_events
-    kept = enough[user - start]
-    columns = {"item": item[kept], "time": None if time is None else time[kept], "length": np.where(enough, count, 0)}
-    for name, column in columns.items():
-        if column is not None:
-            write_concurrently(path.with_name(f"{path.name}.{name}"), partial(_write_bytes, column))
-    few_users, few_events = int(((count > 0) & ~enough).sum()), int(count[~enough].sum())
-    return SortedBlock(start, stop, path, rows - len(user), few_users, few_events)
-
-
-def _write_bytes(column: Array, path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(column.data)
-
-
-def sort_events(user: Array, item: Array, time: Array | None) -> tuple[Array, Array, Array | None]:
-    """Events by user, then time, then log order; duplicates are dropped."""
-    if time is None:
-        order = np.argsort(user, kind="stable")
-        return user[order], item[order], None
-    order = np.lexsort((time, user))
-    user, item, time = user[order], item[order], time[order]
-    first = ~_duplicates(user, item, time)
-    return user[first], item[first], time[first]
-
-
-def _duplicates(user: Array, item: Array, time: Array) -> Array:
-    """Which sorted events repeat the item of an earlier one of the same user and time."""
-    tied = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
-    group = np.concatenate([[0], np.cumsum(~tied)])
-    rows = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))  # only ties can be duplicates
-    rows = rows[np.lexsort((item[rows], group[rows]))]
-    same = (group[rows[1:]] == group[rows[:-1]]) & (item[rows[1:]] == item[rows[:-1]])
-    duplicates = np.zeros(len(user), bool)
-    duplicates[rows[1:][same]] = True
-    return duplicates
-
-
-def join_blocks(blocks: Iterable[SortedBlock], num_users: int, num_items: int, work: Path) -> CleanedLog:
-    """Append the events of all blocks to the files `item` and `time` in `work`; the files of the blocks are removed."""
-    lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
-    duplicates = few_users = few_events = 0
-    with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
-        for block in blocks:
-            duplicates, few_users = duplicates + block.duplicates, few_users + block.few_users
-            few_events += block.few_events
-            lengths[block.start : block.stop] = _pop_file(block.path, "length")
-            item = _pop_file(block.path, "item")
-            popularity += np.bincount(item, minlength=num_items)
-            item_file.write(item.data)
-            if block.path.with_name(f"{block.path.name}.time").exists():
-                time_file.write(_pop_file(block.path, "time").data)
-    report = {
-        "duplicates": duplicates,
-        "users_with_few_events": few_users,
-        "events_of_users_with_few_events": few_events,
-    }
-    return CleanedLog(lengths, popularity, report)
-
-
-def _pop_file(path: Path, name: str) -> Array:
-    """Read a file of a sorted block, and remove it."""
-    file = path.with_name(f"{path.name}.{name}")
-    content = np.fromfile(file, TYPES.get(name, np.int64))
-    file.unlink()
-    return content
-
-
 # Filtering
+
+
+def range_bounds(counts: Array) -> list[int]:
+    """The bounds of ranges of users with about EVENTS_AT_ONCE events together."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, np.arange(EVENTS_AT_ONCE, total, EVENTS_AT_ONCE), side="right")
+    bounds: list[int] = np.unique([0, *cuts, len(counts)]).tolist()
+    return bounds
 
 
 def user_ranges(lengths: Array) -> Iterator[tuple[slice, slice]]:
     """Ranges of users with about EVENTS_AT_ONCE events together, and the range of these events in the files."""
     ends = np.cumsum(lengths)
-    bounds = np.searchsorted(ends, np.arange(EVENTS_AT_ONCE, ends[-1], EVENTS_AT_ONCE), side="right")
-    for start, stop in pairwise(np.unique([0, *bounds, len(lengths)]).tolist()):
+    for start, stop in pairwise(range_bounds(lengths)):
         yield slice(start, stop), slice(int(ends[start] - lengths[start]), int(ends[stop - 1]))
 
 

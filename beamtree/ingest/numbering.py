@@ -1,31 +1,24 @@
-"""Numbering: ids become numbers, and the numbered events go to files by ranges of users that are sorted at once.
+"""Numbering: ids become numbers, and the numbered events go to files, which are sorted one range of users at a time.
 
-A log is read in tasks, which an executor may run in other processes. A file of numbered events holds rows of the log in
-order, those of the first range of users first:
-
-    int64 [R + 1]   where the rows of each range begin
-    uint32 [E]      users
-    uint32 [E]      items
-    int64 [E]       times, if the log has them
-
-The files of a log, sorted by name, are in its order.
+A log is read in tasks, which an executor may run in other processes. Each task writes files of numbered events
+(Parquet: user, item, and time if the log has times), sorted by user. Their names are in the order of the log.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from beamtree.files.atomic import write_concurrently
-from beamtree.ingest.arrays import Array, SortedBlock, sort_block
+from beamtree.ingest.arrays import Array, CleanedLog
 from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable
-from beamtree.ingest.sources import Location
 from beamtree.ingest.times import WHITESPACE
 
 LZ4: Any = "lz4"  # for large files that are read and removed soon
+ROW_GROUP = 1 << 16  # rows that are read together: a range of users reads the row groups that contain its users
 
 Task = Sequence[LogPart]  # the rows that one call reads
 
@@ -44,7 +37,9 @@ def split_log(log: OpenedLog, rows: int | None) -> list[Task]:
     task: list[LogPart] = []
     filled = 0
     for part in log.parts:
-        length = rows if part.path is None else _num_rows(part.path)
+        length = rows
+        if part.path is not None:
+            length = pl.scan_parquet(str(part.path), glob=False).select(pl.len()).collect().item()
         for start in range(0, max(1, length), rows):
             events = part.events if length <= rows else part.events.slice(start, rows)
             task.append(part._replace(events=events))
@@ -53,10 +48,6 @@ def split_log(log: OpenedLog, rows: int | None) -> list[Task]:
                 tasks.append(task)
                 task, filled = [], 0
     return [*tasks, task] if task else tasks
-
-
-def _num_rows(path: Location) -> int:
-    return int(pl.scan_parquet(str(path), glob=False).select(pl.len()).collect().item())
 
 
 def events_of(task: Task) -> pl.LazyFrame:
@@ -97,27 +88,14 @@ def number_ids(paths: list[Path], column: str, table: Path) -> tuple[pl.Series, 
     return names, np.bincount(number, rows, len(names)).astype(np.int64), len(spellings) - len(names)
 
 
-def range_bounds(rows: Array, at_once: int) -> list[int]:
-    """The bounds of ranges of users with about `at_once` rows together."""
-    ends = np.cumsum(rows)
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.searchsorted(ends, np.arange(at_once, total, at_once), side="right")
-    bounds: list[int] = np.unique([0, *cuts, len(rows)]).tolist()
-    return bounds
-
-
 # Events
 
 
-def write_numbered(task: Task, tables: Path, bounds: Sequence[int], at_once: int, path: Path) -> dict[str, int]:
+def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[str, int]:
     """Write the usable rows of a task as numbers; returns the number of rows, and of those that are not usable.
 
-    Args:
-        task: what is read.
-        tables: the folder of user.ids and item.ids.
-        bounds: of the ranges of users.
-        at_once: rows in memory at once, and in a file.
-        path: the beginning of the names of the files.
+    `tables` is the folder of user.ids and item.ids, `at_once` the number of rows in memory and in a file, and `path`
+    the beginning of the names of the files.
     """
     events = events_of(task)
     for column in ("user", "item"):
@@ -137,50 +115,65 @@ def write_numbered(task: Task, tables: Path, bounds: Sequence[int], at_once: int
         usable = usable & ~condition
     report: dict[str, int] = numbered.select(**counts).collect(engine="streaming").row(0, named=True)
     for index, start in enumerate(range(0, report["rows"], at_once)):
-        rows = numbered.slice(start, at_once).filter(usable).collect()
-        write_concurrently(path.with_name(f"{path.name}-{index:06}"), partial(_write_ranges, rows, bounds))
+        rows = numbered.slice(start, at_once).filter(usable).collect().sort("user", maintain_order=True)
+        write = partial(rows.write_parquet, compression=LZ4, row_group_size=ROW_GROUP)
+        write_concurrently(path.with_name(f"{path.name}-{index:06}"), write)
     all_rows.unlink()
     return report
 
 
-def _write_ranges(events: pl.DataFrame, bounds: Sequence[int], path: Path) -> None:
-    """Write events in the order of the ranges of their users."""
-    user = events["user"].to_numpy()
-    number = np.searchsorted(bounds[1:], user, side="right").astype(np.uint16 if len(bounds) < 1 << 16 else np.uint32)
-    order = np.argsort(number, kind="stable")
-    begins = np.concatenate([[0], np.cumsum(np.bincount(number, minlength=len(bounds) - 1))]).astype(np.int64)
-    with path.open("wb") as file:
-        file.write(begins.data)
-        for column in ("user", "item", "time"):
-            if column in events.columns:
-                file.write(events[column].to_numpy()[order].data)
+class SortedBlock(NamedTuple):
+    """The sorted events of users start … stop - 1 in an IPC file; and how many were dropped, by reason."""
+
+    start: int
+    stop: int
+    path: Path
+    dropped: dict[str, int]
 
 
-def _read_range(path: Path, num_ranges: int, number: int, times: bool) -> list[Array]:
-    """The users, items and, if there are any, times of one range."""
-    begins = np.fromfile(path, np.int64, num_ranges + 1)
-    start, rows, total = begins[number], begins[number + 1] - begins[number], begins[-1]
-    columns, offset = [], begins.nbytes
-    for dtype in (np.uint32, np.uint32, *([np.int64] if times else [])):
-        size = np.dtype(dtype).itemsize
-        columns.append(np.fromfile(path, dtype, rows, offset=offset + start * size))
-        offset += total * size
-    return columns
+def sort_range(folder: Path, start: int, stop: int, min_events: int, path: Path) -> SortedBlock:
+    """Write the numbered events of users start … stop - 1, in order, without users with fewer than `min_events`."""
+    files = sorted(file for file in folder.iterdir() if not file.suffix)  # without drafts of a process that was killed
+    rows = pl.scan_parquet(files, glob=False).filter(pl.col("user").is_between(start, stop - 1)).collect()
+    events = sort_events(rows)
+    user = events["user"].to_numpy() - start
+    count = np.bincount(user, minlength=stop - start)
+    few = count < min_events
+    write_concurrently(path, events.filter(pl.Series(~few[user])).write_ipc)
+    dropped = {
+        "duplicates": len(rows) - len(events),
+        "users_with_few_events": int((few & (count > 0)).sum()),
+        "events_of_users_with_few_events": int(count[few].sum()),
+    }
+    return SortedBlock(start, stop, path, dropped)
 
 
-def sort_range(
-    folder: Path, bounds: Sequence[int], number: int, times: bool, min_events: int, path: Path
-) -> SortedBlock:
-    """Sort all events of one range of users, read from all files of a folder.
+def sort_events(events: pl.DataFrame) -> pl.DataFrame:
+    """Events by user, then time, then log order; of rows with the same user, item and time the first is kept."""
+    if "time" not in events.columns:
+        return events.sort("user", maintain_order=True)
+    events = events.sort("time", maintain_order=True).sort("user", maintain_order=True)  # faster than by both at once
+    same = (pl.col("user") == pl.col("user").shift()) & (pl.col("time") == pl.col("time").shift())
+    same = same.fill_null(False)
+    tied = events.select(same | same.shift(-1, fill_value=False)).to_series()  # only ties can be duplicates
+    first = np.ones(len(events), bool)
+    first[tied.to_numpy()] = events.filter(tied).select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy()
+    return events.filter(pl.Series(first))
 
-    Args:
-        folder: of numbered events.
-        bounds: of the ranges of users.
-        number: of the range.
-        times: whether the log has times.
-        min_events: users with fewer are dropped.
-        path: the beginning of the names of the files that are written.
-    """
-    parts = [_read_range(file, len(bounds) - 1, number, times) for file in sorted(folder.iterdir())]
-    user, item, *time = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return sort_block(bounds[number], bounds[number + 1], user, item, time[0] if times else None, min_events, path)
+
+def join_blocks(blocks: Iterable[SortedBlock], num_users: int, num_items: int, work: Path) -> CleanedLog:
+    """Append the events of all blocks to the files `item` and `time` in `work`; the files of the blocks are removed."""
+    lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
+    report = {"duplicates": 0, "users_with_few_events": 0, "events_of_users_with_few_events": 0}
+    with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
+        for start, stop, path, dropped in blocks:
+            events = pl.read_ipc(path.read_bytes())  # not mapped to memory, since the file is removed
+            path.unlink()
+            item = events["item"].to_numpy()
+            lengths[start:stop] = np.bincount(events["user"].to_numpy() - start, minlength=stop - start)
+            popularity += np.bincount(item, minlength=num_items)
+            item_file.write(item.data)
+            if "time" in events.columns:
+                time_file.write(events["time"].to_numpy().data)
+            report = {reason: count + dropped[reason] for reason, count in report.items()}
+    return CleanedLog(lengths, popularity, report)

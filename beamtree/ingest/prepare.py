@@ -17,7 +17,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import starmap
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,18 +27,12 @@ import polars as pl
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
-from beamtree.ingest.arrays import (
-    EVENTS_AT_ONCE,
-    CleanedLog,
+from beamtree.ingest import arrays
+from beamtree.ingest.arrays import CleanedLog, k_core, range_bounds, summarize, write_arrays
+from beamtree.ingest.numbering import (
     SortedBlock,
     join_blocks,
-    k_core,
-    summarize,
-    write_arrays,
-)
-from beamtree.ingest.numbering import (
     number_ids,
-    range_bounds,
     sort_range,
     split_log,
     write_distinct,
@@ -145,8 +139,17 @@ def _fill(
         log.events.sink_parquet(path, compression="lz4", maintain_order=True)
         log = log._replace(parts=[LogPart(FRAME, pl.scan_parquet(path), path)])
     user_names, item_names, bounds, report = _number(log, work, executor, on_stage)
-    blocks = _sort(work, bounds, log, min_events if min_item_events == 1 else 1, executor, on_stage)
-    cleaned = join_blocks(blocks, len(user_names), len(item_names), work)
+    enough = min_events if min_item_events == 1 else 1
+    ranges = list(pairwise(bounds))
+    jobs = [(work / "numbered", *users, enough, work / f"sorted-{n:06}") for n, users in enumerate(ranges)]
+    sorted_blocks = iter(executor.run(sort_range, jobs))
+
+    def blocks() -> Iterator[SortedBlock]:
+        for number in range(len(ranges)):
+            on_stage(f"sorting, part {number + 1} of {len(ranges)}")
+            yield next(sorted_blocks)
+
+    cleaned = join_blocks(blocks(), len(user_names), len(item_names), work)
     if min_item_events > 1:
         on_stage("dropping items and users with few events")
         cleaned = k_core(cleaned, min_events, min_item_events, work)
@@ -221,22 +224,9 @@ def _number(
         paths = list(executor.run(write_distinct, jobs))
         names[column], rows[column], report[f"merged_{column}s"] = number_ids(paths, column, work / f"{column}.ids")
     on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
-    bounds = range_bounds(rows["user"], EVENTS_AT_ONCE)
-    folder, at_once = work / "numbered", math.ceil(EVENTS_AT_ONCE / 4)
+    folder, at_once = work / "numbered", math.ceil(arrays.EVENTS_AT_ONCE / 4)
     folder.mkdir()
-    arguments = [(task, work, bounds, at_once, folder / f"{index:06}") for index, task in enumerate(tasks)]
-    counts = list(executor.run(write_numbered, arguments))
+    numbering_jobs = [(task, work, at_once, folder / f"{index:06}") for index, task in enumerate(tasks)]
+    counts = list(executor.run(write_numbered, numbering_jobs))
     report = {name: sum(count[name] for count in counts) for name in counts[0]} | report
-    return names["user"], names["item"], bounds, report
-
-
-def _sort(
-    work: Path, bounds: list[int], log: OpenedLog, min_events: int, executor: Executor, on_stage: OnStage
-) -> Iterator[SortedBlock]:
-    """The sorted log, in blocks of about EVENTS_AT_ONCE events, each with all events of a range of users."""
-    times, count = log.columns.time is not None, len(bounds) - 1
-    jobs = [(work / "numbered", bounds, n, times, min_events, work / f"sorted-{n:06}") for n in range(count)]
-    results = iter(executor.run(sort_range, jobs))
-    for number in range(count):
-        on_stage(f"sorting, part {number + 1} of {count}")
-        yield next(results)
+    return names["user"], names["item"], range_bounds(rows["user"]), report
