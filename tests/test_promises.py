@@ -20,7 +20,7 @@ from command import beamtree, wait_for
 import beamtree as bt
 from beamtree.cli import app, errors
 from beamtree.files import checksums, staging
-from beamtree.storage.settings import NotFiniteError, is_finite
+from beamtree.storage.tensors import NotFiniteError, is_finite
 from beamtree.train.loop import DivergedError
 from beamtree.train.runs import TrainingLog
 from stress.checksums import update_checksums

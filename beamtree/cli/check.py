@@ -12,9 +12,11 @@ from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import short_message
 from beamtree.files.staging import remove_leftovers_in
+from beamtree.scorers import SCORERS
 from beamtree.storage import settings
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import check_finite, holds_model
+from beamtree.storage.settings import holds_model
+from beamtree.storage.tensors import check_finite
 from beamtree.train.runs import DATA, RUN, TRAINING, read_run
 
 Checks = Iterator[tuple[str, Callable[[], object]]]
@@ -73,7 +75,7 @@ def _check_prepared(folder: Path) -> None:
 def _check_model(folder: Path) -> None:
     description = settings.read_settings(folder)
     settings.check_files(folder, description, full=True)
-    if any(kind not in settings.own_kinds() for kind in settings.kinds_of(description)):
+    if settings.unknown_scorers(description, SCORERS):
         return  # a scorer from outside the package cannot be loaded here
     model = load_model(folder)
     check_finite(model)

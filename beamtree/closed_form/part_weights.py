@@ -12,7 +12,7 @@ from beamtree.data import Data
 from beamtree.metrics import hits, usual_m
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
-from beamtree.storage.settings import NotFiniteError
+from beamtree.storage.tensors import NotFiniteError
 from beamtree.threads import parallel_map
 from beamtree.tree import PAD, Tree, distinct
 

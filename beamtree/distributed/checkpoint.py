@@ -33,18 +33,25 @@ from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
 from beamtree.storage import models
-from beamtree.storage.models import OURS, check_room, model_without_weights, settings_of, tree_tensors
-from beamtree.storage.settings import AGAIN, SETTINGS, check_finite, damaged, holds_model, read_settings, read_tensors
+from beamtree.storage.models import MODEL_FILES, files_in_use, make_settings, model_without_weights, tree_tensors
+from beamtree.storage.settings import (
+    REMEDY,
+    SETTINGS,
+    check_files,
+    explain_damage,
+    holds_model,
+    read_settings,
+    read_tensors,
+)
 from beamtree.storage.sharded_files import (
     MEMORY_TENSORS,
-    check_shards,
     checkpoint_errors,
     load_state,
     memory_prefixes,
     read_memory,
     tensors_in,
 )
-from beamtree.storage.tensors import save_tensors
+from beamtree.storage.tensors import check_finite, save_tensors
 from beamtree.train.checkpoint import Checkpointer, check_same_tree, load_moments, moments_of
 from beamtree.train.validation import Progress
 
@@ -71,7 +78,7 @@ class ShardedCheckpointer(Checkpointer):
         settings, progress = None, Progress(0)
         with ranks().fail_together() as first:
             if first:
-                check_room(self.folder)
+                files_in_use(self.folder)
             if holds_model(self.folder):
                 settings, progress = self.check(self.folder, steps)
         ranks().check_equal(step=progress.step)
@@ -164,7 +171,7 @@ def write_sharded(
 
 def _draft(folder: Path, step: int, stack: ExitStack) -> Path:
     """A folder that all ranks write to before it is moved to its place."""
-    check_room(folder)
+    files_in_use(folder)
     name = f"shards-{step}"
     if (folder / name).exists():
         name += "b"
@@ -188,7 +195,7 @@ def _complete(
     save_tensors(draft / name, tree_tensors(model))
     fsync(draft / name)
     fsync(shards)
-    settings = settings_of(model, progress, {"tree": {"file": name, **file_checksum(draft / name)}})
+    settings = make_settings(model, progress, {"tree": {"file": name, **file_checksum(draft / name)}})
     (draft / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": about}), indent=2) + "\n")
     fsync(draft / SETTINGS)
     os.replace(shards, folder / shards.name)
@@ -197,7 +204,7 @@ def _complete(
     os.replace(draft / SETTINGS, folder / SETTINGS)
     fsync(folder)
     for path in folder.iterdir():
-        if OURS.fullmatch(path.name) and path.name not in (name, shards.name):
+        if MODEL_FILES.fullmatch(path.name) and path.name not in (name, shards.name):
             remove(path)
 
 
@@ -236,7 +243,7 @@ def load_part_for_training(
     folder = Path(folder)
     with ranks().fail_together():
         settings = read_settings(folder)
-        with damaged(folder):
+        with explain_damage(folder):
             model = model_without_weights(folder, settings, scorers)
     shard_model(model)
     load_weights(folder, settings, model)
@@ -257,9 +264,9 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> No
         model.scorer.load_state_dict(weights)
         return
     with ranks().fail_together():
-        check_shards(folder, settings)
+        check_files(folder, settings)
         if any(table.shard != _shard(settings, model) for table in tables.values()):
-            raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+            raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
         prefixes = memory_prefixes(folder, settings)
     for prefix in prefixes:
         memory = memories[prefix]
@@ -305,7 +312,7 @@ def read_part(
 ) -> dict[str, Tensor]:
     """The weights by name that one rank needs for a search: of rows those of its shard, of lists wanted partners."""
     if int(settings["shards"]["cut"]) != shard.cut:
-        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+        raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
     tensors = tensors_in(folder, settings)
     rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
     lists: dict[str, Tensor] = {}

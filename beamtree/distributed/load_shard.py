@@ -22,8 +22,8 @@ from beamtree.model import TreeModel
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.storage.models import read_tree
-from beamtree.storage.settings import check_files, check_finite, damaged, file_of, read_settings
-from beamtree.storage.sharded_files import check_shards
+from beamtree.storage.settings import check_files, explain_damage, file_path, read_settings
+from beamtree.storage.tensors import check_finite
 from beamtree.tree import Tree
 
 TABLE = "table.weight"
@@ -44,15 +44,13 @@ def load_part(
     folder = Path(folder)
     settings = read_settings(folder)
     check_files(folder, settings)
-    if "shards" in settings:
-        check_shards(folder, settings)
-    with damaged(folder):
+    with explain_damage(folder):
         tree, tensors = read_tree(folder, settings)
         shard = Shard.of(tree, ranks, top)
         with _opened(folder, settings, tree, shard) as weights:
             part = PartReader(tree, shard, weights).read(settings["scorer"], settings["scorer_settings"])
         scorer = ShardedScorer(part, shard, settings["scorer_settings"])
-        ids = Ids(folder / file_of(settings, "items"), unique=True) if "items" in settings["files"] else None
+        ids = Ids(file_path(folder, settings, "items"), unique=True) if "items" in settings["files"] else None
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
         model.popularity, model.trained_on_beams = tensors.get("events"), settings.get("trained_on_beams", False)
     check_finite(model)
@@ -67,11 +65,11 @@ def _opened(folder: Path, settings: dict[str, Any], tree: Tree, shard: Shard) ->
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(folder / file_of(settings, "weights"), framework="pt") as weights:
+        with safe_open(file_path(folder, settings, "weights"), framework="pt") as weights:
             if "search" not in settings["files"]:
                 yield WholeFiles(weights, None)
                 return
-            with safe_open(folder / file_of(settings, "search"), framework="pt") as search:
+            with safe_open(file_path(folder, settings, "search"), framework="pt") as search:
                 yield WholeFiles(weights, search)
     except SafetensorError as error:
         raise ValueError(f"{folder} is damaged: {error}") from error

@@ -23,7 +23,7 @@ from beamtree.methods import Method
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.scorers.table import NodeTable
-from beamtree.storage.settings import check_finite
+from beamtree.storage.tensors import check_finite
 from beamtree.train.backend import Backend, use_backend
 from beamtree.train.step import Stepper
 from beamtree.train.validation import Validation

@@ -1,8 +1,8 @@
-"""What a model's folder says of itself, read and checked before anything is made of it."""
+"""settings.json: what kind of model a folder holds, and which files belong to it."""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from beamtree.errors import short_message
 from beamtree.files.checksums import check_file, read_checked_json
-from beamtree.model import TreeModel
-from beamtree.scorers import SCORERS, SumScorer
+from beamtree.scorers import Scorer, SumScorer
+from beamtree.storage.tensors import load_tensors
 
 SETTINGS = "settings.json"
 FORMATS = 3, 2  # that are read, the first is written; 2 has no checksums
-PARTS, NEEDED = {"tree", "weights", "search", "items", "optimizer"}, {"tree", "weights"}
+PARTS = {"tree", "weights", "search", "items", "optimizer"}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-KINDS: dict[str, type] = {  # of what settings hold
+TYPES: dict[str, type] = {
     "tree": str, "arity": int, "admit_empty": bool, "scorer": str, "scorer_settings": dict, "dtype": str,
     "chained": bool, "first_level": int, "progress": dict, "files": dict,
 }  # fmt: skip
-INFINITE = 0x7C00  # the bits of infinity in half precision; those of NaN are larger
-AGAIN = "copy the folder again, or train anew"
+SHARD_TYPES = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}  # see `sharded_files`
+REMEDY = "copy the folder again, or train anew"
 
 
 def holds_model(folder: str | Path) -> bool:
@@ -33,103 +33,73 @@ def holds_model(folder: str | Path) -> bool:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What a model's folder says of it; a ValueError in one line where there is none."""
+    """The settings of the model in a folder; a ValueError if there is none, or they are damaged."""
     path = folder / SETTINGS
     if not path.exists():
         raise ValueError(f"{folder} holds no model: there is no {SETTINGS}")
-    settings = read_checked_json(path, FORMATS, AGAIN)
-    for key, kind in KINDS.items():
+    settings = read_checked_json(path, FORMATS, REMEDY)
+    for key, kind in TYPES.items():
         if not isinstance(settings.get(key), kind) or (kind is int and isinstance(settings[key], bool)):
-            raise ValueError(f"{path} is damaged: {key} is {str(settings.get(key))[:40]!r}; {AGAIN}")
-    needed = {"tree"} if _is_shards(settings.get("shards")) else NEEDED
-    if settings["dtype"] not in DTYPES or not set(settings["files"]) <= PARTS or not set(settings["files"]) >= needed:
-        raise ValueError(f"{path} is damaged: it does not name the files of a model; {AGAIN}")
-    for part, known in settings["files"].items():
-        if settings["format"] == 2 and isinstance(known, list) and len(known) == 2:
-            settings["files"][part] = {"file": known[0], "bytes": known[1]}
-        elif not isinstance(known, dict) or not isinstance(known.get("file"), str):
-            raise ValueError(f"{path} is damaged: it does not name the file of its {part}; {AGAIN}")
+            raise ValueError(f"{path} is damaged: {key} is {str(settings.get(key))[:40]!r}; {REMEDY}")
+    files, shards = settings["files"], settings.get("shards")
+    is_sharded = isinstance(shards, dict) and all(isinstance(shards.get(k), kind) for k, kind in SHARD_TYPES.items())
+    required = {"tree"} if is_sharded else {"tree", "weights"}
+    if settings["dtype"] not in DTYPES or not required <= set(files) <= PARTS:
+        raise ValueError(f"{path} is damaged: it does not name the files of a model; {REMEDY}")
+    for part, entry in files.items():
+        if settings["format"] == 2 and isinstance(entry, list) and len(entry) == 2:
+            files[part] = {"file": entry[0], "bytes": entry[1]}
+        elif not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
+            raise ValueError(f"{path} is damaged: it does not name the file of its {part}; {REMEDY}")
     return settings
 
 
-def _is_shards(found: object) -> bool:
-    """Whether settings name files that several processes wrote: see `sharded_files`."""
-    kinds = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}
-    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
-
-
 def fingerprint(folder: Path) -> str:
-    """A short name for the very model in a folder: its settings know every file by its checksum."""
+    """A short name that identifies the model in a folder: its settings contain the checksums of all files."""
     text = json.dumps(read_settings(folder), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def kinds_of(settings: dict[str, Any]) -> list[str]:
-    """The classes of a model's scorer and of its parts, by name."""
-    own = settings["scorer_settings"]
-    parts = own.get("parts", {}) if settings["scorer"] == SumScorer.__name__ else {}
-    if not isinstance(parts, dict) or not all(isinstance(each, list) and len(each) == 2 for each in parts.values()):
-        raise ValueError(f"the settings of a {SumScorer.__name__} do not name its parts: {AGAIN}")
-    return [settings["scorer"], *(kind for kind, _ in parts.values())]
+def unknown_scorers(settings: dict[str, Any], classes: Iterable[type[Scorer]]) -> list[str]:
+    """The names of the classes of a model's scorer and of its parts that are not among these."""
+    parts = settings["scorer_settings"].get("parts", {}) if settings["scorer"] == SumScorer.__name__ else {}
+    if not isinstance(parts, dict) or not all(isinstance(part, list) and len(part) == 2 for part in parts.values()):
+        raise ValueError(f"the settings of a {SumScorer.__name__} do not name its parts: {REMEDY}")
+    known = {scorer.__name__ for scorer in classes}
+    return [name for name in (settings["scorer"], *(name for name, _ in parts.values())) if name not in known]
 
 
-def own_kinds() -> set[str]:
-    """The classes of this package."""
-    return {kind.__name__ for kind in SCORERS}
-
-
-def file_of(settings: dict[str, Any], part: str) -> str:
-    """The name of the file that holds a part."""
-    name: str = settings["files"][part]["file"]
-    return name
+def file_path(folder: Path, settings: dict[str, Any], part: str) -> Path:
+    """The file of a part of the model."""
+    return folder / str(settings["files"][part]["file"])
 
 
 def read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str, Tensor]:
-    """The tensors of a file, mapped to memory: what is written to them stays in memory."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / file_of(settings, part)
-    try:
-        return load_file(path)
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    """The tensors of a part of the model, mapped to memory."""
+    return load_tensors(file_path(folder, settings, part))
 
 
 def check_files(folder: Path, settings: dict[str, Any], *, full: bool = False) -> None:
-    """Raise a ValueError where a file that belongs to the model is not there as it was written."""
-    for known in settings["files"].values():
-        check_file(folder, known["file"], known, AGAIN, full=full)
-
-
-class NotFiniteError(ValueError):
-    """A weight is NaN or infinite: such a model answers nonsense."""
-
-
-def check_finite(model: TreeModel) -> None:
-    """Raise a NotFiniteError where a weight is."""
-    for name, value in model.scorer.state_dict().items():
-        if not is_finite(value):
-            raise NotFiniteError(f"the weights {name} hold NaN or infinity: train anew")
-
-
-def is_finite(value: Tensor) -> bool:
-    """Whether all numbers of a tensor are, in one pass: by their sum, or of half numbers by the bits of the largest."""
-    if not value.is_floating_point() or not value.numel():
-        return True
-    if value.dtype == torch.float16:
-        return int((value.contiguous().view(torch.int16) & 0x7FFF).max()) < INFINITE
-    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+    """Raise a ValueError if a file of the model does not match its checksum; with `full`, all of it is read."""
+    for entry in settings["files"].values():
+        check_file(folder, entry["file"], entry, REMEDY, full=full)
+    shards = settings.get("shards", {"files": {}})
+    for name, entry in shards["files"].items():
+        try:
+            check_file(folder / shards["folder"], name, entry, REMEDY, full=full)
+        except ValueError as error:
+            count = f"{len(shards['files'])} files from {shards['ranks']} ranks"
+            raise ValueError(f"{error} ({count} belong to {folder})") from error
 
 
 @contextmanager
-def damaged(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong with settings that were changed by hand, or of another version, in one line."""
+def explain_damage(folder: Path) -> Iterator[None]:
+    """Turn errors from settings that were edited by hand, or belong to another version, into a ValueError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         raise ValueError(
-            f"{folder} is damaged, its settings fit no model ({short_message(error, 120)}): {AGAIN}"
+            f"{folder} is damaged, its settings fit no model ({short_message(error, 120)}): {REMEDY}"
         ) from error

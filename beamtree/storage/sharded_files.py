@@ -1,6 +1,6 @@
-"""Models that several processes wrote, each its own part: any number of processes reads them.
+"""Models that several processes wrote, each a part; any number of processes can read them.
 
-    settings.json             as for every model, and under `shards` the folder below with every file in it
+    settings.json             as for every model, with the folder and the files below under `shards`
     tree-<step>.safetensors   the items on the leaf slots
     shards-<step>/            weights and moments, as torch.distributed.checkpoint writes them
 
@@ -19,30 +19,18 @@ import torch
 from torch import Tensor
 
 from beamtree.data.csr import CSR, concatenate
-from beamtree.files.checksums import check_file
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer
-from beamtree.storage.settings import AGAIN, read_tensors
+from beamtree.storage.settings import REMEDY, read_tensors
 from beamtree.tree import Tree
 
 MEMORY_TENSORS = ("offsets", "partners", "weights")
 
 
-def check_shards(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a file of a part is missing or not as it was written."""
-    shards = settings["shards"]
-    for name, known in shards["files"].items():
-        try:
-            check_file(folder / shards["folder"], name, known, AGAIN)
-        except ValueError as error:
-            count = f"{len(shards['files'])} files from {shards['ranks']} ranks"
-            raise ValueError(f"{error} ({count} belong to {folder})") from error
-
-
 def memories_of(model: TreeModel) -> dict[str, MemoryScorer]:
     """The memories among the parts of a model, by the prefix of their names in `state_dict`."""
     modules = model.scorer.named_modules()
-    return {f"{name}.".lstrip("."): each for name, each in modules if isinstance(each, MemoryScorer)}
+    return {f"{name}.".lstrip("."): module for name, module in modules if isinstance(module, MemoryScorer)}
 
 
 def memory_names(prefixes: Iterable[str]) -> set[str]:
@@ -66,7 +54,7 @@ def read_moments(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]
     if "shards" not in settings:
         return read_tensors(folder, dict(settings), "optimizer")
     tensors, rows = tensors_in(folder, settings), settings["shards"]["rows"]
-    state = {name: _empty(known.size, known) for name, known in tensors.items() if name.startswith("optimizer.")}
+    state = {name: _empty(metadata) for name, metadata in tensors.items() if name.startswith("optimizer.")}
     state = {name: value for name, value in state.items() if name.partition(":")[0] not in rows}
     levels = {name: value for name, value in _row_tensors(tensors, settings).items() if name.startswith("optimizer.")}
     load_state(folder, settings, {**state, **{name: part for parts in levels.values() for name, part in parts.items()}})
@@ -77,17 +65,17 @@ def read_moments(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]
 
 
 def _row_tensors(tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Empty tensors for the rows of nodes: for each name that of the top, and those of the levels below it."""
+    """Empty tensors for the rows of nodes: for each name one for the top, and one for each level below it."""
     result: dict[str, dict[str, Tensor]] = {}
     for name in settings["shards"]["rows"]:
         keys = [key for key in tensors if key.startswith(f"{name}:") and not key.endswith(":top")]
         keys.sort(key=lambda key: int(key.rpartition(":")[2]))
-        result[name] = {key: _empty(tensors[key].size, tensors[key]) for key in (f"{name}:top", *keys)}
+        result[name] = {key: _empty(tensors[key]) for key in (f"{name}:top", *keys)}
     return result
 
 
 def _layout(state: Mapping[str, Tensor], settings: Mapping[str, Any], tree: Tree) -> dict[str, Tensor]:
-    """Views of whole tensors in the layout of the files."""
+    """Views of full tensors in the layout of the files."""
     cut, rows = int(settings["shards"]["cut"]), settings["shards"]["rows"]
     result = {name: value for name, value in state.items() if name not in rows}
     for name in (name for name in rows if name in state):
@@ -113,7 +101,7 @@ def read_memory(
     def parts() -> Iterator[CSR]:
         for index in range(size):
             names = [f"weights.{prefix}{name}:{index}" for name in MEMORY_TENSORS]
-            state = {name: _empty(tensors[name].size, tensors[name]) for name in names}
+            state = {name: _empty(tensors[name]) for name in names}
             load_state(folder, settings, dict(state))
             part = CSR(*state.values())
             yield part if wanted is None else part.filter(wanted(part.columns))
@@ -123,31 +111,31 @@ def read_memory(
 
 def merge_parts(parts: Iterable[CSR], lists: int, size: int, items: Tensor) -> CSR:
     """The rows of some items [n], in rising order, for each list; part i of `size` has those of items i, i + size, …"""
-    kept, keys = [], []
+    rows, keys = [], []
     number = torch.arange(lists).unsqueeze(1)
     for index, part in enumerate(parts):
-        own = items[items % size == index]
-        kept.append(part.take((number * (len(part) // lists) + own // size).flatten()))
-        keys.append((number * (int(items.max()) + 1 if len(items) else 1) + own).flatten())
-    return concatenate(kept).take(torch.cat(keys).argsort())
+        in_part = items[items % size == index]
+        rows.append(part.take((number * (len(part) // lists) + in_part // size).flatten()))
+        keys.append((number * (int(items.max()) + 1 if len(items) else 1) + in_part).flatten())
+    return concatenate(rows).take(torch.cat(keys).argsort())
 
 
 def memory_prefixes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     """The prefixes of the memories that are divided over the files."""
     if "lists" not in settings["shards"]:
-        raise ValueError(f"{folder} was written by another version of beamtree: {AGAIN}")
+        raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
     prefixes: list[str] = settings["shards"]["lists"]
     return prefixes
 
 
 def tensors_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Size and kind of every tensor in the files, by name."""
+    """The metadata (size and dtype) of every tensor in the files, by name."""
     tensors: dict[str, Any] = _reader(folder, settings).read_metadata().state_dict_metadata
     return tensors
 
 
 def load_state(folder: Path, settings: Mapping[str, Any], state: dict[str, Any], *, alone: bool = True) -> None:
-    """Read tensors into those given; with `alone` this process reads by itself."""
+    """Read the tensors of `state` from the files, in place; with `alone`, without other processes."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with checkpoint_errors(folder):
@@ -160,13 +148,13 @@ def _reader(folder: Path, settings: Mapping[str, Any]) -> Any:
     return FileSystemReader(folder / settings["shards"]["folder"])
 
 
-def _empty(size: Any, known: Any) -> Tensor:
-    return torch.empty(size, dtype=known.properties.dtype)
+def _empty(metadata: Any) -> Tensor:
+    return torch.empty(metadata.size, dtype=metadata.properties.dtype)
 
 
 @contextmanager
 def checkpoint_errors(folder: Path) -> Iterator[None]:
-    """Errors of torch.distributed.checkpoint in one line."""
+    """Turn errors of torch.distributed.checkpoint into one-line errors."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -177,4 +165,4 @@ def checkpoint_errors(folder: Path) -> Iterator[None]:
         first = next(iter(error.failures.values()))[0]
         if isinstance(first, OSError):
             raise OSError(first.errno, f"{folder}: {first.strerror or first}") from error
-        raise ValueError(f"{folder} is damaged ({type(first).__name__}: {first}): {AGAIN}") from error
+        raise ValueError(f"{folder} is damaged ({type(first).__name__}: {first}): {REMEDY}") from error

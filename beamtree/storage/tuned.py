@@ -17,7 +17,7 @@ def save_tuned_beam(folder: Path, tuned: Mapping[str, Any]) -> None:
 
 
 def load_tuned_beam(folder: Path) -> tuple[int, ...]:
-    """The beam tuned for the model of a folder; a ValueError where there is none, or it belongs to another model."""
+    """The beam tuned for the model of a folder; a ValueError if there is none, or it belongs to another model."""
     path, remedy = folder / TUNE, f"tune it with `beamtree tune {folder}`"
     if not path.exists():
         raise ValueError(f"{folder} has no tuned beam: {remedy}")

@@ -13,7 +13,7 @@ from beamtree.data import Data
 from beamtree.files.staging import folder_lock
 from beamtree.model import TreeModel
 from beamtree.storage.models import load_model, save_model, write_finished
-from beamtree.storage.settings import check_finite
+from beamtree.storage.tensors import check_finite
 from beamtree.train.checkpoint import Checkpointer
 from beamtree.train.step import Stepper
 from beamtree.train.validation import Validation

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from beamtree.model import TreeModel
-from beamtree.storage.models import check_room, load_weights, write_finished, write_model
+from beamtree.storage.models import files_in_use, load_weights, write_finished, write_model
 from beamtree.storage.settings import check_files, holds_model, read_settings
-from beamtree.storage.sharded_files import check_shards, read_moments
+from beamtree.storage.sharded_files import read_moments
 from beamtree.train.validation import Progress
 
 BEST = "best"  # folder of the best model so far, inside that of a run
@@ -55,7 +55,7 @@ class Checkpointer:
         """Load the checkpoint of the folder, if there is one, and return where the run continues."""
         if self.folder is None:
             return Progress(0)
-        check_room(self.folder)
+        files_in_use(self.folder)
         if not holds_model(self.folder):
             return Progress(0)
         settings, progress = self.check(self.folder, steps)
@@ -149,7 +149,5 @@ def steps_done(folder: str | Path) -> int:
 def check_same_tree(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:
     """Raise a ValueError where a folder is damaged, or of another tree."""
     check_files(folder, settings)
-    if "shards" in settings:
-        check_shards(folder, settings)
     if settings["tree"] != model.tree.fingerprint():
         raise ValueError(f"{folder} was trained on another tree: resume with its own")

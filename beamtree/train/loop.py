@@ -12,7 +12,8 @@ from beamtree.data import Data
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.storage.settings import NotFiniteError, holds_model
+from beamtree.storage.settings import holds_model
+from beamtree.storage.tensors import NotFiniteError
 from beamtree.train.backend import Backend, current_backend
 from beamtree.train.checkpoint import Checkpointer, Checkpoints
 from beamtree.train.optimizer import Optimizer, adam, set_lr
