@@ -227,7 +227,7 @@ def test_m_items_come_back_wherever_m_are_allowed(allowed, exclude, category, hi
     response = shop.searcher().recommend(request)  # with the narrowest possible beam
     left = set(names if allowed is None else allowed) & set(names) - set(exclude)
     if category is not None:
-        paths = {name: shop.source.catalogue.category(int(name[1:])).lower() + "/" for name in left}
+        paths = {name: shop.source.catalogue.categories[int(name[1:])].lower() + "/" for name in left}
         left = {name for name in left if paths[name].startswith(category.lower() + "/")}
     assert response.num_allowed == len(left)
     if exclude_seen:

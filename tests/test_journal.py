@@ -42,7 +42,7 @@ def change(live, draw):
 def state(live):
     """All that is known of items, users and runs."""
     names = [f"new {number}" for number in range(5)] + [f"i{number:02}" for number in range(30)]
-    there = {name: live.catalogue.title(live.ids.find([name])[0]) for name in names if live.is_visible(name)}
+    there = {name: live.catalogue.titles[live.ids.find([name])[0]] for name in names if live.is_visible(name)}
     events = {user: row for user, row in live.events.items() if row}
     chosen = {user: [live.ids[number] for number in live.history(user).items] for user in events}
     return there, events, chosen, live.run, live.version, live._items

@@ -315,9 +315,9 @@ def test_what_is_left_out_stays_as_it_is_and_none_clears_it(shop):
     assert live.add_items({"new": {}}) == 0
     assert live.add_items({"new": {"title": "Desk lamp"}})
     assert live.model.tree.items().tolist() == slots
-    assert (live.catalogue.title(number), live.catalogue.category(number)) == ("Desk lamp", "Home")
+    assert (live.catalogue.titles[number], live.catalogue.categories[number]) == ("Desk lamp", "Home")
     live.add_items({"new": {"title": None}})
-    assert (live.catalogue.title(number), live.catalogue.category(number)) == (None, "Home")
+    assert (live.catalogue.titles[number], live.catalogue.categories[number]) == (None, "Home")
 
 
 def test_items_of_one_call_may_be_like_each_other(shop):
@@ -437,7 +437,7 @@ def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
     for one, other in zip(*(bt.retrieve(each.model, x, beam_size=70, m=40) for each in (live, again)), strict=True):
         assert torch.equal(one, other)
     assert again.history("u001").items == live.history("u001").items
-    assert again.catalogue.title(again.ids.find(["new"])[0]) == "New"
+    assert again.catalogue.titles[again.ids.find(["new"])[0]] == "New"
     assert (again.version, again.run) == (live.version + 1, "other")
 
 
@@ -486,7 +486,7 @@ def test_an_item_that_a_later_run_has_learned_stands_where_that_run_puts_it(shop
     live = LiveModel(shop.model, journal=journal, digest="newer")
     shop._live = live
     assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
-    assert live.catalogue.title(live.ids.find(["i05"])[0]) == "A lamp"
+    assert live.catalogue.titles[live.ids.find(["i05"])[0]] == "A lamp"
     live.forget_items(["i07"])
     live.add_items({"i07": {"like": ["i50"]}})
     journal.close()

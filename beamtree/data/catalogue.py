@@ -39,14 +39,6 @@ class Catalogue:
         """Whether any item has a title."""
         return any(title is not None for title in self.titles)
 
-    def title(self, number: int) -> str | None:
-        """The title of an item."""
-        return self.titles[number]
-
-    def category(self, number: int) -> str | None:
-        """The category of an item, as written."""
-        return self.categories[number]
-
     def in_category(self, category: str) -> list[int]:
         """The items of a category and of all categories below it; `Books` includes `Books/Fiction`."""
         steps = category_steps(category)
@@ -61,14 +53,14 @@ class Catalogue:
         for item, text in enumerate(self.categories):
             if text is not None:
                 groups[steps[text]].append(item)
-        return dict(groups)
+        return groups
 
     def search(self, text: str, limit: int) -> list[int]:
         """The first items with this text in their id or title; those whose id begins with it come first."""
-        return search_texts(self._folded, text, limit)
+        return search_texts(self._search_texts, text, limit)
 
     @cached_property
-    def _folded(self) -> list[tuple[str, str]]:
+    def _search_texts(self) -> list[tuple[str, str]]:
         """Case-folded id and title of each item."""
         pairs = zip(self.ids.names, self.titles, strict=True)
         return [(name.casefold(), (title or "").casefold()) for name, title in pairs]
@@ -79,16 +71,16 @@ def category_steps(category: str) -> tuple[str, ...]:
     return tuple(step for step in re.split(SEPARATORS, category.strip().casefold()) if step)
 
 
-def search_texts(folded: Iterable[tuple[str, str]], text: str, limit: int) -> list[int]:
-    """The positions of the first (id, title) pairs, case-folded, that contain a text; ids that begin with it first."""
+def search_texts(texts: Iterable[tuple[str, str]], text: str, limit: int) -> list[int]:
+    """The indices of the first (id, title) pairs, case-folded, that contain a text; ids that begin with it first."""
     query = text.strip().casefold()
     first: list[int] = []
     others: list[int] = []
-    for position, (name, title) in enumerate(folded):
+    for index, (name, title) in enumerate(texts):
         if name.startswith(query):
-            first.append(position)
+            first.append(index)
             if len(first) >= limit:
                 break
         elif len(others) < limit and (query in name or query in title):
-            others.append(position)
+            others.append(index)
     return [*first, *others][:limit]

@@ -34,7 +34,7 @@ class CSR:
     def take(self, rows: Tensor) -> Self:
         """Some rows, in the order given."""
         _, entries = entries_of_rows(self.offsets, rows)
-        offsets = pad((self.offsets[rows + 1] - self.offsets[rows]).cumsum(0), (1, 0))
+        offsets = _offsets(self.offsets[rows + 1] - self.offsets[rows])
         return self._with_entries(offsets, entries)
 
     def filter(self, mask: Tensor) -> Self:
@@ -81,6 +81,10 @@ class CSR:
                 yield rows, columns, real.unsqueeze(2) & real.unsqueeze(1)
 
 
+def _offsets(counts: Tensor) -> Tensor:
+    return pad(counts.cumsum(0), (1, 0))
+
+
 def entries_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The entries of some rows: the index in `rows` that each belongs to, and its own index."""
     count = offsets[rows + 1] - offsets[rows]
@@ -92,7 +96,7 @@ def entries_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def group_rows(row: Tensor, columns: Tensor, num_rows: int) -> CSR:
     """Rows of entries [E] in any order; entries of a row keep theirs."""
     order = row.argsort(stable=True)
-    return CSR(pad(torch.bincount(row, minlength=num_rows).cumsum(0), (1, 0)), columns[order])
+    return CSR(_offsets(torch.bincount(row, minlength=num_rows)), columns[order])
 
 
 def concatenate(parts: list[CSR]) -> CSR:
@@ -112,9 +116,9 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
     order = value.abs().argsort(descending=True)
     order = order[row[order].argsort(stable=True)]
     row, column, value = row[order], column[order], value[order]
-    start = pad(torch.bincount(row, minlength=num_rows).cumsum(0), (1, 0))
+    start = _offsets(torch.bincount(row, minlength=num_rows))
     keep = (torch.arange(len(row), device=row.device) - start[row] < most) & (value != 0)
-    offsets = pad(torch.bincount(row[keep], minlength=num_rows).cumsum(0), (1, 0))
+    offsets = _offsets(torch.bincount(row[keep], minlength=num_rows))
     return CSR(offsets, column[keep].int(), value[keep].float())
 
 
@@ -132,8 +136,6 @@ def strongest_in_rounds(row: Tensor, column: Tensor, value: Tensor, num_rows: in
 def sum_duplicates(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct keys in rising order, and the sum of the values of each."""
     key, order = key.sort()
-    new = torch.ones_like(key, dtype=torch.bool)
-    new[1:] = key[1:] != key[:-1]
-    index = new.cumsum(0) - 1
-    total = torch.zeros(int(new.sum()), dtype=value.dtype, device=value.device)
-    return key[new], total.index_add_(0, index, value[order])
+    distinct, index = torch.unique_consecutive(key, return_inverse=True)
+    total = torch.zeros(len(distinct), dtype=value.dtype, device=value.device)
+    return distinct, total.index_add_(0, index, value[order])

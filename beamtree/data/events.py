@@ -6,11 +6,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
 
-APART = 10  # events between the distant pairs that `order_strength` looks at
-ASKED = 1 << 22  # events that it looks at, at most
+APART = 10  # events between the distant pairs of `order_strength`
+MAX_EVENTS = 1 << 22  # that `order_strength` reads
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Events:
 
     offsets: Tensor  # int64 [U + 1]
     items: Tensor  # int32 or int64 item numbers [E]; may be mapped from a file
-    name: str  # tells these very events from any others
+    name: str  # identifies these events
     ids: Ids | None = None  # of the items
 
     def __len__(self) -> int:
@@ -39,12 +40,9 @@ class Events:
 
     def of(self, users: Tensor, name: str) -> "Events":
         """The events of some users, in their order."""
-        start = self.offsets[users]
-        count = self.offsets[users + 1] - start
-        user = torch.repeat_interleave(count)
-        ends = count.cumsum(0)
-        at = torch.arange(len(user), device=user.device) - (ends - count)[user] + start[user]
-        return replace(self, offsets=torch.nn.functional.pad(ends, (1, 0)), items=self.items[at], name=name)
+        _, index = entries_of_rows(self.offsets, users)
+        ends = (self.offsets[users + 1] - self.offsets[users]).cumsum(0)
+        return replace(self, offsets=torch.nn.functional.pad(ends, (1, 0)), items=self.items[index], name=name)
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""
@@ -56,33 +54,36 @@ class Events:
 
         It is 1 in a log without order, and where no user has enough events to tell.
         """
-        users = int(torch.searchsorted(self.offsets, self.offsets[0] + ASKED))
+        users = int(torch.searchsorted(self.offsets, self.offsets[0] + MAX_EVENTS))
         user = torch.repeat_interleave(self.offsets[: users + 1].diff())
         items = self.item_numbers()[: len(user)].long()
-        place = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
-        near, far = (_repeated(items[place], items[place + apart]) for apart in (1, APART))
+        first = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
+        near, far = (_share_of_repeats(items[first], items[first + apart]) for apart in (1, APART))
         return near / max(far, 1e-9) if near else 1.0
 
-    def before(self, start: Tensor, place: Tensor, length: int) -> Tensor:
-        """The newest `length` events from start [B] up to a place [B], newest first [B, length]; PAD where fewer."""
-        at = place.unsqueeze(1) - 1 - torch.arange(length, device=place.device)
-        return self._read(at, at >= start.unsqueeze(1))
+    def before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:
+        """The newest `length` events from start [B] up to cut [B], newest first [B, length], padded with PAD."""
+        index = cut.unsqueeze(1) - 1 - torch.arange(length, device=cut.device)
+        return self._read(index, index >= start.unsqueeze(1))
 
-    def after(self, place: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
-        """The first `most` events from a place to stop [B], oldest first; on a GPU as wide as that, to save a wait."""
-        if most is None or not place.is_cuda:
-            most = min(int((stop - place).max()), most or len(self.items))
-        at = place.unsqueeze(1) + torch.arange(most, device=place.device)
-        return self._read(at, at < stop.unsqueeze(1))
+    def after(self, start: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
+        """The first `most` events from start to stop [B], oldest first, padded with PAD.
 
-    def _read(self, at: Tensor, real: Tensor) -> Tensor:
-        return torch.where(real, self.items[torch.where(real, at, 0)].long(), PAD)
+        On a GPU the result is always `most` wide, which saves a synchronization.
+        """
+        if most is None or not start.is_cuda:
+            most = min(int((stop - start).max()), most or len(self.items))
+        index = start.unsqueeze(1) + torch.arange(most, device=start.device)
+        return self._read(index, index < stop.unsqueeze(1))
+
+    def _read(self, index: Tensor, real: Tensor) -> Tensor:
+        return torch.where(real, self.items[torch.where(real, index, 0)].long(), PAD)
 
     def to(self, device: torch.device | str) -> "Events":
         return replace(self, offsets=self.offsets.to(device), items=self.items.to(device))
 
 
-def _repeated(first: Tensor, second: Tensor) -> float:
+def _share_of_repeats(first: Tensor, second: Tensor) -> float:
     """The share of pairs that occurred before; an item is no pair with itself."""
     if not len(first):
         return 0.0

@@ -82,13 +82,11 @@ class Ids:
             numbers = [None] * len(names)
         if None not in numbers:  # the usual case: ids are stored as they are written
             return numbers
-        return [
-            self._find(as_id(name)) if number is None else number for name, number in zip(names, numbers, strict=True)
-        ]
-
-    def _find(self, name: str) -> int | None:
-        number = self._source_numbers.get(name)
-        return self._added_numbers.get(name) if number is None else number
+        for index, name in enumerate(names):
+            if numbers[index] is None:
+                name = as_id(name)
+                numbers[index] = find(name, self._added_numbers.get(name))
+        return numbers
 
     def find_known(self, names: Iterable[object]) -> list[int]:
         """The numbers of those ids that are known."""
@@ -100,7 +98,7 @@ class Ids:
         result._source, result._unique, result._bytes = self._source, self._unique, self._bytes
         result._source_names, result._source_numbers = self._source_names, self._source_numbers
         result._added = [*self._added, *names]
-        result._added_numbers = {name: len(self._source_names) + place for place, name in enumerate(result._added)}
+        result._added_numbers = {name: number for number, name in enumerate(result._added, len(self._source_names))}
         return result
 
 

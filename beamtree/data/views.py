@@ -17,8 +17,8 @@ from beamtree.tree import PAD
 
 WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # windows of the history, newest first, each averaged (supplement C.3)
 HISTORY = sum(WINDOWS)  # events of a history
-REACH = 400  # events of a stretch before its cut, at most
-LEAST = 5  # events after the cut, at least; and before it, unless the order is strong
+REACH = 400  # maximum of events of a stretch before its cut
+LEAST = 5  # minimum of events after the cut, and before it unless the order is strong
 ORDERED, RECENT = 1.1, 2.0  # order strength from which a log has an order, and a strong one
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
@@ -61,20 +61,20 @@ class BeforeAfter(View):
 
     def __repr__(self) -> str:
         events = int(self.events.offsets[-1] - self.events.offsets[0])
-        where = "the first half is history" if self.cuts is None else "each user has its own cut"
+        where = "the first half is history" if self.cuts is None else "a cut for each user"
         return f"BeforeAfter({len(self):,} users, {events:,} events, {where})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] newest first, and y [B, P], of some users, padded with PAD."""
-        start, cut, stop = self._places(rows)
+        start, cut, stop = self._bounds(rows)
         return self.events.before(start, cut, self.history), self.events.after(cut, stop)
 
     def seen(self, rows: Tensor) -> Tensor:
         """All events before each user's cut [B, S], padded with PAD."""
-        start, cut, _ = self._places(rows)
+        start, cut, _ = self._bounds(rows)
         return self.events.after(start, cut)
 
-    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _bounds(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         offsets = self.events.offsets
         rows = rows.to(offsets.device)
         start, stop = offsets[rows], offsets[rows + 1]
@@ -179,22 +179,21 @@ class Stretches(View):
         start, stop = offsets[rows], offsets[rows + 1]
         if generator is None:
             return start, start + (stop - start) // 2, stop
-        cut = start + _draw_cut(stop - start, generator)
+        # At least one event is history and not all are, unless there is only one.
+        count = stop - start
+        share = torch.rand(len(count), generator=generator, device=count.device)
+        cut = start + 1 + (share * (count - 1)).long().clamp(max=count - 2)
         if self.reach is not None:
-            back = self._draw_length(cut - start, generator)
-            start, stop = cut - back, torch.minimum(stop, cut + back.clamp(min=LEAST))
+            most = (cut - start).clamp(max=self.reach)
+            least = most.clamp(min=1, max=self.least)
+            share = torch.rand(len(most), generator=generator, device=most.device)
+            length = (least * (most / least).pow(share)).long().minimum(most)
+            start, stop = cut - length, torch.minimum(stop, cut + length.clamp(min=LEAST))
         return start, cut, stop
 
     def read(self, start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         """x and y of such stretches, without dropping any of the history."""
         return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
-
-    def _draw_length(self, most: Tensor, generator: torch.Generator) -> Tensor:
-        """A log-uniform number of at most `most` events."""
-        share = torch.rand(len(most), generator=generator, device=most.device)
-        most = most.clamp(max=self.reach)
-        least = most.clamp(min=1, max=self.least)
-        return (least * (most / least).pow(share)).long().minimum(most)
 
     def _rows(self, rows: Tensor) -> Tensor:
         """The rows of the events behind some instances."""
@@ -215,12 +214,6 @@ class Stretches(View):
     def to(self, device: torch.device | str) -> "Stretches":
         users = None if self.users is None else self.users.to(device)
         return replace(self, events=self.events.to(device), users=users)
-
-
-def _draw_cut(count: Tensor, generator: torch.Generator) -> Tensor:
-    """How many of `count` events are history: at least one and not all, unless there is only one."""
-    share = torch.rand(len(count), generator=generator, device=count.device)
-    return 1 + (share * (count - 1)).long().clamp(max=count - 2)
 
 
 @dataclass(frozen=True)
@@ -244,13 +237,13 @@ class Windows(View):
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] and y [B, 1] of some windows."""
-        start, target = self._places(rows)
+        start, target = self._bounds(rows)
         return self.events.before(start, target, self.history), self.events.after(target, target + 1)
 
     def seen(self, rows: Tensor) -> Tensor:
-        return self.events.after(*self._places(rows))
+        return self.events.after(*self._bounds(rows))
 
-    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _bounds(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = rows.to(self.firsts.device)
         user = torch.searchsorted(self.firsts, rows, right=True) - 1
         start = self.events.offsets[user]

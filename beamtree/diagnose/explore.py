@@ -77,8 +77,8 @@ class ItemTable:
         items = list(self.indices)
         return {
             "id": [catalogue.ids[item] for item in items],
-            "title": [catalogue.title(item) for item in items],
-            "category": [catalogue.category(item) for item in items],
+            "title": [catalogue.titles[item] for item in items],
+            "category": [catalogue.categories[item] for item in items],
         }
 
 
@@ -304,14 +304,14 @@ def _category_prefixes(catalogue: Catalogue, items: Ints) -> Iterator[tuple[Ints
         paths = sorted(set(heads.values()))
         index = {path: number for number, path in enumerate(paths)}
         of_text: dict[str | None, int] = {text: index[head] for text, head in heads.items()}
-        yield np.array([of_text.get(catalogue.category(item), -1) for item in items.tolist()], np.int64), paths
+        yield np.array([of_text.get(catalogue.categories[item], -1) for item in items.tolist()], np.int64), paths
 
 
 def _name_by_titles(node: int, popular: list[int], arity: int, catalogue: Catalogue) -> str:
     """The most popular item of the subtree and that of another child."""
     children = popular[arity * node + 1 : arity * node + arity + 1] or popular[node : node + 1]
     items = dict.fromkeys(item for item in (popular[node], *children) if item != PAD)
-    return " · ".join(catalogue.title(item) or catalogue.ids[item] for item in list(items)[:2])
+    return " · ".join(catalogue.titles[item] or catalogue.ids[item] for item in list(items)[:2])
 
 
 # The document

@@ -133,8 +133,8 @@ def item_json(model: TreeModel, catalogue: Catalogue, number: int) -> dict[str, 
     in_tree = number < tree.num_items
     return {
         "item": catalogue.ids[number],
-        "title": catalogue.title(number),
-        "category": catalogue.category(number),
+        "title": catalogue.titles[number],
+        "category": catalogue.categories[number],
         "events": None if popularity is None or number >= len(popularity) else int(popularity[number]),
         "hidden": in_tree and not bool(tree.mask.allows(tree.leaf_of_item(torch.tensor([number], device=tree.device)))),
     }

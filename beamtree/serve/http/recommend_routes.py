@@ -131,7 +131,7 @@ def _result_json(response: RecommendResponse, result: Recommendation, user: str 
 
 
 def _titles(catalogue: Catalogue, items: Sequence[str]) -> list[str | None]:
-    return [None if number is None else catalogue.title(number) for number in catalogue.ids.find(items)]
+    return [None if number is None else catalogue.titles[number] for number in catalogue.ids.find(items)]
 
 
 def explain_json(
@@ -154,7 +154,7 @@ def explain_json(
     )
 
     def describe(item: int) -> dict[str, Any]:
-        return {"item": searcher.ids[item], "title": catalogue.title(item), "category": catalogue.category(item)}
+        return {"item": searcher.ids[item], "title": catalogue.titles[item], "category": catalogue.categories[item]}
 
     unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
     unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]
