@@ -38,7 +38,7 @@ from beamtree.files.staging import move_into_place, remove_leftovers, staging_fo
 
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
-AGAIN = "prepare the data again"
+REMEDY = "prepare the data again"
 FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "cuts.npy", "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
@@ -75,10 +75,10 @@ class Prepared:
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
         repeated = np.isin(names[:first], names[first:])  # validation has more of their events
         parts, lengths = [], []
-        for view, kept in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
-            counts, keep = view.events.counts(), torch.from_numpy(kept)
-            parts.append(view.events.item_numbers()[keep.repeat_interleave(counts)])
-            lengths.append(counts[keep])
+        for view, mask in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
+            counts, users = view.events.counts(), torch.from_numpy(mask)
+            parts.append(view.events.item_numbers()[users.repeat_interleave(counts)])
+            lengths.append(counts[users])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         events = Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
         return events, [*names[:first][~repeated], *names[first:]]
@@ -105,7 +105,6 @@ def load_data(folder: str | Path) -> Prepared:
     description = read_description(folder)
     check_files(folder, description)
     offsets, events, cuts = open_arrays(folder, description)
-    _check_counts(folder, description, offsets, events, cuts)
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
     items = Ids(folder / "items.txt", unique=True)
@@ -126,37 +125,32 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists():
         raise ValueError(f"{folder} holds no prepared data: make it with `beamtree prepare LOG --out {folder}`")
-    description = read_checked_json(path, FORMATS, AGAIN)
+    description = read_checked_json(path, FORMATS, REMEDY)
     users, files = description.get("users"), description.get("files")
     counts = [description.get("num_items"), description.get("num_events", 0)]
     counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError(f"{path} is damaged: a count of users, items or events is missing; {AGAIN}")
+        raise ValueError(f"{path} is damaged: a count of users, items or events is missing; {REMEDY}")
     if not isinstance(files, dict) or not NEEDED <= set(files) <= FILES or "fingerprint" not in description:
-        raise ValueError(f"{path} is damaged: it does not name the files of prepared data; {AGAIN}")
+        raise ValueError(f"{path} is damaged: it does not name the files of prepared data; {REMEDY}")
     return description
 
 
 def check_files(folder: Path, description: Mapping[str, Any], *, full: bool = False) -> None:
     """Raise a ValueError if a file is not as it was written; with `full`, all of it is read."""
-    for file, known in description["files"].items():
-        check_file(folder, file, known, AGAIN, full=full)
+    for file, checksum in description["files"].items():
+        check_file(folder, file, checksum, REMEDY, full=full)
 
 
 def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Offsets, events and cuts, mapped to memory."""
+    """Offsets, events and cuts, mapped to memory; a ValueError if they do not have the lengths of the description."""
+    offsets, events = _map(folder / "offsets.npy", torch.int64), _map(folder / "events.npy", torch.int32)
     cuts = _map(folder / "cuts.npy", torch.int64) if "cuts.npy" in description["files"] else None
-    return _map(folder / "offsets.npy", torch.int64), _map(folder / "events.npy", torch.int32), cuts
-
-
-def _check_counts(
-    folder: Path, description: Mapping[str, Any], offsets: Tensor, events: Tensor, cuts: Tensor | None
-) -> None:
-    """Raise a ValueError if arrays do not have the lengths of the description."""
     users = sum(description["users"][split] for split in SPLITS)
     fits = len(offsets) == users + 1 and (cuts is None or len(cuts) == users)
     if not fits or int(offsets[0]) != 0 or int(offsets[-1]) != len(events):
-        raise ValueError(f"{folder} is damaged: its arrays are not of {users:,} users; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: its arrays are not of {users:,} users; {REMEDY}")
+    return offsets, events, cuts
 
 
 def check_arrays(
@@ -165,11 +159,11 @@ def check_arrays(
     """Raise a ValueError if a number in the arrays is out of range."""
     counts = offsets.diff()
     if len(counts) and int(counts.min()) < 0:
-        raise ValueError(f"{folder} is damaged: offsets are not ascending; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: offsets are not ascending; {REMEDY}")
     if len(events) and not 0 <= int(events.min()) <= int(events.max()) < description["num_items"]:
-        raise ValueError(f"{folder} is damaged: an event has an unknown item; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: an event has an unknown item; {REMEDY}")
     if cuts is not None and len(cuts) and (int(cuts.min()) < 0 or bool((cuts > counts).any())):
-        raise ValueError(f"{folder} is damaged: a history is longer than its user's events; {AGAIN}")
+        raise ValueError(f"{folder} is damaged: a history is longer than its user's events; {REMEDY}")
 
 
 def check_target(out: Path) -> None:
@@ -192,7 +186,13 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         folder.mkdir()
         description = {"format": FORMATS[0], **fill(folder)}
         description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
-        description["fingerprint"] = _digest(folder)
+        digest = hashlib.sha256()
+        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy")):
+            if path.exists():
+                with path.open("rb") as file:
+                    while block := file.read(1 << 22):
+                        digest.update(block)
+        description["fingerprint"] = digest.hexdigest()[:16]
         (folder / DESCRIPTION).write_text(json.dumps(with_checksum(description), indent=1) + "\n", encoding="utf-8")
         for path in (*folder.iterdir(), folder):  # all files are on disk before the folder gets its name
             fsync(path)
@@ -201,21 +201,11 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     return description
 
 
-def _map(path: Path, kind: torch.dtype) -> Tensor:
+def _map(path: Path, dtype: torch.dtype) -> Tensor:
     try:
         array = torch.from_numpy(np.load(path, mmap_mode="c"))
     except (ValueError, OSError, TypeError, EOFError, SyntaxError, TokenError) as error:  # numpy parses a header
-        raise ValueError(f"{path} is damaged: {AGAIN}") from error
-    if array.dtype != kind or array.dim() != 1:
-        raise ValueError(f"{path} is damaged: it is not a list of integers; {AGAIN}")
+        raise ValueError(f"{path} is damaged: {REMEDY}") from error
+    if array.dtype != dtype or array.dim() != 1:
+        raise ValueError(f"{path} is damaged: it is not a list of integers; {REMEDY}")
     return array
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    names = ["offsets.npy", "events.npy", "cuts.npy"]
-    for path in (folder / name for name in names if (folder / name).exists()):
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()[:16]

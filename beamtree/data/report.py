@@ -22,9 +22,7 @@ OWNERS = {  # the counts of users or items of such rows
 def describe_columns(description: Mapping[str, Any]) -> str:
     """Which columns of a log were used, and which were not."""
     settings, ignored = description["settings"], description["report"]["ignored_columns"]
-    time = (
-        f"time {settings['time']}" if settings["time"] is not None else "no time: the rows are assumed to be in order"
-    )
+    time = "no time: the rows are assumed to be in order" if settings["time"] is None else f"time {settings['time']}"
     unused = f"; not used: {', '.join(ignored)}" if ignored else ""
     return f"user {settings['user']}, item {settings['item']}, {time}{unused}"
 
@@ -44,11 +42,8 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
         lines.append("Every row counts as one event, whatever the unused columns say.")
     reasons = [f"{count:,} {text}" for text, count in dropped_rows(description)]
     owners = [f"{report[name]:,} {kind}" for name, kind in OWNERS.values() if report.get(name)]
-    lines.append(
-        f"Dropped {'; '.join(reasons)}{f' ({chr(44).join(owners)})' if owners else ''}."
-        if reasons
-        else "Dropped nothing."
-    )
+    counts = f" ({','.join(owners)})" if owners else ""
+    lines.append(f"Dropped {'; '.join(reasons)}{counts}." if reasons else "Dropped nothing.")
     least = f", who have at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "
     counts += f"{description['num_events']:,} events are left"
