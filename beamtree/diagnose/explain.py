@@ -269,6 +269,13 @@ def explain(
     query = model.query(x)
     hidden = x.new_empty(1, 0) if exclude is None else exclude
     levels = () if mask.is_empty else tuple(_levels(query, sizes, mask, hidden))
+    found: tuple[tuple[int, float], ...] = ()
+    if levels:
+        last = levels[-1]
+        last_items = model.tree.item_of_leaf(last.nodes[: last.kept])
+        real = (last_items != PAD).nonzero().squeeze(1)[:m]  # admitted empty leaves have no item
+        p = model.rank_to_log_prob(last.scores[real]).exp()
+        found = tuple(zip(last_items[real].tolist(), p.tolist(), strict=True))
     may_be_found = mask.allows(model.tree.leaf_of_item(followed)) & ~torch.isin(followed, hidden)
     return Explanation(
         beam_size=beam_size if isinstance(beam_size, int) else sizes,
@@ -276,7 +283,7 @@ def explain(
         arity=model.tree.arity,
         height=model.tree.height,
         levels=levels,
-        found=_retrieved(model, levels, m),
+        found=found,
         items=tuple(_paths(query, levels, followed, may_be_found.tolist())),
         subtrees=subtrees(model.tree, model.popularity),
         max_nodes=max_nodes,
@@ -319,17 +326,6 @@ def _levels(query: Query, sizes: tuple[int, ...], mask: NodeMask, hidden: Tensor
             step = next(searched, step)
 
 
-def _retrieved(model: TreeModel, levels: Sequence[SearchLevel], m: int) -> tuple[tuple[int, float], ...]:
-    """The best m items of the last beam and their p_g."""
-    if not levels:
-        return ()
-    last = levels[-1]
-    items = model.tree.item_of_leaf(last.nodes[: last.kept])
-    real = (items != PAD).nonzero().squeeze(1)[:m]  # admitted empty leaves have no item
-    log_p = model.rank_to_log_prob(last.scores[real])
-    return tuple(zip(items[real].tolist(), log_p.exp().tolist(), strict=True))
-
-
 def _paths(query: Query, levels: Sequence[SearchLevel], items: Tensor, may_be_found: list[bool]) -> Iterator[ItemPath]:
     """The path of each item."""
     if not len(items):
@@ -368,7 +364,7 @@ def _steps(query: Query, levels: Sequence[SearchLevel], leaves: Tensor) -> Itera
 
 
 def _loss(query: Query, levels: Sequence[SearchLevel], steps: Sequence[PathStep], index: int, parts: "Parts") -> Loss:
-    """The loss at the level of this index, compared with the last node that was kept there."""
+    """The loss at the level of this index: to which node, and why."""
     step, level, tree = steps[index], levels[index], query.tree
     last = level.nodes[level.kept - 1]
     nodes = torch.stack([last.new_tensor(step.node), last])
@@ -377,16 +373,12 @@ def _loss(query: Query, levels: Sequence[SearchLevel], steps: Sequence[PathStep]
         positions = levels[index - 1].positions()
         above = levels[index - 1].scores[[positions[parent] for parent in tree.parent(nodes).tolist()]]
     num_items = int(subtrees(tree, query.model.popularity).items[last])
-    return Loss(step, int(last), num_items, _best_item_below(query, int(last)), *parts.of(level.level, nodes, above))
-
-
-def _best_item_below(query: Query, node: int) -> int:
-    """The item below a node that scores best."""
-    span = query.tree.leaves(node)
-    leaves = torch.arange(span.start, span.stop, device=query.tree.device)
-    leaves = leaves[query.tree.mask.allows(leaves) & (query.tree.item_of_leaf(leaves) != PAD)]
-    scores = torch.cat([query.log_prob(query.tree.height, part.unsqueeze(0))[0] for part in leaves.split(CHUNK)])
-    return int(query.tree.item_of_leaf(leaves[scores.argmax()]))
+    span = tree.leaves(int(last))
+    leaves = torch.arange(span.start, span.stop, device=tree.device)
+    leaves = leaves[tree.mask.allows(leaves) & (tree.item_of_leaf(leaves) != PAD)]
+    scores = torch.cat([query.log_prob(tree.height, part.unsqueeze(0))[0] for part in leaves.split(CHUNK)])
+    best_item = int(tree.item_of_leaf(leaves[scores.argmax()]))
+    return Loss(step, int(last), num_items, best_item, *parts.of(level.level, nodes, above))
 
 
 class Parts:
@@ -422,8 +414,8 @@ class Parts:
     def _combined(self, level: int, nodes: Tensor, scores: dict[str, Tensor]) -> PartScores | None:
         """The scores of the parts that share one subtree maximum, if they differ from the sum of each alone."""
         assert self.sum is not None
-        lifted = [part for _, part in self.sum.active_parts()[1]]
-        names = [name for name in scores if any(self.sum.part(name) is part for part in lifted)]
+        with_maximum = [part for _, part in self.sum.active_parts()[1]]
+        names = [name for name in scores if any(self.sum.part(name) is part for part in with_maximum)]
         if len(names) < 2:
             return None
         exact = self.query.context.subtree_max.at(level, nodes.unsqueeze(0))[0]

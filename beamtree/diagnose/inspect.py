@@ -1,6 +1,6 @@
 """Where relevant items are lost: level by level in the beam, and in the beam against brute force."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -116,32 +116,30 @@ class Inspection:
 
     def records(self) -> list[Record]:
         """One flat record per number."""
-        return [*self._level_records(), *self._search_records(), *self._miss_records()]
-
-    def _level_records(self) -> Iterator[Record]:
+        records: list[Record] = []
         for level in self.levels:
             for metric in ("nodes", "candidates", "survival"):
-                yield {"table": "levels", "level": level.level, "metric": metric, "value": getattr(level, metric)}
-
-    def _search_records(self) -> Iterator[Record]:
+                value = getattr(level, metric)
+                records.append({"table": "levels", "level": level.level, "metric": metric, "value": value})
         for cut in self.cuts:
-            for search, quality in (("beam", cut.beam), ("brute_force", cut.brute_force)):
-                for metric, value in quality._asdict().items():
-                    yield {"table": "search", "search": search, "m": cut.m, "metric": metric, "value": value}
-            for metric, value in (
-                ("overlap", cut.overlap),
-                ("regret", cut.regret),
-                ("difference", cut.difference),
-                ("difference_error", cut.error),
-            ):
-                yield {"table": "search", "search": "beam", "m": cut.m, "metric": metric, "value": value}
-
-    def _miss_records(self) -> Iterator[Record]:
+            differences = {
+                "overlap": cut.overlap,
+                "regret": cut.regret,
+                "difference": cut.difference,
+                "difference_error": cut.error,
+            }
+            searches = {"beam": cut.beam._asdict(), "brute_force": cut.brute_force._asdict()}
+            for search, metrics in (*searches.items(), ("beam", differences)):
+                for metric, value in metrics.items():
+                    records.append({"table": "search", "search": search, "m": cut.m, "metric": metric, "value": value})
         for level in self.levels:
-            for metric, value in (("lost", level.lost), ("avoidable", level.avoidable)):
-                yield {"table": "misses", "level": level.level, "metric": metric, "value": value}
-        for cut in self.cuts:
-            yield {"table": "misses", "m": cut.m, "metric": "ranked_below", "value": cut.ranked_below}
+            for metric in ("lost", "avoidable"):
+                value = getattr(level, metric)
+                records.append({"table": "misses", "level": level.level, "metric": metric, "value": value})
+        misses: list[Record] = [
+            {"table": "misses", "m": cut.m, "metric": "ranked_below", "value": cut.ranked_below} for cut in self.cuts
+        ]
+        return records + misses
 
     def __str__(self) -> str:
         lines = [f"{self.users:,} users, beam_size={as_text(self.beam_size)}; shares in %"]
@@ -200,7 +198,11 @@ def inspect(
     levels = _level_losses(model, survival, reached=float(searches[1, -1, 1]))
     variance = squares - (searches[1] - searches[0])[:, 1].square()  # of the difference in recall
     errors = (variance.clamp(min=0) / max(1, count - 1)).sqrt()
-    losses = _cut_losses(cuts, searches, overlap, errors, levels[-1].survival)
+    beam, brute = ([Quality(*values) for values in part.tolist()] for part in searches)
+    losses = tuple(
+        CutLoss(m, ours, best, shared, max(0.0, levels[-1].survival - ours.recall), error)
+        for m, ours, best, shared, error in zip(cuts, beam, brute, overlap.tolist(), errors.tolist(), strict=True)
+    )
     shared = isinstance(model.scorer, TableScorer) and model.scorer.share
     on_beams = model.trained_on_beams if trained_on_beams is None else trained_on_beams
     return Inspection(count, beam_size, levels, losses, on_beams, shared)
@@ -263,13 +265,3 @@ def _level_losses(model: TreeModel, survival: Tensor, reached: float) -> tuple[L
         lost, avoidable = max(0.0, survival_above - survived), max(0.0, reachable_above - reachable)
         losses.append(LevelLoss(level, model.tree.mask.count(level), candidates, survived, lost, avoidable))
     return tuple(losses)
-
-
-def _cut_losses(
-    cuts: list[int], searches: Tensor, overlap: Tensor, errors: Tensor, survival: float
-) -> tuple[CutLoss, ...]:
-    beam, brute = ([Quality(*values) for values in part.tolist()] for part in searches)
-    return tuple(
-        CutLoss(m, ours, theirs, shared, max(0.0, survival - ours.recall), error)
-        for m, ours, theirs, shared, error in zip(cuts, beam, brute, overlap.tolist(), errors.tolist(), strict=True)
-    )

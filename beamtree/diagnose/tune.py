@@ -108,7 +108,8 @@ def tune(
     widest = max(widest, m)
     top = reachable_widths(model, widths(model, widest, m))
     bench = _Bench(model, *_two_halves(data, users, seed), m, on_beam)
-    uniform = [(width,) * len(top) for width in _halvings(widest, m)]
+    halvings = [widest >> n for n in range(widest.bit_length())]
+    uniform = [(width,) * len(top) for width in halvings if width >= m]
     path = [top, *narrowing_path(model, top, m, *needed_widths(model, bench.choosing, top, m))]
     if recall is not None:
         index = bench.last_with_recall(path, recall)
@@ -142,14 +143,6 @@ def _two_halves(data: Data, users: int, seed: int) -> tuple[Instances, Instances
     return choosing, checking
 
 
-def _halvings(widest: int, m: int) -> list[int]:
-    """The widest beam, a half, a quarter and so on, down to m."""
-    result = [widest]
-    while result[-1] // 2 >= m:
-        result.append(result[-1] // 2)
-    return result
-
-
 class _Bench:
     """Measures beams on the users that choose and on those that check."""
 
@@ -165,7 +158,7 @@ class _Bench:
         if sizes not in self._checked:
             self._on_beam(sizes)
             (score,) = evaluate(self.model, self.checking, beam_size=sizes, m=self.m, metrics="recall").scores
-            nodes = _nodes_scored(self.model, self.checking.x[:BATCH], sizes, self.m)
+            nodes = self._nodes_scored(sizes)
             self._checked[sizes] = BeamTrial(sizes, score.value, score.low, score.high, nodes, 0.0)
         return self._checked[sizes]
 
@@ -193,6 +186,13 @@ class _Bench:
             low, high = (low, middle) if ms <= milliseconds else (middle + 1, high)
         return low
 
+    @torch.no_grad()
+    def _nodes_scored(self, sizes: tuple[int, ...]) -> float:
+        """The number of nodes that a search scores, mean over users."""
+        query = self.model.query(self.checking.x[:BATCH].to(self.model.tree.device))
+        steps = walk(query, widths(self.model, sizes, self.m), choices=not self.model.chained)
+        return sum(float((step.candidates != PAD).sum(1).double().mean()) for step in steps)
+
     def _recall(self, sizes: tuple[int, ...]) -> float:
         self._on_beam(sizes)
         return evaluate(self.model, self.choosing, beam_size=sizes, m=self.m, metrics="recall")["recall", self.m]
@@ -205,24 +205,14 @@ def query_milliseconds(model: TreeModel, x: Tensor, beams: Sequence[Sequence[int
         user = x[turn % len(x)].unsqueeze(0)
         times.append([])
         for sizes in beams:
-            _synchronize(user)
+            if user.is_cuda:
+                torch.cuda.synchronize()
             start = time.perf_counter()
             retrieve(model, user, beam_size=sizes, m=m)
-            _synchronize(user)
+            if user.is_cuda:
+                torch.cuda.synchronize()
             times[-1].append((time.perf_counter() - start) * 1e3)
     return [statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)]
-
-
-def _synchronize(tensor: Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-
-
-def _nodes_scored(model: TreeModel, x: Tensor, sizes: Sequence[int], m: int) -> float:
-    """The number of nodes that a search scores, mean over users."""
-    with torch.no_grad():
-        steps = walk(model.query(x.to(model.tree.device)), widths(model, sizes, m), choices=not model.chained)
-        return sum(float((step.candidates != PAD).sum(1).double().mean()) for step in steps)
 
 
 # The path of beams, from wide to narrow
@@ -244,8 +234,8 @@ def needed_widths(model: TreeModel, users: Instances, sizes: Sequence[int], m: i
         for step in walk(model.query(x), sizes):
             ancestor = model.tree.ancestor(leaves, step.level).unsqueeze(1)
             rank = step.rank[user]  # [N, k]
-            own = rank.masked_fill(step.beam.expand(len(x), -1)[user] != ancestor, -torch.inf).amax(1, keepdim=True)
-            ranks.append((rank >= own).sum(1))
+            is_other = step.beam.expand(len(x), -1)[user] != ancestor
+            ranks.append((rank >= rank.masked_fill(is_other, -torch.inf).amax(1, keepdim=True)).sum(1))
         needed.append(torch.stack(ranks, dim=1).cpu())
         weights.append((1 / (y != PAD).sum(1) / len(users))[user].double().cpu())
     return torch.cat(needed), torch.cat(weights)
@@ -256,7 +246,7 @@ def narrowing_path(
 ) -> Iterator[tuple[int, ...]]:
     """Ever narrower beams: each narrows one level of the one before, with the best ratio of nodes saved to loss."""
     rungs = sorted({round(m * (sizes[-1] / m) ** (step / RUNGS)) for step in range(RUNGS + 1)}, reverse=True)
-    beam, kept = tuple(sizes), torch.ones(len(needed), dtype=torch.bool)
+    beam, alive = tuple(sizes), torch.ones(len(needed), dtype=torch.bool)
     while True:
         options = []
         for index in range(len(beam) - 1):
@@ -264,13 +254,13 @@ def narrowing_path(
                 narrower = (*beam[:index], width, *beam[index + 1 :])
                 saved = max_nodes_scored(model, beam) - max_nodes_scored(model, narrower)
                 if saved > 0:  # narrowing a level that was kept whole means that it has to be scored
-                    lost = float(weights[kept & (needed[:, index] > width)].sum())
+                    lost = float(weights[alive & (needed[:, index] > width)].sum())
                     options.append((saved / (lost + EPSILON), index, narrower))
                     break
         if not options:
             return
         _, index, beam = max(options)
-        kept &= needed[:, index] <= beam[index]
+        alive &= needed[:, index] <= beam[index]
         yield reachable_widths(model, beam)
 
 
