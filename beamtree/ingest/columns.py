@@ -79,8 +79,13 @@ def find_columns(columns: Sequence[str], user: str | None, item: str | None, tim
     """The columns given; otherwise by usual names, or by usual positions in a log without a header."""
     last = positions(len(columns))[-1] if len(columns) > 2 else None
     usual = {"user": (USER, "1"), "item": (ITEM, "2"), "time": (TIME, last)}
-    given = {"user": user, "item": item, "time": time}
-    result = {role: _given_column(columns, role, name) for role, name in given.items() if name is not None}
+    by_name = {column.strip(): column for column in columns} | {column: column for column in columns}
+    result = {}
+    for role, name in (("user", user), ("item", item), ("time", time)):
+        if name is not None and name not in by_name:
+            raise ValueError(f"there is no column {name!r} for `{role}`: {_listed(columns)}")
+        if name is not None:
+            result[role] = by_name[name]
     has_no_header = list(columns) == positions(len(columns))
     for role in usual.keys() - result.keys():
         names, position = usual[role]
@@ -93,13 +98,6 @@ def find_columns(columns: Sequence[str], user: str | None, item: str | None, tim
     if len(set(result.values())) < len(result):
         raise ValueError(f"user, item and time must be different columns: {_listed(columns)}")
     return Columns(result["user"], result["item"], result.get("time"))
-
-
-def _given_column(columns: Sequence[str], role: str, name: str) -> str:
-    by_name = {column.strip(): column for column in columns}
-    if name not in columns and name not in by_name:
-        raise ValueError(f"there is no column {name!r} for `{role}`: {_listed(columns)}")
-    return name if name in columns else by_name[name]
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:

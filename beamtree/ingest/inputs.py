@@ -151,9 +151,13 @@ def _cluster_tree(vectors: Any, items: Any, data: Prepared, arity: int, seed: in
         return cluster_tree(data, arity=arity, seed=seed)
     from beamtree.ingest.item_tables import read_categories, read_vectors
 
-    given = None if vectors is None else read_vectors(vectors, data.items)
-    categories = None if items is None else read_categories(items, data.items)
-    return cluster_tree(data, vectors=given, categories=categories, arity=arity, seed=seed)
+    return cluster_tree(
+        data,
+        vectors=None if vectors is None else read_vectors(vectors, data.items),
+        categories=None if items is None else read_categories(items, data.items),
+        arity=arity,
+        seed=seed,
+    )
 
 
 def _category_tree(items: Any, data: Prepared, arity: int, seed: int) -> Tree:

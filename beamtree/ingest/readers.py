@@ -64,10 +64,8 @@ def open_logs(
     if names is not None and any(map(is_frame, logs)):
         raise ValueError(f"{FRAME} names its own columns: `names` is for text files without a header")
     tables = [log if is_frame(log) else scan_file(log, names, wanted) for log in logs]
-    log_names, all_columns = (
-        [FRAME if is_frame(log) else str(log.name) for log in logs],
-        list(map(column_names, tables)),
-    )
+    log_names = [FRAME if is_frame(log) else str(log.name) for log in logs]
+    all_columns = list(map(column_names, tables))
     for name, other in zip(log_names, all_columns, strict=True):
         if other != all_columns[0]:
             first = f"{log_names[0]} has {', '.join(all_columns[0])}"
@@ -81,7 +79,7 @@ def open_logs(
     if time_format is not None and columns.time is None:
         raise ValueError(f"time_format={time_format}: the log has no times; name their column with `time`")
     if columns.time is not None and time_format is None:
-        frames, are_dates = _unify_dates(frames, columns.time, log_names)
+        frames, are_dates = _dates_to_microseconds(frames, columns.time, log_names)
     frames = [_select_roles(frame, roles) for frame in frames]
     if columns.time is not None:
         events = pl.concat(frames, how="vertical_relaxed")
@@ -96,7 +94,9 @@ def open_logs(
     return OpenedLog(pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame)
 
 
-def _unify_dates(frames: list[pl.LazyFrame], column: str, names: Sequence[str]) -> tuple[list[pl.LazyFrame], bool]:
+def _dates_to_microseconds(
+    frames: list[pl.LazyFrame], column: str, names: Sequence[str]
+) -> tuple[list[pl.LazyFrame], bool]:
     """Dates of any unit and zone as microseconds since 1970, if all times are dates; and whether they are."""
     types = [frame.collect_schema()[column] for frame in frames]
     dates = [name for name, dtype in zip(names, types, strict=True) if dtype in (pl.Date, pl.Datetime)]
@@ -124,19 +124,14 @@ def naming_unreadable(parts: Sequence[LogPart]) -> Iterator[None]:
     except (pl.exceptions.PolarsError, OSError) as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
         number = int(code[1]) if code else getattr(error, "errno", None)
-        if number not in DISK_FULL:
-            for part in parts:
-                _check_readable(part)
+        for part in parts if number not in DISK_FULL else ():
+            try:
+                part.events.select(pl.all().null_count()).collect(engine="streaming")
+            except (pl.exceptions.PolarsError, OSError) as reason:
+                is_missing = "(os error 2)" in str(reason) or getattr(reason, "errno", None) == errno.ENOENT
+                message = "it does not exist" if is_missing else short_message(reason)
+                raise ValueError(f"{part.label} cannot be read: {message}") from reason
         raise
-
-
-def _check_readable(part: LogPart) -> None:
-    try:
-        part.events.select(pl.all().null_count()).collect(engine="streaming")
-    except (pl.exceptions.PolarsError, OSError) as error:
-        is_missing = "(os error 2)" in str(error) or getattr(error, "errno", None) == errno.ENOENT
-        reason = "it does not exist" if is_missing else short_message(error)
-        raise ValueError(f"{part.label} cannot be read: {reason}") from error
 
 
 # Files

@@ -56,19 +56,18 @@ def find_logs(sources: Any) -> list[Any]:
 
 def find_files(source: str | Path) -> list[Location]:
     """The log files of a path, a folder, a pattern or a URL, sorted."""
-    if isinstance(source, str) and "://" in source:
-        paths, is_file = _list_url(source.rstrip("/"))
-    else:
-        paths, is_file = _list_path(Path(source))
-    files = paths if is_file else list(filter(_is_log, paths))
+    is_url = isinstance(source, str) and "://" in source
+    paths, is_file = _list_url(str(source).rstrip("/")) if is_url else _list_path(Path(source))
+    files = [path for path in paths if is_file or _is_log(path)]
     if not files or not all(map(_is_log, files)):
         raise ValueError(f"{source}: a log is {', '.join((*TEXT, *LINES, *PARQUET))}, or a folder of such files")
     return list(dict.fromkeys(files))
 
 
 def _is_log(path: Location) -> bool:
-    kinds = PARQUET if isinstance(path, Url) else (*TEXT, *LINES, *PARQUET)
-    return path.name.lower().endswith(kinds) and (isinstance(path, Url) or path.is_file())
+    if isinstance(path, Url):
+        return path.name.lower().endswith(PARQUET)
+    return path.name.lower().endswith((*TEXT, *LINES, *PARQUET)) and path.is_file()
 
 
 def _list_path(path: Path) -> tuple[list[Location], bool]:

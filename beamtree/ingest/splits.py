@@ -82,14 +82,28 @@ def split_log_events(
     if cutoff is None or scale is None:
         lengths = log.lengths[log.lengths > 0]
         return log, (leave_one_out if split.name == LEAVE_ONE_OUT else halves)(lengths, split)
-    before, first, last = _events_before(work, log.lengths, cutoff)
+    before, extremes = np.zeros_like(log.lengths), []  # events of each user before the cutoff [U]
+    for users, events in user_ranges(log.lengths):
+        time, count = read_range(work / "time", events), log.lengths[users]
+        owner = np.repeat(np.arange(len(count)), count)
+        before[users] = np.bincount(owner[time < cutoff], minlength=len(count))
+        extremes += [int(time.min()), int(time.max())] if len(time) else []
+    first, last = min(extremes), max(extremes)
     if cutoff <= first or cutoff > last:
         where = "before" if cutoff <= first else "after"
         times = f"{scale.format(first)} to {scale.format(last)}"
         raise ValueError(f"split={split.name} is {where} all events, which are from {times}: choose another date")
-    log = _drop_late_users(log, before, work)
-    users = np.flatnonzero(log.lengths)
-    return log, by_time(log.lengths[users], before[users], split)
+    late = (log.lengths > 0) & (before == 0)  # they have nothing to train on
+    report = {
+        **log.report,
+        "users_without_training_events": int(late.sum()),
+        "events_of_users_without_training_events": int(log.lengths[late].sum()),
+    }
+    lengths, popularity = log.lengths, log.popularity
+    if late.any():
+        lengths, popularity = filter_events(work, lengths, ~late, np.ones(len(popularity), bool), 1)
+    left = np.flatnonzero(lengths)
+    return CleanedLog(lengths, popularity, report), by_time(lengths[left], before[left], split)
 
 
 def halves(lengths: Array, split: SplitOptions) -> Sections:
@@ -167,30 +181,3 @@ def by_time(lengths: Array, before: Array, split: SplitOptions) -> Sections:
 
 def _default_users(num_users: int) -> int:
     return min(MAX_EVAL_USERS, max(1, num_users // EVAL_FRACTION))
-
-
-def _events_before(work: Path, lengths: Array, cutoff: int) -> tuple[Array, int, int]:
-    """How many events each user has before the cutoff [U]; and the first and the last time of all."""
-    before = np.zeros_like(lengths)
-    extremes = []
-    for users, events in user_ranges(lengths):
-        time, count = read_range(work / "time", events), lengths[users]
-        owner = np.repeat(np.arange(len(count)), count)
-        before[users] = np.bincount(owner[time < cutoff], minlength=len(count))
-        extremes += [int(time.min()), int(time.max())] if len(time) else []
-    return before, min(extremes), max(extremes)
-
-
-def _drop_late_users(log: CleanedLog, before: Array, work: Path) -> CleanedLog:
-    """Without the users who have nothing to train on."""
-    late = (log.lengths > 0) & (before == 0)
-    report = {
-        **log.report,
-        "users_without_training_events": int(late.sum()),
-        "events_of_users_without_training_events": int(log.lengths[late].sum()),
-    }
-    if not late.any():
-        return log._replace(report=report)
-    all_items = np.ones(len(log.popularity), bool)
-    lengths, popularity = filter_events(work, log.lengths, ~late, all_items, 1)
-    return CleanedLog(lengths, popularity, report)

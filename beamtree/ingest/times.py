@@ -32,22 +32,17 @@ class TimeScale(NamedTuple):
 
     def parse(self, text: str) -> int | None:
         """A date or a number given by a user, rounded up; None if the times of the log are of another kind."""
+        date = parse_date(text) if self.dates or self.unit is not None else None
         if self.dates:
-            return parse_date(text)
-        number = self._parse_number(text)
-        if number is None or not number.is_finite():
-            return None
-        return math.ceil(min(max(number, -LARGEST), LARGEST))
-
-    def _parse_number(self, text: str) -> decimal.Decimal | None:
-        """A number of the log, or a date in its unit, multiplied by the factor."""
-        date = None if self.unit is None else parse_date(text)
-        if date is not None and self.unit is not None:
-            return decimal.Decimal(date) * self.unit * self.factor / 10**6
+            return date
         try:
-            return decimal.Decimal(text.strip()) * self.factor
+            if date is not None and self.unit is not None:
+                number = decimal.Decimal(date) * self.unit * self.factor / 10**6
+            else:
+                number = decimal.Decimal(text.strip()) * self.factor
         except decimal.DecimalException:
             return None
+        return math.ceil(min(max(number, -LARGEST), LARGEST)) if number.is_finite() else None
 
     def format(self, time: int) -> str:
         """A time of the log as text."""
@@ -81,13 +76,6 @@ def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = Non
         return integer, TimeScale(dates=False)
     number = (value if dtype.is_numeric() else text).cast(pl.Float64, strict=False)
     number = pl.when(number.is_finite()).then(number)
-    return _best_reading(events, column, text, integer, number)
-
-
-def _best_reading(
-    events: pl.LazyFrame, column: str, text: pl.Expr, integer: pl.Expr, number: pl.Expr
-) -> tuple[pl.Expr, TimeScale]:
-    """The reading that fits the most times."""
     query = events.select(
         rows=pl.len(),
         integers=integer.count(),
@@ -109,7 +97,7 @@ def _best_reading(
         "number": ((number * float(factor)).round().cast(pl.Int64, strict=False), TimeScale(False, factor)),
         **{way: (read(text), TimeScale(dates=True)) for way, read in DATES.items()},
     }
-    best = max(ways, key=lambda way: stats[way])
+    best = max(ways, key=lambda way: stats[way])  # the one that fits most times
     if best == "day first" and stats["day first"] == stats["month first"]:
         _check_day_and_month(events, column, text)
     return ways[best]
