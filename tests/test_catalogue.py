@@ -24,26 +24,26 @@ def test_titles_and_categories_follow_the_ids_and_what_is_missing_is_none(tmp_pa
     found = read_catalogue(path, Ids(NAMES))
     assert found.titles == [None, "Alien", None, None]
     assert found.categories == ["Art", "Sci-Fi", None, None]
-    assert (found.title(1), found.category(0)) == ("Alien", "Art")
+    assert (found.titles[1], found.categories[0]) == ("Alien", "Art")
 
 
 @pytest.mark.parametrize("column", ["title", "name", "item_name", "Product Name"])
 def test_a_column_of_titles_alone_is_enough(tmp_path, column):
     found = read_catalogue(table(tmp_path, **{"item": ["a1"], column: ["Alien"]}), Ids(NAMES))
-    assert found.title(1) == "Alien"
+    assert found.titles[1] == "Alien"
     assert found.categories == [None] * 4
 
 
 def test_a_product_column_is_the_item_where_nothing_else_is(tmp_path):
     path = table(tmp_path, product=["a1"], category=["Books"])
-    assert read_catalogue(path, Ids(NAMES)).category(1) == "Books"
+    assert read_catalogue(path, Ids(NAMES)).categories[1] == "Books"
     path = table(tmp_path, item=["a1"], product=["Alien"])
-    assert read_catalogue(path, Ids(NAMES)).title(1) == "Alien"
+    assert read_catalogue(path, Ids(NAMES)).titles[1] == "Alien"
 
 
 def test_lists_of_categories_are_paths(tmp_path):
     path = table(tmp_path, "items.parquet", item=["a1"], categories=[["Books", "Fiction"]])
-    assert read_catalogue(path, Ids(NAMES)).category(1) == "Books/Fiction"
+    assert read_catalogue(path, Ids(NAMES)).categories[1] == "Books/Fiction"
 
 
 def test_a_table_that_says_neither_or_names_an_item_twice_is_refused(tmp_path):
@@ -71,7 +71,7 @@ def test_ids_that_begin_with_the_text_come_first():
 
 def test_one_without_titles_knows_its_ids():
     found = Catalogue.of_ids(Ids(NAMES))
-    assert found.title(0) is found.category(0) is None
+    assert found.titles[0] is found.categories[0] is None
     assert found.search("C", 5) == [2]
     assert "4 items, 0 titles" in repr(found)
 

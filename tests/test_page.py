@@ -80,7 +80,7 @@ def address(tmp_path_factory):
 
 def settled(tab):
     """Wait until the page shows what was asked for, and the address says so."""
-    tab.wait_for_selector("html:not([data-address=late])", state="attached")
+    tab.wait_for_selector("html:not([data-address=pending])", state="attached")
     tab.wait_for_selector("main[aria-busy=false]", state="attached")
     return tab
 
@@ -192,7 +192,7 @@ def test_why_an_item_was_lost_is_told_as_it_was_recorded(watch, address):
     step = path[5][level - search["levels"][0][0]]
     assert f"{abs(step[1] - kept[5]):.3f} below the last of {kept[2]} nodes kept" in told
     assert f"{step[2]} candidate" in told
-    assert f"What decided: {decided}" in told
+    assert f"Decisive part: {decided}" in told
     assert tab.locator("#why .parts tbody tr").count() == len(parts)
     assert tab.locator("#why .decided th").inner_text() == decided
     assert tab.locator("#why .margin").count() == len(path[5])
@@ -205,7 +205,7 @@ def test_an_item_that_was_found_is_told_too(watch, address):
     tab.locator("#list .item").nth(2).click()
     assert "ound at rank 3" in tab.inner_text("#why")
     tab.locator("#list .item").nth(2).click()
-    assert "Choose an item" in tab.inner_text("#why")
+    assert "Select an item" in tab.inner_text("#why")
 
 
 @pytest.mark.extended
@@ -224,7 +224,7 @@ def test_two_models_stand_side_by_side(watch, address):
     tab.select_option("#beam-k2", "40")
     settled(tab)
     assert columns.nth(1).locator(".name").all_text_contents() == expected(0, 40, model=3)[1][:10]
-    assert tab.locator(".fates tbody tr").count() == len(recorded()[2]["users"][0]["truth"])
+    assert tab.locator(".outcomes tbody tr").count() == len(recorded()[2]["users"][0]["truth"])
     assert watch.state() == {"k": "20", "tab": "compare", "other": "3", "k2": "40"}
 
 
@@ -264,7 +264,7 @@ def test_an_address_may_say_anything(watch, address):
     tab = watch.open(f"{address}#model=99&other=-3&node=1e9")
     for place in ("compare", "losses", "map", "search"):
         tab.click(f"#tab-{place}")
-        assert settled(tab).locator("#trouble").is_hidden()
+        assert settled(tab).locator("#error").is_hidden()
 
 
 def test_everything_is_at_the_keys(watch, address):
@@ -424,7 +424,7 @@ def ask(history, items=(), k=100, m=10, without=None):
 
 
 def titles_of(found):
-    return [without_controls(CATALOGUE.title(item) or f"i{item}") for item, _ in found.found]
+    return [without_controls(CATALOGUE.titles[item] or f"i{item}") for item, _ in found.found]
 
 
 def test_live_a_user_is_chosen_and_the_newest_events_are_hidden(server, watch):
@@ -500,8 +500,8 @@ def test_live_a_part_of_the_score_is_left_out_beside_the_whole(server, watch):
 def test_live_what_the_server_refuses_is_shown(server, browser):
     watch = Watch(browser)
     tab = watch.open(f"{server}#user=zoe")
-    tab.wait_for_selector("#trouble:not([hidden])")
-    assert "there is no such user: search with" in tab.inner_text("#trouble")
+    tab.wait_for_selector("#error:not([hidden])")
+    assert "there is no such user: search with" in tab.inner_text("#error")
     watch.context.close()
 
 

@@ -41,11 +41,11 @@ CATEGORY_DEPTH = 4  # steps of a category path that are told apart
 
 FILES = Path(__file__).parent / "page"
 SCRIPTS = (
-    "words",
+    "helpers",
     "source",
     "state",
     "layout",
-    "text",
+    "canvas",
     "tree",
     "gestures",
     "panels",

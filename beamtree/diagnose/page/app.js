@@ -1,31 +1,31 @@
-// From what is asked to what is shown: one pass for every change, the newest wins.
+// From the state to the view: every change draws all of it, and the newest change wins.
 
-let source, view, turn = 0, shown = {}, playing = null;
+let source, view, latest = 0, shown = {}, playing = null;
 
 async function show() {
-  const mine = ++turn;
+  const request = ++latest;
   $("main").setAttribute("aria-busy", "true");
-  const k = source.stop(state.k), m = Math.min(state.m, k);
+  const k = source.beamSize(state.k), m = Math.min(state.m, k);
   const model = modelAt(source);
-  const asked = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m
+  const query = { user: state.user, history: state.history, hide: state.hide, model, k, m: source.live ? m
     : state.m, item: state.item };
   try {
-    const subject = await source.subject(asked);
+    const subject = await source.subject(query);
     if (source.live && !subject.history.length) return welcome(subject);
-    const search = await source.search(asked);
-    const later = state.tab === "compare" ? await showCompare(source, asked, subject, search) : null;
-    if (mine !== turn) return;
-    shown = { subject, search, asked };
-    $("trouble").hidden = true;
-    draw(subject, search, later);
+    const search = await source.search(query);
+    const drawCompare = state.tab === "compare" ? await showCompare(source, query, subject, search) : null;
+    if (request !== latest) return;
+    shown = { subject, search, query };
+    $("error").hidden = true;
+    draw(subject, search, drawCompare);
   } catch (error) {
-    if (mine === turn) trouble(error);
+    if (request === latest) showError(error);
   } finally {
-    if (mine === turn) $("main").setAttribute("aria-busy", "false");
+    if (request === latest) $("main").setAttribute("aria-busy", "false");
   }
 }
 
-function draw(subject, search, later) {
+function draw(subject, search, drawCompare) {
   document.body.dataset.tab = state.tab;
   showTabs();
   showFacts(source.models[modelAt(source)]);
@@ -33,14 +33,14 @@ function draw(subject, search, later) {
   showTruth(subject, search);
   showHistory(source, subject);
   showControls(source, subject, search);
-  costs(subject);
+  showCosts(subject);
   showFound(subject, search);
   showWhy([search]);
-  if (!search.levels.length) fill($("view"), h("p", { class: "muted" }, "Nothing may be found."));
+  if (!search.levels.length) fill($("view"), h("p", { class: "muted" }, "No item is allowed."));
   else if (state.tab === "search") showTree(search);
   else if (state.tab === "losses") showLosses(subject, search);
   else if (state.tab === "map") showMap(source, search);
-  else later?.();
+  else drawCompare?.();
   $("status").textContent = clean(`${search.found.length} recommendations, ${count(search.scored)} nodes scored, beam size ${search.beam_size}`);
 }
 
@@ -51,32 +51,32 @@ function welcome(subject) {
   for (const id of ["truth", "history", "controls", "found"]) fill($(id));
   $("why").hidden = true;
   fill($("view"), h("div", { class: "welcome" }, h("h2", {}, "Watch a search"),
-    h("p", {}, "Choose a user of the log, or type a history: ids or titles of items."),
+    h("p", {}, "Choose a user of the log, or enter a history: ids or titles of items."),
     h("button", { class: "wide-button", onclick: openFinder }, "Search users and items …")));
 }
 
-function trouble(error) {
+function showError(error) {
   if (error.status === 401) return askToken();
-  $("trouble").hidden = false;
-  $("trouble").textContent = clean(String(error.message ?? error)).slice(0, 400);
+  $("error").hidden = false;
+  $("error").textContent = clean(String(error.message ?? error)).slice(0, 400);
 }
 
-async function costs(subject) {
-  const mine = turn, model = modelAt(source);
-  let points = costPoints(source, model, Math.min(state.m, source.stop(state.k)));
+async function showCosts(subject) {
+  const request = latest, model = modelAt(source);
+  let points = costPoints(source, model, Math.min(state.m, source.beamSize(state.k)));
   let label = `recall and cost, ${source.users.length} users`;
   if (source.live && subject.truth.length) {
     label = "recall and cost, this user";
     points = [];
     for (const size of source.beamSizes.filter((each) => each >= state.m)) {
-      const search = await source.search({ ...shown.asked, k: size, item: null }).catch(() => null);
-      if (mine !== turn) return;
+      const search = await source.search({ ...shown.query, k: size, item: null }).catch(() => null);
+      if (request !== latest) return;
       if (search) points.push({ size, cost: search.scored,
         recall: search.items.filter((path) => path.rank !== null &&
         path.rank <= state.m).length / subject.truth.length });
     }
   }
-  const chart = costChart(points, source.stop(state.k), (k) => set({ k }), label);
+  const chart = costChart(points, source.beamSize(state.k), (k) => set({ k }), label);
   if ($("cost") && chart) fill($("cost"), h("span", { class: "label" }, label), chart);
 }
 
@@ -86,7 +86,7 @@ function showTabs() {
     : -1, title: `${word} (${n + 1})`, onclick: () => set({ tab: key }) }, word)));
 }
 
-// The tree and what moves it
+// The tree and its controls
 
 function showTree(search) {
   const same = view?.canvas.isConnected;
@@ -95,17 +95,17 @@ function showTree(search) {
     const button = (id, sign, label, onclick) => h("button", { id, title: label, "aria-label": label, onclick }, sign);
     fill($("view"), h("div", { class: "head tools-row" }, h("h2", {}, "The search, level by level"),
       h("div", { class: "group", role: "group", "aria-label": "Replay" },
-        button("back", icon("back"), "One level back (↑)", () => stepLevel(-1)),
+        button("back", icon("back"), "Previous level (↑)", () => stepLevel(-1)),
         button("play", icon("play"), "Replay (space)", replay),
-        button("next", icon("next"), "One level on (↓)", () => stepLevel(1))),
+        button("next", icon("next"), "Next level (↓)", () => stepLevel(1))),
       h("div", { class: "group", role: "group", "aria-label": "Zoom" },
         button("in", "+", "Zoom in (+)", () => view.zoom(0.6)),
         button("out", "−", "Zoom out (−)", () => view.zoom(1 / 0.6)),
         button("all", icon("all"), "Show all (0)", () => set({ from: 0, to: 1 }))),
-      h("button", { id: "layout", title: "What the search looked at, or the whole catalogue to scale (l)",
-        onclick: flip }, ""), legend()),
+      h("button", { id: "layout", title: "Show the visited nodes only, or the whole catalogue to scale (l)",
+        onclick: toggleLayout }, ""), legend()),
       h("div", { class: "scene" }, canvas),
-        h("details", { class: "levels" }, h("summary", {}, "The levels as a table"), h("div", { id: "levels" })));
+        h("details", { class: "levels" }, h("summary", {}, "Levels as a table"), h("div", { id: "levels" })));
     view = new TreeView(canvas, { onItem: choose, map: source.models[0].map });
     new ResizeObserver(() => view.draw()).observe(canvas);
   }
@@ -113,10 +113,10 @@ function showTree(search) {
   fill($("play"), icon(playing ? "pause" : "play"));
   view.map = source.models[0].map;
   view.show(search, { all: search.items.filter((path) => path.steps.length),
-    chosen: search.items.find((path) => path.item.id === state.item && path.steps.length) ?? onTheWay(search) });
+    chosen: search.items.find((path) => path.item.id === state.item && path.steps.length) ?? pathOfFound(search) });
   const goal = state.layout === "scale" ? 1 : 0;
   if (view.morph !== goal) view.morphTo(goal);
-  fill($("levels"), h("table", { class: "fates" },
+  fill($("levels"), h("table", { class: "outcomes" },
     h("thead", {}, h("tr", {}, ["level", "candidates", "kept", "best", "last kept",
     "worst"].map((word) => h("th", { scope: "col" }, word)))),
     h("tbody", {}, search.levels.map((each) => h("tr", {},
@@ -124,8 +124,8 @@ function showTree(search) {
       num(each.kth), num(each.worst)].map((text) => h("td", {}, text)))))));
 }
 
-// A recommended item has a way too, though it was not asked for: up from its leaf.
-function onTheWay(search) {
+// The path of a recommended item, which the search does not follow: up from its leaf.
+function pathOfFound(search) {
   const hit = search.found.find((each) => each.item.id === state.item), last = search.levels[search.levels.length - 1];
   const leaf = hit && last.nodes.find((node) => node.rank === hit.rank && node.kept);
   if (!leaf) return null;
@@ -143,9 +143,9 @@ function onTheWay(search) {
 const legend = () => h("div", { class: "legend", "aria-hidden": "true" },
   h("span", { class: "key" }, h("i", { class: "swatch beam" }), "kept"),
   h("span", { class: "key" }, h("i", { class: "swatch pruned" }), "pruned"),
-  ["found", "below", "lost"].map((fate) => h("span", { class: "key" }, mark(fate), fate === "below"
-    ? "ranked below m" : `chosen next, ${fate}`)));
-const flip = () => set({ layout: state.layout === "scale" ? "beam" : "scale", from: 0, to: 1 });
+  ["found", "below", "lost"].map((outcome) => h("span", { class: "key" }, mark(outcome), outcome === "below"
+    ? "ranked below m" : `chosen next, ${outcome}`)));
+const toggleLayout = () => set({ layout: state.layout === "scale" ? "beam" : "scale", from: 0, to: 1 });
 
 function stepLevel(by) {
   const levels = shown.search?.levels.map((each) => each.level) ?? [];
@@ -173,17 +173,17 @@ function showLosses(subject, search) {
   if (inspected) {
     pieces.push(h("div", { class: "head" }, h("h2", {}, "Where relevant items are lost"),
       h("span", { class: "muted" },
-      `${count(inspected.users)} users, k = ${inspected.beam_size}, as beamtree inspect counts`)),
+      `${count(inspected.users)} users, k = ${inspected.beam_size}, counted as in beamtree inspect`)),
       h("div", { class: "pair" }, lossChart(inspected, `of these, brute force finds at ${inspected.cuts.at(-1).m}`),
         cutChart(inspected)), h("p", { class: "advice" }, inspected.advice));
   }
   const searches = source.live ? [search] : source.users.map((user) => source.at(user, model, state.k));
-  const found = lossesAt(searches, state.m);
+  const losses = lossesAt(searches, state.m);
   const whose = source.live ? "this user" : `the ${source.users.length} recorded users`;
   pieces.push(h("div", { class: "head" },
-    h("h2", {}, `${source.live ? "This user" : "The recorded users"} at k = ${source.stop(state.k)}`),
-    h("span", { class: "muted" }, `${plural(found.items, "item")} that ${whose} chose next; the sliders change it`)),
-    found.items ? lossChart(found, `of these, its own leaf would be among the first ${state.m}`)
+    h("h2", {}, `${source.live ? "This user" : "The recorded users"} at k = ${source.beamSize(state.k)}`),
+    h("span", { class: "muted" }, `${plural(losses.items, "item")} that ${whose} chose next; the sliders change it`)),
+    losses.items ? lossChart(losses, `of these, among the first ${state.m} by the score of the leaf`)
       : h("p", { class: "muted" }, "Nothing is hidden: hide some events first."));
   fill($("view"), h("div", { class: "losses" }, pieces));
 }
@@ -191,7 +191,7 @@ function showLosses(subject, search) {
 async function askLosses() {
   source.counting = true;
   const model = source.models[0];
-  model.losses = await source.ask("/v1/losses").catch(() => null);
+  model.losses = await source.request("/v1/losses").catch(() => null);
   source.counting = false;
   if (state.tab === "losses" && modelAt(source) === 0) show();
 }
@@ -218,4 +218,4 @@ async function start() {
   await show();
   document.documentElement.dataset.ready = "true";
 }
-start().catch(trouble);
+start().catch(showError);

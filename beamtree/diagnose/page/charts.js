@@ -1,4 +1,4 @@
-// Small pictures in SVG: recall against cost, margins by level, parts of a score, and the picture of `inspect`.
+// Charts in SVG: recall against cost, margins by level, parts of a score, and the losses of `inspect`.
 
 // Recall at m and nodes scored for every beam size, over the recorded users, or over this one when it is live.
 function costPoints(source, model, m) {
@@ -50,7 +50,7 @@ function marginChart(path) {
     chart.append(s("rect", { x: n * wide + wide * 0.18, width: wide * 0.64, y: up ? middle - tall : middle,
       height: tall, class: `margin ${kind}`, rx: 1.5 },
       s("title", {},
-        `level ${each.level}: ${signed(each.margin)} from the last kept${each.before === null ? ", was no candidate any more" : `, ${each.before} before it`}`)));
+        `level ${each.level}: ${signed(each.margin)} from the last kept${each.before === null ? ", no longer a candidate" : `, ${each.before} ranked above it`}`)));
     chart.append(s("text", { x: (n + 0.5) * wide, y: H - 2, class: "axis mid" }, each.level));
     if (kind === "gone") chart.append(s("text",
       { x: (n + 0.5) * wide, y: up ? middle - tall - 2 : middle + tall + 9, class: "axis mid gone" }, "✕"));
@@ -70,15 +70,15 @@ function partChart(lost) {
       h("td", { class: "diverge" }, bar), h("td", {}, signed(part.difference)));
   });
   const note = lost.together ? h("p", { class: "muted small" },
-    `${lost.together.name} are added before they are lifted: together ${num(lost.together.item)} and ${num(lost.together.kept)}.`) : null;
+    `${lost.together.name} share one subtree maximum: together ${num(lost.together.item)} and ${num(lost.together.kept)}.`) : null;
   return h("figure", {}, h("figcaption", {},
-    "What each part of the score says of its subtree and of the last one kept"),
+    "The parts of the score, of the item’s subtree and of the last one kept"),
     h("table", { class: "parts" }, h("thead", {},
       h("tr", {}, ["part", "item’s", "kept", "", "difference"].map((word) => h("th", { scope: "col" }, word)))),
       h("tbody", {}, rows)), note);
 }
 
-// Where the recorded users' next items went at this beam size: the same shape as `inspect`.
+// Where relevant items are lost at this beam size, in the form of `inspect`.
 function lossesAt(searches, m) {
   const paths = searches.flatMap((search) => search.items.filter((path) => path.may_be_found));
   const all = paths.length || 1;

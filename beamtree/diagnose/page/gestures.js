@@ -1,16 +1,16 @@
-// Pointer, wheel and fingers on the tree: hover tells, click chooses, wheel and pinch zoom, drag moves.
+// Pointer, wheel and touch on the tree: hover shows a tooltip, click selects, wheel and pinch zoom, drag moves.
 
 TreeView.prototype.listen = function () {
   const { canvas } = this, fingers = new Map();
   let moved = 0, pinch = null;
   const local = (event) => { const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top]; };
-  const place = (px) => state.from + ((px - this.gutter) / (this.width - this.gutter - this.edge)) * (state.to - state.from);
+  const position = (px) => state.from + ((px - this.gutter) / (this.width - this.gutter - this.edge)) * (state.to - state.from);
 
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.pan((event.deltaX / this.width) * (state.to - state.from));
-    this.zoom(Math.exp(event.deltaY * 0.0022), place(local(event)[0]));
+    this.zoom(Math.exp(event.deltaY * 0.0022), position(local(event)[0]));
   }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
     fingers.set(event.pointerId, local(event));
@@ -25,7 +25,7 @@ TreeView.prototype.listen = function () {
     if (fingers.size === 2 && pinch) {
       const [a, b] = [...fingers.values()];
       const was = Math.abs(pinch[0][0] - pinch[1][0]), is = Math.abs(a[0] - b[0]);
-      if (was > 10 && is > 10) this.zoom(was / is, place((a[0] + b[0]) / 2));
+      if (was > 10 && is > 10) this.zoom(was / is, position((a[0] + b[0]) / 2));
       pinch = [a, b];
     } else if (moved > 3) {
       canvas.setPointerCapture(event.pointerId);
@@ -46,15 +46,15 @@ TreeView.prototype.point = function ([px, py], event) {
   const hit = this.nodeAt(px, py);
   this.canvas.style.cursor = hit ? "pointer" : "grab";
   if (this.hover !== (hit?.node ?? null)) { this.hover = hit?.node ?? null; this.draw(); }
-  if (hit) showTip(event.clientX, event.clientY, this.tell(hit)); else hideTip();
+  if (hit) showTip(event.clientX, event.clientY, this.tooltip(hit)); else hideTip();
 };
 
-TreeView.prototype.tell = function ({ node, row }) {
+TreeView.prototype.tooltip = function ({ node, row }) {
   const lines = [h("b", {}, nodeName(node, this.map))];
   if (node.popular?.category && node.items === 1) lines.push(h("span", {}, node.popular.category));
-  const fate = row.passed ? "kept: the whole level is" : node.kept ? "kept" : "pruned";
+  const outcome = row.passed ? "kept, like the whole level" : node.kept ? "kept" : "pruned";
   lines.push(h("span", {},
-    `level ${row.level} · ${plural(node.items ?? 0, "item")} · ${node.implied ? "kept, not listed" : fate}`));
+    `level ${row.level} · ${plural(node.items ?? 0, "item")} · ${node.implied ? "kept, not listed" : outcome}`));
   if (!node.implied) {
     lines.push(h("span", {}, `rank ${count(node.rank)} of ${count(row.candidates)} · score ${num(node.score)}`));
     lines.push(h("span", {}, `${signed(node.score - row.kth)} from the last kept (${num(row.kth)})`));
@@ -91,7 +91,7 @@ TreeView.prototype.pan = function (by) {
 
 TreeView.prototype.morphTo = function (goal) { // from one layout to the other, so that the eye can follow
   cancelAnimationFrame(this.running);
-  if (calm()) { this.morph = goal; return this.draw(); }
+  if (prefersReducedMotion()) { this.morph = goal; return this.draw(); }
   const move = () => {
     this.morph += (goal - this.morph) * 0.22;
     if (Math.abs(goal - this.morph) < 0.004) this.morph = goal;

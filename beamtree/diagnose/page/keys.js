@@ -1,9 +1,9 @@
-// The search box, the help, a token where one is needed, and what every key does.
+// Dialogs: search, help, and the token of a server. And the keyboard.
 
 function askToken() { // kept until the browser is closed, and sent to this server alone
   const field = h("input", { type: "password", id: "token", "aria-label": "Token", autocomplete: "off" });
   const keep = (event) => { event.preventDefault(); sessionStorage.setItem("token", field.value); location.reload(); };
-  fill($("finder"), h("form", { onsubmit: keep }, h("p", {}, "This server asks for a token."), field));
+  fill($("finder"), h("form", { onsubmit: keep }, h("p", {}, "This server requires a token."), field));
   $("finder").showModal();
 }
 
@@ -12,37 +12,37 @@ function openFinder() {
   const list = h("div", { class: "results" });
   const field = h("input", { type: "search", id: "query", placeholder: source.live ? "A user, an item, or a title"
     : "A recorded user, or an item in their events", "aria-label": "Search", autocomplete: "off" });
-  let asked = 0;
-  const look = async () => {
-    const mine = ++asked, found = await source.lookUp(field.value).catch((error) => { trouble(error);
+  let latest = 0;
+  const update = async () => {
+    const request = ++latest, results = await source.lookUp(field.value).catch((error) => { showError(error);
       return { users: [], items: [] }; });
-    if (mine !== asked) return;
-    fill(list, found.users.map((user) => h("button",
+    if (request !== latest) return;
+    fill(list, results.users.map((user) => h("button",
       { class: "item", onclick: () => { box.close();
       set({ user: user.id, history: null, item: null, from: 0, to: 1 }); } }, h("span", { class: "rank" }, "user"),
       h("span", { class: "name" }, user.id))),
-      found.items.map((item) => h("button", { class: "item", onclick: () => { box.close(); addItem(item); } },
+      results.items.map((item) => h("button", { class: "item", onclick: () => { box.close(); addItem(item); } },
         h("span", { class: "rank" }, "+"),
         h("span", { class: "text" }, h("span", { class: "name" }, name(item)),
         h("span", { class: "note" }, noteOf(item))))),
-      found.users.length + found.items.length ? null : h("p", { class: "muted" }, "Nothing has this in its name."));
+      results.users.length + results.items.length ? null : h("p", { class: "muted" }, "No match."));
   };
-  field.addEventListener("input", look);
+  field.addEventListener("input", update);
   field.addEventListener("keydown", (event) => {
     const first = () => list.querySelector("button");
-    if (event.key === "Enter") look().then(() => first()?.click());
+    if (event.key === "Enter") update().then(() => first()?.click());
     else if (event.key === "ArrowDown") first()?.focus();
     else return;
-    event.preventDefault(); // else the same stroke would press the button that the focus goes back to
+    event.preventDefault(); // else the same key press would also press the button that gets the focus
   });
   fill(box, h("form", { method: "dialog", onsubmit: (event) => event.preventDefault() }, field), list);
   box.showModal();
-  look();
+  update();
 }
-function addItem(item) { // to the end of the history: what if the user chose this now
-  const past = shown.subject ? [...[...shown.subject.history].reverse(),
+function addItem(item) { // to the end of the history, as if the user chose it now
+  const events = shown.subject ? [...[...shown.subject.history].reverse(),
     ...shown.subject.truth].map((each) => each.id) : [];
-  set({ history: [...past, item.id].slice(-200), user: null, hide: 0, item: null });
+  set({ history: [...events, item.id].slice(-200), user: null, hide: 0, item: null });
 }
 
 const KEYS = [["↑ ↓", "one level up or down in the replay"], ["space", "replay level by level"],
@@ -54,9 +54,9 @@ function openManual() {
   fill($("manual"), h("div", { class: "head" }, h("h2", {}, "How to read it"),
     h("button", { class: "plain", "aria-label": "Close", onclick: () => $("manual").close() }, "×")),
     h("p", {},
-      "Items are the leaves of a tree. A search walks down: on every level it scores the children of the nodes it kept and keeps the best k, the beam. What is striped was pruned, with all items below it. An item is found if all of its ancestors were kept."),
+      "Items are the leaves of a tree. A search walks down: on every level it scores the children of the nodes it kept and keeps the best k, the beam. Striped nodes were pruned, with all items below them. An item is results if all of its ancestors were kept."),
     h("p", {},
-      "Hover over a node for its score, click it to zoom, click a leaf or an item in a list to follow its way. The address holds the whole view: copy it to share it."),
+      "Hover over a node for its score, click it to zoom, click a leaf or an item in a list to follow its path. The address contains the view: copy it to share it."),
     h("table", { class: "keys" }, h("tbody", {},
       KEYS.map(([key, text]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, text))))));
   $("manual").showModal();
@@ -76,12 +76,12 @@ function theme(flipIt) {
   readPalette();
 }
 async function share() {
-  keepAddress();
-  try { await navigator.clipboard.writeText(location.href); say("The link is copied.");
-    } catch { say("Copy the address of this page: it holds the view."); }
+  writeAddress();
+  try { await navigator.clipboard.writeText(location.href); announce("The link is copied.");
+    } catch { announce("Copy the address of this page: it contains the view."); }
 }
-function say(text) { $("status").textContent = text; $("share").dataset.said = text;
-  setTimeout(() => delete $("share").dataset.said, 1600); }
+function announce(text) { $("status").textContent = text; $("share").dataset.message = text;
+  setTimeout(() => delete $("share").dataset.message, 1600); }
 function save() {
   const link = h("a", { href: URL.createObjectURL(new Blob([JSON.stringify({ state, ...shown }, null, 1)],
     { type: "application/json" })), download: "search.json" });
@@ -97,7 +97,7 @@ function onKey(event) {
     ArrowUp: () => stepLevel(-1), ArrowDown: () => stepLevel(1), ArrowLeft: () => nextItem(-1),
       ArrowRight: () => nextItem(1), "[": () => $("who").turn?.(-1), "]": () => $("who").turn?.(1),
     "+": () => view?.zoom(0.6), "=": () => view?.zoom(0.6), "-": () => view?.zoom(1 / 0.6),
-      0: () => set({ from: 0, to: 1, node: 0 }), l: flip, "/": openFinder, "?": openManual, c: share,
+      0: () => set({ from: 0, to: 1, node: 0 }), l: toggleLayout, "/": openFinder, "?": openManual, c: share,
       d: () => theme(true),
     Escape: () => set({ item: null, from: 0, to: 1, node: 0 }), 1: () => set({ tab: "search" }),
       2: () => set({ tab: "compare" }), 3: () => set({ tab: "losses" }), 4: () => set({ tab: "map" }),

@@ -1,9 +1,9 @@
-// Where nodes stand. Two layouts: `scale`, in which a subtree is as wide as its share of the leaves, and `beam`, in
-// which what the search looked at has all the room.
+// The positions of nodes. Two layouts: `scale`, in which a subtree is as wide as its share of the leaves, and `beam`,
+// in which the nodes that the search visited take all the width.
 
 const WEIGHT = { kept: 1, pruned: 0.5 };
 
-// Rows of nodes with a place from 0 to 1 in both layouts. Nodes that are not listed but lie above listed ones are added.
+// Rows of nodes with a position from 0 to 1 in both layouts. Nodes that are not listed but lie above listed ones are added.
 function treeRows(search) {
   const { arity } = search;
   const rows = search.levels.map((level) => ({
@@ -38,8 +38,8 @@ function treeRows(search) {
 function weigh(node) {
   node.children.sort((a, b) => a.node - b.node);
   node.children.forEach(weigh);
-  const own = node.ghost ? 0.35 : node.kept ? WEIGHT.kept : WEIGHT.pruned;
-  node.weight = Math.max(own, node.children.reduce((sum, each) => sum + each.weight, 0));
+  const weight = node.ghost ? 0.35 : node.kept ? WEIGHT.kept : WEIGHT.pruned;
+  node.weight = Math.max(weight, node.children.reduce((sum, each) => sum + each.weight, 0));
 }
 
 function spreadOut(nodes, from, to) {
@@ -56,8 +56,8 @@ function spreadOut(nodes, from, to) {
 // What a subtree is called: by its category or most popular items where the map knows it, else by its most popular item.
 function nodeName(node, map) {
   if (node.items === 1 && node.popular) return name(node.popular);
-  const known = map?.names?.[node.node];
-  if (known) return known;
+  const label = map?.names?.[node.node];
+  if (label) return label;
   if (!node.popular) return `node ${count(node.node)}`;
   return node.items > 1 ? `${name(node.popular)} +${count(node.items - 1)}` : name(node.popular);
 }

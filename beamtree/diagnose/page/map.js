@@ -1,4 +1,4 @@
-// The map of the catalogue: every rectangle is a subtree, as large as its items are many.
+// The map of the catalogue: every rectangle is a subtree, with an area proportional to its number of items.
 
 const SMALLEST = 7000; // square pixels, below which a subtree is not divided
 const HEADING = 17;
@@ -10,13 +10,13 @@ function showMap(source, search) {
   if (!map) return fill(view, h("p", { class: "muted" }, "There is no map of this model."));
   const { arity } = source.models[0];
   const node = state.node < map.items.length ? state.node : 0;
-  const way = [];
-  for (let at = node; at >= 0; at = at ? parentOf(arity, at) : -1) way.unshift(at);
+  const path = [];
+  for (let at = node; at >= 0; at = at ? parentOf(arity, at) : -1) path.unshift(at);
   const canvas = h("canvas", { class: "map", tabindex: 0, role: "img",
     "aria-label": `Map of ${count(map.items[node])} items below ${clean(map.names[node])}` });
   fill(view, h("div", { class: "head" }, h("h2", {}, "Catalogue"),
-    h("nav", { class: "crumbs", "aria-label": "Way to this subtree" },
-      way.map((at, n) => [n ? " › " : "",
+    h("nav", { class: "crumbs", "aria-label": "Path to this subtree" },
+      path.map((at, n) => [n ? " › " : "",
       h("button", { class: "plain", "aria-current": at === node ? "location" : null,
       onclick: () => set({ node: at }) }, at ? cut(clean(map.names[at]), 26) : "all items")])),
     h("label", { class: "line" }, "colour: ",
@@ -40,9 +40,9 @@ function showMap(source, search) {
 }
 
 function enterChild(at, from, arity) { // two levels at a time, towards what was clicked
-  const way = [];
-  for (let n = at; n > from; n = parentOf(arity, n)) way.unshift(n);
-  return way[Math.min(way.length - 1, arity === 2 ? 1 : 0)] ?? from;
+  const path = [];
+  for (let n = at; n > from; n = parentOf(arity, n)) path.unshift(n);
+  return path[Math.min(path.length - 1, arity === 2 ? 1 : 0)] ?? from;
 }
 
 // How many leaves of the last beam lie in each node's stretch, from the counts by stretch.
@@ -103,7 +103,7 @@ function drawMap(canvas, map, root, arity, search) {
     pen.fillRect(each.x, each.y, each.w - 1, each.h - 1);
     pen.globalAlpha = 1;
     if (each.w < 46 || each.h < 22) continue;
-    const lines = wrap(pen, below(map.names[each.node], each.under), each.w - 12, Math.floor((each.h - 8) / 14));
+    const lines = wrap(pen, withoutHeading(map.names[each.node], each.under), each.w - 12, Math.floor((each.h - 8) / 14));
     pen.font = "11.5px system-ui, sans-serif";
     pen.fillStyle = strength > 0.55 ? palette.paper : palette.ink;
     lines.forEach((line, n) => pen.fillText(line, each.x + 6, each.y + 16 + n * 14));
@@ -114,11 +114,11 @@ function drawMap(canvas, map, root, arity, search) {
   return boxes;
 }
 
-// A category without the steps that stand in the heading above it.
-function below(text, heading) {
-  const steps = text.split(" / "), known = heading.split(" / ");
+// A category without the steps that the heading above it shows.
+function withoutHeading(text, heading) {
+  const steps = text.split(" / "), headingSteps = heading.split(" / ");
   let same = 0;
-  while (same < steps.length - 1 && steps[same] === known[same]) same++;
+  while (same < steps.length - 1 && steps[same] === headingSteps[same]) same++;
   return steps.slice(same).join(" / ");
 }
 

@@ -1,5 +1,5 @@
-// Where searches come from: recorded in this file, or asked from the server.
-// Both give the same shape, that of /v1/explain.
+// Where searches come from: a recording in this page, or requests to the server.
+// Both return objects of the same form, that of /v1/explain.
 
 async function readData() {
   const bytes = Uint8Array.from(atob($("data").textContent.trim()), (c) => c.charCodeAt(0));
@@ -15,28 +15,28 @@ class Recorded {
     this.items = id.map((key, n) => ({ id: key, title: title[n], category: category[n] }));
     this.users = data.users.map((user, n) => ({
       id: user.id,
-      place: n,
+      index: n,
       history: user.history.map((at) => this.items[at]),
       truth: user.truth.map((at) => this.items[at]),
     }));
     this.models = data.models;
     this.beamSizes = data.beam_sizes;
-    this.kept = new Map();
+    this.cache = new Map();
   }
-  stop(k) { // the recorded size nearest to k
+  beamSize(k) { // the recorded size nearest to k
     return this.beamSizes.reduce((best, size) => (Math.abs(size - k) < Math.abs(best - k) ? size : best));
   }
   find(user) {
     return this.users.find((each) => each.id === user) ?? this.users[0];
   }
   at(user, model, k) {
-    const size = this.stop(k);
-    const key = `${user.place} ${model} ${size}`;
-    if (!this.kept.has(key)) {
-      const pack = this.models[model].searches[user.place][this.beamSizes.indexOf(size)];
-      this.kept.set(key, unpack(pack, this.models[model], size, this.items));
+    const size = this.beamSize(k);
+    const key = `${user.index} ${model} ${size}`;
+    if (!this.cache.has(key)) {
+      const pack = this.models[model].searches[user.index][this.beamSizes.indexOf(size)];
+      this.cache.set(key, unpack(pack, this.models[model], size, this.items));
     }
-    return this.kept.get(key);
+    return this.cache.get(key);
   }
   async search({ user, model, k }) {
     return this.at(this.find(user), model, k);
@@ -45,9 +45,9 @@ class Recorded {
     return this.find(user);
   }
   async lookUp(text) {
-    const asked = text.trim().toLowerCase();
-    const has = (item) => [item.title, item.id].some((word) => word && word.toLowerCase().includes(asked));
-    const users = this.users.filter((user) => user.id.toLowerCase().includes(asked));
+    const query = text.trim().toLowerCase();
+    const has = (item) => [item.title, item.id].some((word) => word && word.toLowerCase().includes(query));
+    const users = this.users.filter((user) => user.id.toLowerCase().includes(query));
     const by = this.users.filter((user) => !users.includes(user) && [...user.truth, ...user.history].some(has));
     return { users: [...users, ...by].slice(0, 40), items: [] };
   }
@@ -81,90 +81,92 @@ function unpackLevel([level, candidates, kept, passed, ...others], items) {
 const step = (level, node, score, kth, before,
   kept) => ({ level, node, score, kth, before, kept, margin: score - kth });
 function unpackLoss([level, node, item, below, decided, parts, together], steps, levels, items) {
-  const place = levels.findIndex((each) => each.level === level);
+  const index = levels.findIndex((each) => each.level === level);
   const part = ([label, ours, theirs]) => ({ name: label, item: ours, kept: theirs, difference: ours - theirs });
   return {
-    ...step(level, steps[place][0], steps[place][1], levels[place].kth, steps[place][2], false),
+    ...step(level, steps[index][0], steps[index][1], levels[index].kth, steps[index][2], false),
     to: { node, item: items[item], items: below }, decided,
     parts: parts.map(part), together: together && part(together),
   };
 }
 
-// The server this page came from. What it may not be asked it refuses, in words that are shown.
+// The server that this page came from; errors that it returns are shown.
 class Live {
   constructor() {
     this.live = true;
     this.users = [];
     this.beamSizes = [10, 20, 50, 100, 200, 400];
-    this.known = new Map();
-    this.kept = new Map();
+    this.itemsById = new Map();
+    this.cache = new Map();
   }
   async open() {
-    const model = { parts: [], ...(await this.ask("/v1/model")) };
-    model.map = await this.ask("/v1/map").catch(() => null);
+    const model = { parts: [], ...(await this.request("/v1/model")) };
+    model.map = await this.request("/v1/map").catch(() => null);
     this.models = [model, ...without(model)];
-    this.most = model.limits ?? {};
+    this.limits = model.limits ?? {};
     return this;
   }
-  stop(k) {
-    return clamp(Math.round(k), 1, Math.min(this.most.beam_size ?? 4096, this.models[0].items));
+  beamSize(k) {
+    return clamp(Math.round(k), 1, Math.min(this.limits.beam_size ?? 4096, this.models[0].items));
   }
-  item(value) { // what the server says of an item, or its id alone
+  item(value) { // from an object of the server, or an id
     if (value === null || value === undefined) return null;
-    const given = typeof value === "object" ? value : { item: value };
-    const id = String(given.item);
-    const item = this.known.get(id) ?? { id, title: null, category: null };
-    item.title = given.title ?? item.title;
-    item.category = given.category ?? item.category;
-    this.known.set(id, item);
+    const fields = typeof value === "object" ? value : { item: value };
+    const id = String(fields.item);
+    const item = this.itemsById.get(id) ?? { id, title: null, category: null };
+    item.title = fields.title ?? item.title;
+    item.category = fields.category ?? item.category;
+    this.itemsById.set(id, item);
     return item;
   }
-  async ask(path, body) {
+  async request(path, body) {
     const headers = { ...(body && { "content-type": "application/json" }), ...token() };
-    const reply = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) });
-    const told = await reply.json().catch(() => ({}));
-    if (reply.ok) return told;
-    const error = new Error([told.error ?? `${path} answered ${reply.status}`, told.hint].filter(Boolean).join(": "));
-    error.status = reply.status;
+    const options = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) };
+    const response = await fetch(path, options);
+    const content = await response.json().catch(() => ({}));
+    if (response.ok) return content;
+    const message = content.error ?? `${path} answered ${response.status}`;
+    const error = new Error([message, content.hint].filter(Boolean).join(": "));
+    error.status = response.status;
     throw error;
   }
   async subject({ user, history, hide }) {
-    const key = JSON.stringify(["who", user, history]);
-    if (!this.kept.has(key)) this.keep(key, await this.past(user, history));
-    const past = this.kept.get(key); // oldest first
-    const hidden = clamp(hide, 0, Math.max(0, past.length - 1));
-    const last = past.slice(past.length - hidden);
+    const key = JSON.stringify(["subject", user, history]);
+    if (!this.cache.has(key)) this.store(key, await this.eventsOf(user, history));
+    const events = this.cache.get(key); // oldest first
+    const hidden = clamp(hide, 0, Math.max(0, events.length - 1));
+    const last = events.slice(events.length - hidden);
     const truth = [...new Map(last.map((item) => [item.id, item])).values()];
-    return { id: user ?? "", history: past.slice(0, past.length - hidden).reverse(), truth };
+    return { id: user ?? "", history: events.slice(0, events.length - hidden).reverse(), truth };
   }
-  async past(user, history) {
-    if (history?.length) return this.named(history);
+  async eventsOf(user, history) {
+    if (history?.length) return this.itemsOf(history);
     if (!user) return [];
-    const told = await this.ask(`/v1/users/${encodeURIComponent(user)}`);
-    return told.history.map((each) => this.item(each));
+    const { history: events } = await this.request(`/v1/users/${encodeURIComponent(user)}`);
+    return events.map((each) => this.item(each));
   }
-  async named(ids) { // titles of what was typed
-    const ask = (id) => this.ask(`/v1/items/${encodeURIComponent(id)}`).catch(() => id);
-    const missing = [...new Set(ids)].filter((id) => !this.known.has(id)).slice(-69);
-    (await Promise.all(missing.map(ask))).forEach((told) => this.item(told));
+  async itemsOf(ids) { // with titles
+    const request = (id) => this.request(`/v1/items/${encodeURIComponent(id)}`).catch(() => id);
+    const missing = [...new Set(ids)].filter((id) => !this.itemsById.has(id)).slice(-69);
+    (await Promise.all(missing.map(request))).forEach((item) => this.item(item));
     return ids.map((id) => this.item(id));
   }
-  async search(asked) {
-    const { model, k, m, item } = asked;
-    const subject = await this.subject(asked);
+  async search(query) {
+    const { model, k, m, item } = query;
+    const subject = await this.subject(query);
     const items = [...new Set([...subject.truth.map((each) => each.id), ...(item ? [item] : [])])];
     const part = this.models[model].without;
     const history = subject.history.map((each) => each.id).reverse();
     const body = { history, beam_size: Math.max(k, m), m, items, ...(part ? { without: part } : {}) };
     const key = JSON.stringify(body);
-    if (!this.kept.has(key)) this.keep(key, this.normal(await this.ask("/v1/explain", body)));
-    return this.kept.get(key);
+    if (!this.cache.has(key)) this.store(key, this.normalize(await this.request("/v1/explain", body)));
+    return this.cache.get(key);
   }
-  keep(key, value) {
-    this.kept.set(key, value);
-    if (this.kept.size > 400) this.kept.delete(this.kept.keys().next().value);
+  store(key, value) {
+    this.cache.set(key, value);
+    if (this.cache.size > 400) this.cache.delete(this.cache.keys().next().value);
   }
-  normal({ explanation, milliseconds }) {
+  normalize({ explanation, milliseconds }) {
     const to = (lost) => ({ ...lost, to: { ...lost.to, item: this.item(lost.to.item) } });
     const items = explanation.items.map((path) => ({
       ...path, item: this.item(path.item), lost: path.lost && to(path.lost),
@@ -176,10 +178,10 @@ class Live {
     return { ...explanation, items, levels, found, ms: milliseconds };
   }
   async lookUp(text) {
-    const asked = encodeURIComponent(text.trim());
+    const query = encodeURIComponent(text.trim());
     const [users, items] = await Promise.all([
-      this.ask(`/v1/users?query=${asked}&limit=12`),
-      text.trim() ? this.ask(`/v1/items?query=${asked}&limit=20`) : { items: [] },
+      this.request(`/v1/users?query=${query}&limit=12`),
+      text.trim() ? this.request(`/v1/items?query=${query}&limit=20`) : { items: [] },
     ]);
     return { users: users.users.map((id) => ({ id: String(id) })), items: items.items.map((item) => this.item(item)) };
   }
@@ -189,6 +191,6 @@ function without(model) { // the same model without each part of its score, wher
   return model.parts.map((part) => ({ ...model, name: `${model.name} without ${part}`, without: part }));
 }
 function token() {
-  const kept = sessionStorage.getItem("token");
-  return kept ? { authorization: `Bearer ${kept}` } : {};
+  const value = sessionStorage.getItem("token");
+  return value ? { authorization: `Bearer ${value}` } : {};
 }

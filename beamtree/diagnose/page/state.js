@@ -1,4 +1,4 @@
-// What is shown, all of it in the address, so that a link shows the same.
+// The state of the view, all of it in the address, so that a link shows the same view.
 
 const TABS = [["search", "Search"], ["compare", "Compare"], ["losses", "Losses"], ["map", "Catalogue"]];
 const DEFAULTS = {
@@ -11,27 +11,27 @@ let state = { ...DEFAULTS };
 let listener = () => {};
 
 function readAddress() {
-  const found = { ...DEFAULTS };
+  const result = { ...DEFAULTS };
   for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
     if (!(key in DEFAULTS)) continue;
-    if (key === "history") found.history = value ? value.split("\t").slice(0, 200) : null;
-    else if (NUMBERS.includes(key)) { if (Number.isFinite(Number(value))) found[key] = Number(value); }
-    else found[key] = value;
+    if (key === "history") result.history = value ? value.split("\t").slice(0, 200) : null;
+    else if (NUMBERS.includes(key)) { if (Number.isFinite(Number(value))) result[key] = Number(value); }
+    else result[key] = value;
   }
-  return sound(found);
+  return validate(result);
 }
 
-// An address may say anything: what cannot be is brought back to what can.
-function sound(found) {
-  if (!TABS.some(([key]) => key === found.tab)) found.tab = "search";
-  if (!["beam", "scale"].includes(found.layout)) found.layout = "beam";
-  if (!["light", "dark", null].includes(found.theme)) found.theme = null;
-  found.k = clamp(Math.round(found.k), 1, 4096);
-  found.m = clamp(Math.round(found.m), 1, 200);
-  found.hide = clamp(Math.round(found.hide), 0, 50);
-  if (!(found.from >= 0 && found.to <= 1 && found.to - found.from > 1e-9)) [found.from, found.to] = [0, 1];
-  for (const key of ["model", "other", "node"]) found[key] = Math.max(0, Math.round(found[key]));
-  return found;
+// Replace invalid values of an address.
+function validate(result) {
+  if (!TABS.some(([key]) => key === result.tab)) result.tab = "search";
+  if (!["beam", "scale"].includes(result.layout)) result.layout = "beam";
+  if (!["light", "dark", null].includes(result.theme)) result.theme = null;
+  result.k = clamp(Math.round(result.k), 1, 4096);
+  result.m = clamp(Math.round(result.m), 1, 200);
+  result.hide = clamp(Math.round(result.hide), 0, 50);
+  if (!(result.from >= 0 && result.to <= 1 && result.to - result.from > 1e-9)) [result.from, result.to] = [0, 1];
+  for (const key of ["model", "other", "node"]) result[key] = Math.max(0, Math.round(result[key]));
+  return result;
 }
 
 function address() {
@@ -46,19 +46,19 @@ function address() {
 }
 
 let pending = 0, written = -1e9;
-function keepAddress() {
+function writeAddress() {
   clearTimeout(pending);
   written = performance.now();
-  document.documentElement.dataset.address = "kept";
+  document.documentElement.dataset.address = "written";
   if (location.hash !== address()) history.replaceState(null, "", address());
 }
 function set(changes) {
-  state = sound({ ...state, ...changes });
+  state = validate({ ...state, ...changes });
   clearTimeout(pending);
-  if (performance.now() - written > 250) keepAddress(); // browsers refuse addresses that change all the time
+  if (performance.now() - written > 250) writeAddress(); // browsers refuse addresses that change all the time
   else {
-    document.documentElement.dataset.address = "late";
-    pending = setTimeout(keepAddress, 120);
+    document.documentElement.dataset.address = "pending";
+    pending = setTimeout(writeAddress, 120);
   }
   listener(changes);
 }

@@ -1,4 +1,4 @@
-// The tree on a canvas: the beam as a band from the top down, what was pruned faded, labels where there is room.
+// The tree on a canvas: the beam as a band from the top down, pruned nodes striped, labels if there is room.
 
 class TreeView {
   constructor(canvas, { small = false, colour = "beam", onItem = null, map = null } = {}) {
@@ -26,10 +26,10 @@ class TreeView {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     return pen;
   }
-  x(place) {
+  x(position) {
     const span = this.small ? 1 : state.to - state.from;
     const from = this.small ? 0 : state.from;
-    return this.gutter + ((place - from) / span) * (this.width - this.gutter - this.edge);
+    return this.gutter + ((position - from) / span) * (this.width - this.gutter - this.edge);
   }
   span(node) {
     const t = this.morph;
@@ -176,7 +176,7 @@ class TreeView {
     pen.globalAlpha = 1;
   }
   path(path, shown, chosen) {
-    const { pen } = this, fate = fateOf(path, state.m);
+    const { pen } = this, outcome = outcomeOf(path, state.m);
     const points = path.steps.slice(0, shown).map((each, n) => {
       const node = this.rows[n].at.get(each.node), { top, box } = this.y(n);
       const [a, b] = this.span(node);
@@ -199,14 +199,14 @@ class TreeView {
       pen.stroke();
       pen.setLineDash([]);
     };
-    const colour = palette[fate];
+    const colour = palette[outcome];
     pen.globalAlpha = chosen ? 1 : 0.55;
     if (chosen) line(solid, [], palette.panel, 7);
     line(solid, [], colour, chosen ? 3 : 1.4);
     if (at >= 0) line(points.slice(at), [2, 4], colour, chosen ? 2 : 1);
     const end = at < 0 ? points[points.length - 1] : points[at];
     if (at >= 0) this.cross(end, chosen ? 6 : 3.5, colour, chosen);
-    else if (shown === this.rows.length) this.dot(end, chosen ? 6 : 4, colour, fate === "found");
+    else if (shown === this.rows.length) this.dot(end, chosen ? 6 : 4, colour, outcome === "found");
     pen.globalAlpha = 1;
   }
   cross({ x, y }, r, colour, chosen) {
@@ -260,7 +260,7 @@ class TreeView {
       pen.translate(x + 4, top + box + 10);
       pen.rotate(0.96);
       pen.font = `${found ? 600 : 400} 11px system-ui, sans-serif`;
-      pen.fillStyle = node.node === chosen ? palette[fateOf(this.paths.chosen, state.m)] : found ? palette.ink
+      pen.fillStyle = node.node === chosen ? palette[outcomeOf(this.paths.chosen, state.m)] : found ? palette.ink
         : palette.muted;
       pen.fillText(fit(pen, `${found ? `${node.rank}  ` : ""}${name(node.popular)}`, this.foot * 1.12), 0, 4);
       pen.restore();

@@ -1,4 +1,4 @@
-// Text that fits, and stripes.
+// Drawing on a canvas: text that fits, and stripes.
 
 function fit(pen, text, width) {
   text = clean(text);
@@ -12,7 +12,7 @@ function fit(pen, text, width) {
   return low > 2 ? `${text.slice(0, low)}…` : "";
 }
 
-function fitEnd(pen, text, width) { // of a category's path, the last steps that there is room for
+function fitEnd(pen, text, width) { // of a category path, the last steps that fit
   const steps = text.split(" / ");
   for (let n = 0; n < steps.length - 1; n++) {
     const short = clean(steps.slice(n).join(" / "));
@@ -22,7 +22,7 @@ function fitEnd(pen, text, width) { // of a category's path, the last steps that
 }
 
 let hatching = {};
-function hatch(pen) { // stripes, so that what was pruned can be told without colours
+function hatch(pen) { // stripes, so that pruned nodes are recognised without colours
   if (hatching.colour !== palette.hatch) {
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;

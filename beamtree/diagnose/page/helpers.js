@@ -1,4 +1,4 @@
-// Small words that all other files use: elements, numbers, colours.
+// Helpers that all other files use: elements, numbers, colours.
 
 const $ = (id) => document.getElementById(id);
 
@@ -21,12 +21,12 @@ function h(tag, attributes, ...children) {
 }
 const s = (tag, attributes, ...children) => h(tag, { ns: true, ...attributes }, ...children);
 
-// Control characters and marks that turn text around have no business in a title.
+// Control characters, and marks that reverse the direction of text, are removed from titles.
 const clean = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g, " ");
 
 const fill = (element, ...children) => element.replaceChildren(...children.flat(3).filter(Boolean));
-const whole = new Intl.NumberFormat("en");
-const count = (n) => whole.format(n);
+const integers = new Intl.NumberFormat("en");
+const count = (n) => integers.format(n);
 const percent = (share, digits = 0) => `${(share * 100).toFixed(digits)} %`;
 const num = (x) => {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -43,28 +43,28 @@ const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 const level0 = (arity, level) => (arity ** level - 1) / (arity - 1); // the first node of a level
 const parentOf = (arity, node) => Math.floor((node - 1) / arity);
 
-// What became of an item: a sign and a word as well as a colour.
-const FATES = {
+// The outcome for an item: a sign and a word as well as a colour.
+const OUTCOMES = {
   found: { sign: "●", word: "found" },
   below: { sign: "○", word: "in the last beam, ranked below m" },
   lost: { sign: "✕", word: "lost" },
-  closed: { sign: "⊘", word: "may not be found" },
+  closed: { sign: "⊘", word: "not allowed" },
 };
-function fateOf(path, m) {
+function outcomeOf(path, m) {
   if (!path.may_be_found) return "closed";
   if (path.rank === null) return "lost";
   return path.rank <= m ? "found" : "below";
 }
-function fateText(path, m, short) {
-  const fate = fateOf(path, m);
-  if (fate === "found") return short ? `rank ${path.rank}` : `found at rank ${path.rank}`;
-  if (fate === "below") return short ? `rank ${path.rank}` : `in the last beam at rank ${path.rank}, below m = ${m}`;
-  if (fate === "lost") return short ? `level ${path.lost.level}` : `lost on level ${path.lost.level}`;
-  return "may not be found";
+function outcomeText(path, m, short) {
+  const outcome = outcomeOf(path, m);
+  if (outcome === "found") return short ? `rank ${path.rank}` : `found at rank ${path.rank}`;
+  if (outcome === "below") return short ? `rank ${path.rank}` : `in the last beam at rank ${path.rank}, below m = ${m}`;
+  if (outcome === "lost") return short ? `level ${path.lost.level}` : `lost on level ${path.lost.level}`;
+  return "not allowed";
 }
-const mark = (fate) => h("i", { class: `fate ${fate}`, "aria-label": FATES[fate].word, role: "img" }, FATES[fate].sign);
+const mark = (outcome) => h("i", { class: `outcome ${outcome}`, "aria-label": OUTCOMES[outcome].word, role: "img" }, OUTCOMES[outcome].sign);
 
-// Colours come from the style sheet, so that light and dark are said in one place.
+// Colours come from the style sheet, which defines them for light and dark.
 let palette = {};
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
@@ -72,9 +72,9 @@ function readPalette() {
   palette = Object.fromEntries(names.map((key) => [key, style.getPropertyValue(`--${key}`).trim()]));
 }
 const modelAt = (source) => Math.min(state.model, source.models.length - 1);
-const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-// Signs that every browser draws alike.
+// Icons that look the same in every browser.
 const ICONS = {
   play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", back: "M3 3h2v10H3zM13 3v10L6 8z",
     next: "M11 3h2v10h-2zM3 3l7 5-7 5z",
