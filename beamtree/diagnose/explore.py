@@ -40,46 +40,13 @@ NAMING_SHARE = 0.5  # a category names a subtree if it holds more than this shar
 CATEGORY_DEPTH = 4  # steps of a category path that are told apart
 
 FILES = Path(__file__).parent / "page"
-SCRIPTS = (
-    "helpers",
-    "source",
-    "state",
-    "layout",
-    "canvas",
-    "tree",
-    "gestures",
-    "panels",
-    "charts",
-    "compare",
-    "map",
-    "keys",
-    "app",
-)
+SCRIPTS = ("helpers", "source", "state", "tree", "panels", "charts", "compare", "map", "keys", "app")
 
 Pack = dict[str, Any]
 Ints = NDArray[np.int64]
 
 
 # Recorded searches
-
-
-class ItemTable:
-    """The items of a page, numbered in order of first use."""
-
-    def __init__(self) -> None:
-        self.indices: dict[int, int] = {}
-
-    def index(self, item: int) -> int:
-        """The index of an item, which is added if it is new."""
-        return self.indices.setdefault(item, len(self.indices))
-
-    def as_dict(self, catalogue: Catalogue) -> dict[str, list[str | None]]:
-        items = list(self.indices)
-        return {
-            "id": [catalogue.ids[item] for item in items],
-            "title": [catalogue.titles[item] for item in items],
-            "category": [catalogue.categories[item] for item in items],
-        }
 
 
 def variants(name: str, model: TreeModel) -> dict[str, TreeModel]:
@@ -118,13 +85,17 @@ def record(
     x, y = data.batch(rows)
     num_items = next(iter(models.values())).tree.num_items
     sizes = [size for size in sorted(set(beam_sizes)) if size < num_items] or [num_items]
-    items = ItemTable()
+    indices: dict[int, int] = {}  # of the items of the page, in order of first use
+
+    def index(item: int) -> int:
+        return indices.setdefault(item, len(indices))
+
     truths = [[item for item in dict.fromkeys(row) if item != PAD][:MAX_TRUTH] for row in y.tolist()]
     shown_users = [
         {
             "id": users[row],
-            "history": [items.index(item) for item in history if item != PAD],
-            "truth": [items.index(item) for item in truth],
+            "history": [index(item) for item in history if item != PAD],
+            "truth": [index(item) for item in truth],
         }
         for row, history, truth in zip(rows, x.tolist(), truths, strict=True)
     ]
@@ -132,7 +103,7 @@ def record(
     for name, model in models.items():
         searches = []
         for user, truth in zip(x.split(1), truths, strict=True):
-            searches.append([_search(model, user, truth, size, items) for size in sizes])
+            searches.append([_search(model, user, truth, size, index) for size in sizes])
             if on_search is not None:
                 on_search(len(sizes))
         pack = {**describe_model(name, model), "searches": searches}
@@ -146,7 +117,11 @@ def record(
         "live": False,
         "name": first,
         "beam_sizes": sizes,
-        "items": items.as_dict(catalogue),
+        "items": {
+            "id": [catalogue.ids[item] for item in indices],
+            "title": [catalogue.titles[item] for item in indices],
+            "category": [catalogue.categories[item] for item in indices],
+        },
         "users": shown_users,
         "models": packs,
     }
@@ -193,13 +168,13 @@ def losses_as_dict(inspection: Inspection) -> Pack:
     }
 
 
-def _search(model: TreeModel, x: Tensor, truth: list[int], beam_size: int, items: ItemTable) -> Pack:
+def _search(model: TreeModel, x: Tensor, truth: list[int], beam_size: int, index: Callable[[int], int]) -> Pack:
     """One search, packed into lists to keep the page small; `source.js` unpacks it."""
     x, m = x.to(model.tree.device), min(MAX_FOUND, beam_size)
     started = perf_counter()
     retrieve(model, x, beam_size=beam_size, m=m)
     seconds = perf_counter() - started
-    explanation = explain(model, x, beam_size=beam_size, m=m, items=truth, max_nodes=MAX_NODES).as_dict(items.index)
+    explanation = explain(model, x, beam_size=beam_size, m=m, items=truth, max_nodes=MAX_NODES).as_dict(index)
     return {
         "ms": round(seconds * 1000, 2),
         "scored": explanation["scored"],

@@ -7,7 +7,7 @@ import codecs
 import errno
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -80,7 +80,10 @@ def open_logs(
         raise ValueError(f"time_format={time_format}: the log has no times; name their column with `time`")
     if columns.time is not None and time_format is None:
         frames, are_dates = _dates_to_microseconds(frames, columns.time, log_names)
-    frames = [_select_roles(frame, roles) for frame in frames]
+    for index, frame in enumerate(frames):
+        schema = frame.collect_schema()
+        ids = {role: text_id(roles[role], schema[roles[role]]) for role in ("user", "item")}
+        frames[index] = frame.select(**ids, **({} if columns.time is None else {"time": pl.col(columns.time)}))
     if columns.time is not None:
         events = pl.concat(frames, how="vertical_relaxed")
         with naming_unreadable([LogPart(*part, None) for part in zip(labels, frames, strict=True)]):
@@ -106,14 +109,6 @@ def _dates_to_microseconds(
     if len(dates) < len(frames):
         return frames, False
     return [frame.with_columns(pl.col(column).dt.epoch("us")) for frame in frames], True
-
-
-def _select_roles(frame: pl.LazyFrame, roles: Mapping[str, str]) -> pl.LazyFrame:
-    schema = frame.collect_schema()
-    return frame.select(
-        (pl.col(column) if role == "time" else text_id(column, schema[column])).alias(role)
-        for role, column in roles.items()
-    )
 
 
 @contextmanager

@@ -31,11 +31,10 @@ def read_events(
         time_format: how dates are written, as in strptime; detected unless given.
     """
     rows = _sorted_rows(log, user, item, time, time_format)
-    times = rows["time"].to_list() if "time" in rows.columns else [None] * len(rows)
-    events: dict[str, list[tuple[str, int | None]]] = {}
-    for name, chosen, at in zip(rows["user"].to_list(), rows["item"].to_list(), times, strict=True):
-        events.setdefault(name, []).append((chosen, at))
-    return events
+    if "time" not in rows.columns:
+        rows = rows.with_columns(time=None)
+    users = rows.group_by("user", maintain_order=True).agg("item", "time").rows()
+    return {name: list(zip(items, times, strict=True)) for name, items, times in users}
 
 
 def read_users(

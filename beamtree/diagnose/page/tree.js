@@ -283,4 +283,172 @@ class TreeView {
     }
     return null;
   }
+  // Pointer, wheel and touch on the tree: hover shows a tooltip, click selects, wheel and pinch zoom, drag moves.
+  listen() {
+    const { canvas } = this, fingers = new Map();
+    let moved = 0, pinch = null;
+    const local = (event) => { const box = canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top]; };
+    const position = (px) => state.from + ((px - this.gutter) / (this.width - this.gutter - this.edge)) * (state.to - state.from);
+
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.pan((event.deltaX / this.width) * (state.to - state.from));
+      this.zoom(Math.exp(event.deltaY * 0.0022), position(local(event)[0]));
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      fingers.set(event.pointerId, local(event));
+      moved = 0;
+      if (fingers.size === 2) pinch = [...fingers.values()];
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const before = fingers.get(event.pointerId), now = local(event);
+      if (!before) return this.point(now, event);
+      fingers.set(event.pointerId, now);
+      moved += Math.abs(now[0] - before[0]);
+      if (fingers.size === 2 && pinch) {
+        const [a, b] = [...fingers.values()];
+        const was = Math.abs(pinch[0][0] - pinch[1][0]), is = Math.abs(a[0] - b[0]);
+        if (was > 10 && is > 10) this.zoom(was / is, position((a[0] + b[0]) / 2));
+        pinch = [a, b];
+      } else if (moved > 3) {
+        canvas.setPointerCapture(event.pointerId);
+        this.pan(((before[0] - now[0]) / (this.width - this.gutter)) * (state.to - state.from));
+      }
+    });
+    const lift = (event) => { fingers.delete(event.pointerId); pinch = null; };
+    canvas.addEventListener("pointerup", (event) => {
+      lift(event);
+      if (moved <= 3) this.choose(this.nodeAt(...local(event)));
+    });
+    canvas.addEventListener("pointercancel", lift);
+    canvas.addEventListener("pointerleave", () => { this.hover = null; hideTip(); this.draw(); });
+    canvas.addEventListener("dblclick", (event) => this.enter(this.nodeAt(...local(event))));
+  }
+  point([px, py], event) {
+    const hit = this.nodeAt(px, py);
+    this.canvas.style.cursor = hit ? "pointer" : "grab";
+    if (this.hover !== (hit?.node ?? null)) { this.hover = hit?.node ?? null; this.draw(); }
+    if (hit) showTip(event.clientX, event.clientY, this.tooltip(hit)); else hideTip();
+  }
+  tooltip({ node, row }) {
+    const lines = [h("b", {}, nodeName(node, this.map))];
+    if (node.popular?.category && node.items === 1) lines.push(h("span", {}, node.popular.category));
+    const outcome = row.passed ? "kept, like the whole level" : node.kept ? "kept" : "pruned";
+    lines.push(h("span", {},
+      `level ${row.level} · ${plural(node.items ?? 0, "item")} · ${node.implied ? "kept, not listed" : outcome}`));
+    if (!node.implied) {
+      lines.push(h("span", {}, `rank ${count(node.rank)} of ${count(row.candidates)} · score ${num(node.score)}`));
+      lines.push(h("span", {}, `${signed(node.score - row.kth)} from the last kept (${num(row.kth)})`));
+    }
+    return lines;
+  }
+  choose(hit) {
+    if (!hit) return;
+    const leaf = hit.row === this.rows[this.rows.length - 1];
+    if (leaf && hit.node.popular && this.onItem) this.onItem(hit.node.popular);
+    else if (!leaf) this.enter(hit);
+  }
+  enter(hit) { // zoom to a subtree, and out again
+    if (!hit) return set({ from: 0, to: 1 });
+    const [a, b] = state.layout === "scale" ? hit.node.scale : hit.node.beam;
+    const room = (b - a) * 0.15, from = Math.max(0, a - room), to = Math.min(1, b + room);
+    const there = Math.abs(from - state.from) < 1e-6 && Math.abs(to - state.to) < 1e-6;
+    set(there || to - from > 0.98 ? { from: 0, to: 1 } : { from, to });
+  }
+  zoom(factor, around = (state.from + state.to) / 2) {
+    const wide = clamp((state.to - state.from) * factor, 1e-6, 1);
+    const share = (around - state.from) / (state.to - state.from);
+    const from = clamp(around - share * wide, 0, 1 - wide);
+    set({ from, to: from + wide });
+  }
+  pan(by) {
+    const wide = state.to - state.from, from = clamp(state.from + by, 0, 1 - wide);
+    set({ from, to: from + wide });
+  }
+  morphTo(goal) { // from one layout to the other, so that the eye can follow
+    cancelAnimationFrame(this.running);
+    if (prefersReducedMotion()) { this.morph = goal; return this.draw(); }
+    const move = () => {
+      this.morph += (goal - this.morph) * 0.22;
+      if (Math.abs(goal - this.morph) < 0.004) this.morph = goal;
+      this.draw();
+      if (this.morph !== goal) this.running = requestAnimationFrame(move);
+    };
+    move();
+  }
+}
+
+function showTip(x, y, lines) {
+  const tip = $("tip");
+  fill(tip, lines);
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${clamp(x + 14, 6, innerWidth - box.width - 6)}px`;
+  tip.style.top = `${clamp(y + 16, 6, innerHeight - box.height - 6)}px`;
+}
+const hideTip = () => { $("tip").hidden = true; };
+
+// The positions of nodes. Two layouts: `scale`, in which a subtree is as wide as its share of the leaves, and `beam`,
+// in which the nodes that the search visited take all the width.
+
+const WEIGHT = { kept: 1, pruned: 0.5 };
+
+// Rows of nodes with a position from 0 to 1 in both layouts. Nodes that are not listed but lie above listed ones are added.
+function treeRows(search) {
+  const { arity } = search;
+  const rows = search.levels.map((level) => ({
+    ...level, at: new Map(level.nodes.map((node) => [node.node, { ...node, children: [] }])),
+  }));
+  for (const path of search.items) {
+    path.steps.forEach((each, n) => { // ancestors that were never candidates: where a lost item would have gone on
+      if (!rows[n].at.has(each.node)) rows[n].at.set(each.node,
+        { node: each.node, score: each.score, ghost: true, kept: false, children: [] });
+    });
+  }
+  for (let n = rows.length - 1; n > 0; n--) {
+    for (const node of [...rows[n].at.values()]) {
+      const above = parentOf(arity, node.node);
+      if (!rows[n - 1].at.has(above)) rows[n - 1].at.set(above,
+        { node: above, kept: true, implied: true, children: [] });
+      rows[n - 1].at.get(above).children.push(node);
+      node.parent = rows[n - 1].at.get(above);
+    }
+  }
+  const top = [...rows[0].at.values()].sort((a, b) => a.node - b.node);
+  top.forEach(weigh);
+  spreadOut(top, 0, 1);
+  rows.forEach((row) => {
+    const start = level0(arity, row.level), size = arity ** row.level;
+    row.list = [...row.at.values()].sort((a, b) => a.node - b.node);
+    for (const node of row.list) node.scale = [(node.node - start) / size, (node.node - start + 1) / size];
+  });
+  return rows;
+}
+
+function weigh(node) {
+  node.children.sort((a, b) => a.node - b.node);
+  node.children.forEach(weigh);
+  const weight = node.ghost ? 0.35 : node.kept ? WEIGHT.kept : WEIGHT.pruned;
+  node.weight = Math.max(weight, node.children.reduce((sum, each) => sum + each.weight, 0));
+}
+
+function spreadOut(nodes, from, to) {
+  const sum = nodes.reduce((total, each) => total + each.weight, 0);
+  let x = from;
+  for (const node of nodes) {
+    const width = ((to - from) * node.weight) / sum;
+    node.beam = [x, x + width];
+    spreadOut(node.children, x, x + width);
+    x += width;
+  }
+}
+
+// What a subtree is called: by its category or most popular items where the map knows it, else by its most popular item.
+function nodeName(node, map) {
+  if (node.items === 1 && node.popular) return name(node.popular);
+  const label = map?.names?.[node.node];
+  if (label) return label;
+  if (!node.popular) return `node ${count(node.node)}`;
+  return node.items > 1 ? `${name(node.popular)} +${count(node.items - 1)}` : name(node.popular);
 }
