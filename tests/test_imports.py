@@ -39,7 +39,6 @@ HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 RIM = {"__main__", "cli", "research"}
 ALSO = {
     "storage/models.py": {"safetensors"},
-    "storage/settings.py": {"safetensors"},
     "distributed/load_shard.py": {"safetensors"},
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},

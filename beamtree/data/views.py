@@ -38,6 +38,7 @@ class View:
     """What all views of events have in common."""
 
     events: Events
+    history: int
 
     @property
     def ids(self) -> Ids | None:
@@ -48,6 +49,10 @@ class View:
 
     def item_numbers(self) -> Tensor:
         return self.events.item_numbers()
+
+    def observations(self) -> Tensor:
+        """One history: all have the same shape."""
+        return BeforeAfter(self.events, history=self.history).batch(torch.arange(1))[0]
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,6 @@ class BeforeAfter(View):
         rows = rows.to(offsets.device)
         start, stop = offsets[rows], offsets[rows + 1]
         return start, start + ((stop - start) // 2 if self.cuts is None else self.cuts[rows]), stop
-
-    def observations(self) -> Tensor:
-        """All histories have the same shape."""
-        return self.batch(torch.arange(1))[0]
 
     def fingerprint(self) -> str:
         if self.cuts is None:
@@ -203,9 +204,6 @@ class Stretches(View):
     def seen(self, rows: Tensor) -> Tensor:
         return BeforeAfter(self.events).seen(self._rows(rows))
 
-    def observations(self) -> Tensor:
-        return BeforeAfter(self.events, history=self.history).observations()
-
     def fingerprint(self) -> str:
         reach = self.reach and f"{self.least}-{self.reach}"
         drawn = f"forget={self.forget} targets={self.targets} reach={reach}"
@@ -248,9 +246,6 @@ class Windows(View):
         user = torch.searchsorted(self.firsts, rows, right=True) - 1
         start = self.events.offsets[user]
         return start, start + FIRST_TARGET + rows - self.firsts[user]
-
-    def observations(self) -> Tensor:
-        return BeforeAfter(self.events, history=self.history).observations()
 
     def fingerprint(self) -> str:
         return f"windows of {self.events.name} history={self.history}"

@@ -99,12 +99,10 @@ def any_builder(tree: object, items: Any, vectors: Any) -> tuple[str, TreeBuilde
 
 
 def tree_builder(name: str, items: Any = None, vectors: Any = None) -> TreeBuilder:
-    """The builder for a name and two tables; a ValueError if they do not fit together.
+    """The builder of a tree: cluster, category, random, or a file that `beamtree tree` wrote.
 
-    Args:
-        name: cluster, category, random, or a file that `beamtree tree` wrote.
-        items: a table of item and category: a file, or a Polars frame.
-        vectors: vectors of the items to cluster, likewise.
+    `items` is a table of item and category and `vectors` one of vectors to cluster, each a file or a Polars frame. A
+    ValueError if they do not fit the name.
     """
     if name.endswith(TREE_FILES):
         if items is not None or vectors is not None:
