@@ -104,6 +104,15 @@ def test_shares_are_the_log_in_its_order(tmp_path, rows):
     assert all(len(frame) <= 2 * rows for frame in frames)
 
 
+def test_a_draft_of_a_killed_worker_is_not_sorted(tmp_path):
+    (tmp_path / "numbered").mkdir()
+    numbered = {"user": pl.Series([0, 2, 1], dtype=pl.UInt32), "item": pl.Series([5, 6, 7], dtype=pl.UInt32)}
+    pl.DataFrame(numbered).write_parquet(tmp_path / "numbered" / "000000-000000")
+    (tmp_path / "numbered" / "000000-000001.4f2c").write_bytes(b"half a file")
+    block = numbering.sort_range(tmp_path / "numbered", 0, 2, 1, tmp_path / "sorted")
+    assert pl.read_ipc(block.path)["item"].to_list() == [5, 7]
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("options", [OPTIONS[0], *(pytest.param(each, marks=slow) for each in OPTIONS[1:])], ids=str)
 def test_ray_prepares_the_same_files(tmp_path, monkeypatch, ray, options):
