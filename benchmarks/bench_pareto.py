@@ -55,13 +55,13 @@ class IALSSearch:
 
 def milliseconds(find: Find, data: bt.data.Prepared) -> float:
     """The median over single queries."""
-    users = [data.test.batch(torch.tensor([row]))[0] for row in range(TIMED)]
-    ms = []
-    for x in [*users[:20], *users]:
+    users = [data.test.batch(torch.tensor([row]))[0] for row in range(min(TIMED, len(data.test)))]
+    warm_up, times = users[:20], []
+    for x in [*warm_up, *users]:
         start = time.perf_counter()
         find(x, x[:, :0])
-        ms.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(ms[20:])
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[len(warm_up) :])
 
 
 def main() -> None:
