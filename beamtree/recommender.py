@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic as time_now
@@ -21,7 +21,10 @@ from beamtree.evaluate import Evaluation, all_cuts, evaluate
 from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
-from beamtree.live.catalogue_updates import CatalogueUpdates
+from beamtree.live import LiveModel, NewItem
+from beamtree.live.live_model import SavedChanges
+from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
+from beamtree.live.update import update_model
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel, check_device
@@ -67,7 +70,7 @@ from beamtree.tree import Tree
 BATCH = 256  # histories searched together
 
 
-class Recommender(CatalogueUpdates):
+class Recommender:
     """Learns from a log of users, items and times which items a user will want next, and recommends them.
 
     Args:
@@ -132,6 +135,7 @@ class Recommender(CatalogueUpdates):
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
+        self._live: LiveModel | None = None  # the model with changes made without training
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}  # the content of run.json
         self._loaded: Path | None = None  # the run folder this object was loaded from
@@ -364,6 +368,69 @@ class Recommender(CatalogueUpdates):
 
         return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
 
+    def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
+        """Add items that can be recommended at once, all or none of them; returns how many were new or changed.
+
+        Args:
+            items: ids with what each comes with: `{"B9": {"like": ["B1"], "histories": [["B2", "B3"]]}}`. `like` names
+                similar items, `histories` are of users who chose it next, `category` is a category of other items,
+                `vector` is in the space of those the tree was built from, `title` is for display. A plain list of ids
+                adds items without any information.
+
+        An item that was removed is recommended as before. A field that is left out of an existing item keeps its value;
+        None clears it.
+        """
+        new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
+        return self._live_model().add_items(new)
+
+    def remove_items(self, items: Iterable[object]) -> int:
+        """Hide items: they are not recommended until they are added again. Returns how many were visible."""
+        return self._live_model().remove_items(map(str, id_list(items)))
+
+    def forget_items(self, items: Iterable[object]) -> int:
+        """Forget items: they are not recommended, and added again they are new. Returns how many there were."""
+        return self._live_model().forget_items(map(str, id_list(items)))
+
+    def update(
+        self,
+        log: Any,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        time: str | None = None,
+        time_format: str | None = None,
+    ) -> "Recommender":
+        """Learn from new events in closed form, without gradients and with the same hyperparameters.
+
+        Args:
+            log: of new events only, in any form that `fit` takes.
+            user: the column of users, if it has an unusual name.
+            item: the column of items, likewise.
+            time: the column of times, likewise.
+            time_format: how dates are written, as in strptime; detected unless given.
+
+        New items are placed by the histories of the users who chose them. Recommendations for users follow their new
+        events at once. Co-occurrence, transitions and factors are refitted on all events. Events with times count once,
+        however often they are given.
+        """
+        with requires("", "reading a log"):
+            from beamtree.ingest.user_events import read_events
+
+        events = read_events(log, user, item, time, time_format)
+        update_model(self._live_model(), events, self._training_data(), self._options.seed)
+        return self
+
+    def _live_model(self) -> LiveModel:
+        if self._live is None:
+            self._live = self._open_live()
+        return self._live
+
+    def _open_live(self, saved: SavedChanges | None = None) -> LiveModel:
+        data, options, run, folder = self._training_data(), self._options, self._run, self._loaded
+        catalogue = read_items(options.items, run, folder, self.ids)
+        vectors = read_vectors(options.vectors, run, folder, self.ids if data is None else data.items)
+        return LiveModel(self.model, catalogue=catalogue, data=data, vectors=vectors, saved=saved)
+
     def save(self, folder: str | Path) -> None:
         """Write a run folder for `Recommender.load` and the commands; a log from memory is saved with it.
 
@@ -383,7 +450,7 @@ class Recommender(CatalogueUpdates):
                         remove_training(folder)
                     replace_data(folder, source if source is not None and self._owns_data else None)
                     self._save_tables(folder)
-                    self._save_changes(folder)
+                    save_changes(folder, self._live)
             backend.save_model(model, folder)
             with backend.guard() as first:
                 if first:
@@ -452,7 +519,8 @@ class Recommender(CatalogueUpdates):
         shop._tables = {name: file for name, file in own.items() if file is not None}
         shop._loaded = folder
         shop.progress = progress_of(shop._run)
-        shop._load_changes(folder)
+        saved = load_changes(folder)
+        shop._live = None if saved is None else shop._open_live(saved)
         return shop
 
 

@@ -16,9 +16,10 @@ import torch
 
 import beamtree as bt
 from beamtree.data import Ids
+from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest, RecommendResponse
-from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.served_run import LoadedRun, StaticSource
+from beamtree.serve.engine.engine import Engine, EngineOptions
+from beamtree.serve.engine.served_run import LoadedRun
 
 
 def untrained_model(items: int, device: str) -> bt.TreeModel:
@@ -64,8 +65,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     model = untrained_model(args.items, args.device)
-    sizes = {"beam_size": args.beam_size, "max_batch": args.batch, "max_queue": 1 << 20}
-    engine = Engine(LoadedRun(StaticSource(model), "bench", "0"), window=args.window / 1000, slow=math.inf, **sizes)
+    options = EngineOptions(args.beam_size, args.window / 1000, args.batch, max_queue=1 << 20, slow=math.inf)
+    engine = Engine(LoadedRun(LiveModel(model), "bench", "0"), options)
     queries = histories(model.ids, 4096)
     query_all(engine, queries, args.m, args.open, 5.0)  # a GPU records what recurs
     start = time.monotonic()

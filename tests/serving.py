@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from functools import partial
 
 import httpx
 import torch
@@ -11,9 +12,10 @@ import torch
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.live import LiveModel
 from beamtree.query import History, RecommendRequest
-from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.served_run import LoadedRun, StaticSource, static_opener
+from beamtree.serve.engine.engine import Engine, EngineOptions
+from beamtree.serve.engine.served_run import LoadedRun, open_run
 from beamtree.serve.http.server import listen, make_server
 from beamtree.serve.http.service import Service
 from beamtree.train.runs import write_run
@@ -36,7 +38,7 @@ def titles(ids):
 
 def loaded(model=None, **facts):
     model = a_model() if model is None else model
-    return LoadedRun(StaticSource(model, titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
+    return LoadedRun(LiveModel(model, catalogue=titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
 
 
 def a_run(folder, items=ITEMS, seed=0):
@@ -47,9 +49,9 @@ def a_run(folder, items=ITEMS, seed=0):
     return folder
 
 
-def an_engine(shop, **how):
+def an_engine(shop, on_batch=None, **options):
     """An engine that never narrows the beam, unless `slow` is given."""
-    return Engine(shop, **{"beam_size": 20, "slow": 60.0, **how})
+    return Engine(shop, EngineOptions(**{"beam_size": 20, "slow": 60.0, **options}), on_batch)
 
 
 class SteadyLoad:
@@ -104,21 +106,26 @@ def serving(service):
         assert not thread.is_alive()
 
 
-def a_service(run, open_run=None, **how):
+open_shop = partial(open_run, name="shop")
+
+
+def a_service(run, open_run=open_shop, **how):
     """A service of a run that does not change, unless it is opened otherwise."""
-    patient = {"slow": 60.0, "timeout": 60.0}  # a machine that does other things too must change no answer
-    return Service(run, open_run or static_opener("shop", "cpu"), **{"beam_size": 20, **patient, **how})
+    # Slow and patient: a machine that does other things too must change no answer.
+    options = {name: how.pop(name) for name in EngineOptions._fields if name in how}
+    engine = EngineOptions(**{"beam_size": 20, "slow": 60.0, **options})
+    return Service(run, open_run, options=engine, **{"timeout": 60.0, **how})
 
 
-class RecordingSource(StaticSource):
+class RecordingModel(LiveModel):
     """Records changes; the model itself stays as it is."""
 
-    def __init__(self, *known):
-        super().__init__(*known)
-        self.version, self.added, self.events, self.closed = 0, {}, {}, False
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.added, self.chosen = {}, {}
 
     def _changed(self, yes):
-        self.version += yes
+        self.snapshot = self.snapshot._replace(version=self.version + yes)
         return yes
 
     def add_items(self, items):
@@ -135,7 +142,7 @@ class RecordingSource(StaticSource):
         known = 0
         for user, items, _ in events:
             numbers = [number for number in self.catalogue.ids.find(items) if number is not None]
-            self.events.setdefault(user, []).extend(numbers)
+            self.chosen.setdefault(user, []).extend(numbers)
             known += len(numbers)
         self._changed(known > 0)
         return known
@@ -144,14 +151,11 @@ class RecordingSource(StaticSource):
         return 0
 
     def history(self, user):
-        return History(list(self.events[user])) if user in self.events else super().history(user)
-
-    def close(self):
-        self.closed = True
+        return History(list(self.chosen[user])) if user in self.chosen else super().history(user)
 
 
 def open_changing(run):
     """A run whose items have titles, and can change."""
-    static = static_opener("shop", "cpu")(run)
-    source = RecordingSource(static.source.model, titles(static.ids), static.data)
-    return dataclasses.replace(static, source=source)
+    opened = open_shop(run)
+    live = RecordingModel(opened.live.model, catalogue=titles(opened.ids), data=opened.data)
+    return dataclasses.replace(opened, live=live, read_only=False)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ITEMS, Gate, SteadyLoad, a_model, a_run, an_engine, loaded, submit
+from serving import ITEMS, Gate, SteadyLoad, a_model, a_run, an_engine, loaded, open_shop, submit
 
 import beamtree as bt
 from beamtree.query import Filter, MaskCache, RecommendRequest, Searcher, allowed_items
 from beamtree.serve.engine.engine import BusyError, DeadlineError, StoppedError
 from beamtree.serve.engine.load_control import MAX_STEPS, LoadControl, narrow_beam
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher
-from beamtree.serve.engine.served_run import LoadedRun, read_tuned_beam, static_opener
+from beamtree.serve.engine.served_run import LoadedRun, read_tuned_beam
 from beamtree.storage.tuned import save_tuned_beam
 
 
@@ -34,7 +34,7 @@ def engine(shop):
 
 def alone(shop, history, **options):
     """The result for one history without the engine."""
-    searcher = Searcher(shop.source.model, shop.source.model.ids)
+    searcher = Searcher(shop.live.model, shop.live.model.ids)
     return searcher.recommend(RecommendRequest([history], **options)).results[0]
 
 
@@ -227,7 +227,7 @@ def test_m_items_come_back_wherever_m_are_allowed(allowed, exclude, category, hi
     response = shop.searcher().recommend(request)  # with the narrowest possible beam
     left = set(names if allowed is None else allowed) & set(names) - set(exclude)
     if category is not None:
-        paths = {name: shop.source.catalogue.categories[int(name[1:])].lower() + "/" for name in left}
+        paths = {name: shop.live.catalogue.categories[int(name[1:])].lower() + "/" for name in left}
         left = {name for name in left if paths[name].startswith(category.lower() + "/")}
     assert response.num_allowed == len(left)
     if exclude_seen:
@@ -265,10 +265,9 @@ def test_a_repeated_filter_makes_no_second_mask_and_a_new_model_makes_one():
 
 
 def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
-    open_run = static_opener("shop", "cpu")
     runs = [a_run(tmp_path / str(seed), ITEMS + 10 * seed, seed) for seed in range(3)]
-    engine = an_engine(open_run(runs[0]))
-    slot = ModelSlot(engine, open_run)
+    engine = an_engine(open_shop(runs[0]))
+    slot = ModelSlot(engine, open_shop)
     outcomes, ended = [], threading.Event()
 
     def keep_asking():
@@ -291,18 +290,17 @@ def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
 
 
 def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
-    open_run = static_opener("shop", "cpu")
     good, bad = a_run(tmp_path / "good"), a_run(tmp_path / "bad", seed=1)
     weights = json.loads((bad / "settings.json").read_text())["files"]["weights"]["file"]
     (bad / weights).write_bytes(b"nothing")
-    engine, reloads = an_engine(open_run(good)), []
-    slot = ModelSlot(engine, open_run, reloads.append)
+    engine, reloads = an_engine(open_shop(good)), []
+    slot = ModelSlot(engine, open_shop, reloads.append)
     for run in (bad, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="stays as it was"):
             slot.load(run).result()
     assert [each.error is None for each in reloads] == [False, False]
     assert slot.last_reload.run == "nowhere"
-    assert submit(engine, ["i1"]).result(60).version == open_run(good).digest
+    assert submit(engine, ["i1"]).result(60).version == open_shop(good).digest
     engine.stop()
     slot.close()
 
@@ -310,8 +308,7 @@ def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
 def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(tmp_path):
     place = tmp_path / "current"
     place.symlink_to(a_run(tmp_path / "one"))
-    open_run = static_opener("shop", "cpu")
-    engine, reloads = an_engine(open_run(place)), []
+    engine, reloads = an_engine(open_shop(place)), []
     changed = threading.Condition()
 
     def hear(reload):
@@ -319,7 +316,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
             reloads.append(reload)
             changed.notify()
 
-    slot = ModelSlot(engine, open_run, hear)
+    slot = ModelSlot(engine, open_shop, hear)
     watcher = RunWatcher(place, engine, slot, 0.01)
 
     def point(folder):
@@ -349,7 +346,7 @@ def test_the_beam_that_was_read_tuned_beam_this_model_is_found_and_no_other(tmp_
     assert read_tuned_beam(run, MODEL) is None
     save_tuned_beam(run, {"beam_size": [9, 8, 7, 6, 5]})
     assert read_tuned_beam(run, MODEL) == (9, 8, 7, 6, 5)
-    assert static_opener("shop", "cpu")(run).tuned_beam == (9, 8, 7, 6, 5)
+    assert open_shop(run).tuned_beam == (9, 8, 7, 6, 5)
     shutil.copy(run / "tune.json", other)
     assert read_tuned_beam(other, MODEL) is None
     (run / "tune.json").write_text("[")
@@ -360,7 +357,7 @@ def test_a_tuned_beam_is_not_used_where_a_level_was_added():
     shop = loaded(tuned_beam=12)
     levels = MODEL.tree.height + 1 - MODEL.first_level
     for tuned, found in ((12, 12), ((9,) * levels, (9,) * levels), ((9,) * (levels - 1), None), (None, None)):
-        assert LoadedRun(shop.source, "shop", "abc", tuned_beam=tuned).fitting_tuned_beam == found
+        assert LoadedRun(shop.live, "shop", "abc", tuned_beam=tuned).fitting_tuned_beam == found
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():

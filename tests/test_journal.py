@@ -39,13 +39,17 @@ def change(live, draw):
                 live.add_items({item: told})
 
 
+def last_run(entries):
+    return [entry["run"] for entry in entries if entry["kind"] == "run"][-1:]
+
+
 def state(live):
-    """All that is known of items, users and runs."""
+    """All that is known of items and users."""
     names = [f"new {number}" for number in range(5)] + [f"i{number:02}" for number in range(30)]
     there = {name: live.catalogue.titles[live.ids.find([name])[0]] for name in names if live.is_visible(name)}
     events = {user: row for user, row in live.events.items() if row}
     chosen = {user: [live.ids[number] for number in live.history(user).items] for user in events}
-    return there, events, chosen, live.run, live.version, live._items
+    return there, events, chosen, live.version, live._items
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -58,13 +62,14 @@ def test_fewer_entries_lead_to_the_same(model, tmp_path, seed):
     assert len(short) < len(long)
     assert count_changes(short) == count_changes(long)
     assert compact(short) == short
+    assert last_run(short) == last_run(long)
     answers = []
     for entries in (long, short):
         log.entries = entries
         answers.append(LiveModel(copy.deepcopy(model), journal=log))
     log.close()
     assert state(answers[0]) == state(answers[1])
-    assert state(answers[0])[:4] == state(live)[:4]
+    assert state(answers[0])[:3] == state(live)[:3]
 
 
 def test_who_is_like_an_item_that_was_removed_since_is_still_like_it(model):

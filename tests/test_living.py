@@ -4,15 +4,16 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 
 import polars as pl
 import pytest
 from sample_logs import cyclic_log
-from serving import a_run, a_service, serving
+from serving import a_run, a_service, open_shop, serving
 
 import beamtree as bt
 from beamtree.live import Journal
-from beamtree.serve.engine.served_run import last_served_run, live_opener
+from beamtree.serve.engine.served_run import last_served_run
 
 
 def found(client, item):
@@ -30,7 +31,7 @@ def place(tmp_path):
 def started(place, **how):
     journal = Journal(place / "changes")
     run = place / "one"
-    service = a_service(run, live_opener("shop", "cpu", journal), first=last_served_run(run, journal), **how)
+    service = a_service(run, partial(open_shop, journal=journal), first=last_served_run(run, journal), **how)
     return journal, service
 
 

@@ -18,8 +18,9 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
+from beamtree.live import LiveModel
 from beamtree.query import History
-from beamtree.serve.engine.served_run import LoadedRun, StaticSource
+from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.access import Access
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
@@ -396,7 +397,7 @@ CATALOGUE = a_catalogue(SHOP)
 CATALOGUE = Catalogue(SHOP.ids, [sendable(title) for title in CATALOGUE.titles], CATALOGUE.categories)
 
 
-class Shop(StaticSource):
+class Shop(LiveModel):
     """A model with two users."""
 
     def history(self, user):
@@ -405,7 +406,7 @@ class Shop(StaticSource):
 
 def open_shop(run):
     log = SimpleNamespace(users=Ids(list(HISTORIES)), test=some_people(), val=[])
-    return LoadedRun(Shop(SHOP, CATALOGUE), "shop", "abc", data=log)
+    return LoadedRun(Shop(SHOP, catalogue=CATALOGUE), "shop", "abc", data=log)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import parts_of, without_part
 from beamtree.diagnose.explore import catalogue_map, losses_as_dict, page
 from beamtree.diagnose.inspect import inspect
+from beamtree.live import LiveModel
 from beamtree.query import History
-from beamtree.serve.engine.served_run import LoadedRun, StaticSource
+from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.service import Service
 
 MODEL = a_model()
@@ -20,7 +21,7 @@ KNOWN = a_catalogue(MODEL)
 CATALOGUE = Catalogue(MODEL.ids, [f"<b>{n}" for n in range(180)], KNOWN.categories)
 
 
-class Shop(StaticSource):
+class Shop(LiveModel):
     def history(self, user):
         return History([5, 8]) if user == "ann / 1" else None
 
@@ -28,7 +29,7 @@ class Shop(StaticSource):
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     shop = Service(
-        tmp_path_factory.mktemp("run"), lambda _: LoadedRun(Shop(MODEL, CATALOGUE), "shop", "abc"), timeout=20
+        tmp_path_factory.mktemp("run"), lambda _: LoadedRun(Shop(MODEL, catalogue=CATALOGUE), "shop", "abc"), timeout=20
     )
     with serving(shop) as client:
         yield client
@@ -49,7 +50,7 @@ def test_losses_are_those_of_inspect_over_test_users_and_need_a_log(client, tmp_
     refused = client.get("/v1/losses")
     assert (refused.status_code, refused.json()["hint"]) == (404, "pass its folder with --data")
     log = SimpleNamespace(test=some_people(), val=[], users=[])
-    shop = Service(tmp_path, lambda _: LoadedRun(Shop(MODEL, CATALOGUE), "shop", "abc", data=log), timeout=20)
+    shop = Service(tmp_path, lambda _: LoadedRun(Shop(MODEL, catalogue=CATALOGUE), "shop", "abc", data=log), timeout=20)
     with serving(shop) as with_log:
         response = with_log.get("/v1/losses").json()
         assert response == with_log.get("/v1/losses").json()

@@ -198,7 +198,7 @@ def test_changes_are_idempotent_and_raise_the_version(client):
 
 def test_an_item_needs_no_body_and_an_id(client, service):
     assert client.put("/v1/items/bare").json()["changed"]
-    assert service.loaded.source.added["bare"] == {}
+    assert service.loaded.live.added["bare"] == {}
     for name in ("%20", "a%09b", "x" * 600):
         refused(client.put(f"/v1/items/{name}"), 422, "not a valid id")
 
@@ -270,7 +270,7 @@ def test_json_is_read_whatever_its_content_type_and_a_change_says_that_the_heade
 def test_many_items_and_events_go_into_one_request(client, service):
     told = client.post("/v1/items", json={"items": [{"item": "b1", "title": "B"}, {"item": 17, "like": ["i1"]}]}).json()
     assert (told["changed"], told["count"]) == (True, 2)
-    assert service.loaded.source.added["17"] == {"like": ["i1"]}
+    assert service.loaded.live.added["17"] == {"like": ["i1"]}
     events = [{"user": "u1", "items": ["i1", "i2"]}, {"user": "u2", "items": ["i3", "zz"], "time": 5}]
     assert client.post("/v1/events", json={"events": events, "id": "r"}).json()["known"] == 3
     refused(client.post("/v1/items", json={"items": [{"item": "b1"}, {"item": "b1"}]}), 422, "twice")

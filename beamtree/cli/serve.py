@@ -4,6 +4,8 @@ import logging
 import os
 import signal
 import sys
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,39 +86,52 @@ def serve_run(
     if threads is not None:
         torch.set_num_threads(threads)
 
-    def serve(open_model: OpenModel | None) -> None:
-        """Listen, load the run and serve it. `open_model` opens a model that is divided over ranks."""
-        if changes is not None and open_model is not None:
+    def serve(load_model: OpenModel | None) -> None:
+        """Listen, load the run and serve it. `load_model` opens a model that is divided over ranks."""
+        if changes is not None and load_model is not None:
             raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
         with requires("serve", "`beamtree serve`"):
-            from beamtree.serve.engine.served_run import last_served_run, live_opener, open_journal, static_opener
+            from beamtree.live import Journal
+            from beamtree.serve.engine.engine import EngineOptions
+            from beamtree.serve.engine.served_run import last_served_run, open_run
             from beamtree.serve.http.access import Access, Limits, is_local
             from beamtree.serve.http.server import listen, make_server
             from beamtree.serve.http.service import Service
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        read, change = (os.environ.get(f"BEAMTREE_{which}_TOKEN") or None for which in ("READ", "CHANGE"))
-        access = Access(read, change, is_local(host))
-        limits = Limits(max_m, max_beam, max_history, max_histories, max_list, max_body, max_changes)
-        opened: dict[str, Any] = {"name": name or run.absolute().name, "device": device, "items": items, "data": data}
         listening = listen(host, port)
-        with open_journal(changes) as journal:
-            if journal is None:
-                first, open_run = run, static_opener(**opened, load_model=open_model)
-            else:
-                first, open_run = last_served_run(run, journal), live_opener(**opened, journal=journal)
+        with nullcontext() if changes is None else closing(Journal(changes)) as journal:
+            first = run if journal is None else last_served_run(run, journal)
             service = Service(
                 run,
-                open_run,
+                partial(
+                    open_run,
+                    name=name or run.absolute().name,
+                    device=device,
+                    items=items,
+                    data=data,
+                    journal=journal,
+                    load_model=load_model,
+                ),
                 first=first,
-                limits=limits,
-                access=access,
-                beam_size=beam_size,
-                window=window / 1000,
-                max_batch=batch,
-                max_queue=queue,
-                slow=slow / 1000,
+                options=EngineOptions(
+                    beam_size=beam_size, window=window / 1000, max_batch=batch, max_queue=queue, slow=slow / 1000
+                ),
                 timeout=timeout / 1000,
+                limits=Limits(
+                    m=max_m,
+                    beam_size=max_beam,
+                    history=max_history,
+                    histories=max_histories,
+                    listed=max_list,
+                    body=max_body,
+                    changes=max_changes,
+                ),
+                access=Access(
+                    read=os.environ.get("BEAMTREE_READ_TOKEN") or None,
+                    change=os.environ.get("BEAMTREE_CHANGE_TOKEN") or None,
+                    open_changes=is_local(host),
+                ),
                 watch=watch,
             )
             if first.absolute() != run.absolute():

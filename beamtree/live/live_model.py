@@ -91,7 +91,6 @@ class LiveModel:
         catalogue = catalogue or Catalogue.of_ids(model.ids)
         fields = {name: item_fields(name, item) for name, item in saved.items.items()}
         self.snapshot = Snapshot(0, model, _with_fields(catalogue, model.ids, fields) if fields else catalogue)
-        self.run: str | None = None  # the run last selected for serving
         self._data, self._vectors, self._journal, self._digest = data, vectors, journal, digest
         self._items = dict(saved.items)  # that were added or changed
         self._added = set(saved.added)  # items placed by what is in `_items`, and not by training
@@ -199,15 +198,11 @@ class LiveModel:
     def record_run(self, run: str) -> None:
         """Record which run is served from now on."""
         self._write({"kind": "run", "run": run})
-        self.run = run
 
     def warm_up(self) -> None:
         """Prepare what the first item with histories needs; safe in any thread, beside searches and changes."""
         if self._data is not None and len(self._data.train) and isinstance(self.model.scorer, SumScorer):
             self._background_users(self._data)
-
-    def close(self) -> None:
-        """Release resources; a live model itself has none."""
 
     # Changes of events
 
@@ -373,9 +368,7 @@ class LiveModel:
             elif kind == "forget":
                 add_pending()
                 self._replay_forget(name, entry.get("model", ""))
-            elif kind == "run":
-                self.run = entry["run"]
-            elif kind not in ("events", "requests", "retire", "before"):
+            elif kind not in ("events", "requests", "retire", "run", "before"):
                 raise unknown_kind(kind)
         add_pending()
         self._user_events.replay(entries, self._digest)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Searcher
 from beamtree.serve.engine.load_control import Beam, LoadControl, narrow_beam
@@ -48,31 +48,29 @@ class Job:
         return 1 if self.request is None else max(1, self.request.rows)
 
 
+class EngineOptions(NamedTuple):
+    """How requests are batched and searched."""
+
+    beam_size: int = 400  # k of requests that do not set it
+    window: float = 0.002  # seconds to wait for more requests after the first
+    max_batch: int = 64  # histories that are searched together; fewer where these would take longer than `slow`
+    max_queue: int = 512  # histories that may wait
+    slow: float = 0.04  # seconds in the queue after which the beam is narrowed
+
+
 class Engine:
     """Answers requests batch by batch, in one thread.
 
     Args:
         run: the run to serve first.
-        beam_size: k of requests that do not set it.
-        window: seconds to wait for more requests after the first.
-        max_batch: histories that are searched together; fewer where these would take longer than `slow`.
-        max_queue: histories that may wait.
-        slow: seconds in the queue after which the beam is narrowed.
+        options: how requests are batched and searched.
         on_batch: called after every search with its number of histories and its seconds.
     """
 
     def __init__(
-        self,
-        run: LoadedRun,
-        *,
-        beam_size: int = 400,
-        window: float = 0.002,
-        max_batch: int = 64,
-        max_queue: int = 512,
-        slow: float = 0.04,
-        on_batch: Callable[[int, float], None] | None = None,
+        self, run: LoadedRun, options: EngineOptions, on_batch: Callable[[int, float], None] | None = None
     ) -> None:
-        self.beam_size, self.window, self.max_batch, self.max_queue = beam_size, window, max_batch, max_queue
+        self.beam_size, self.window, self.max_batch, self.max_queue, slow = options
         self.load_control = LoadControl(slow)
         self.waiting = 0  # histories in the queue
         self._loaded, self._masks = run, MaskCache()

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from beamtree.errors import short_message
+from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
 from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.served_run import LoadedRun, ModelSource, OpenRun
+from beamtree.serve.engine.served_run import LoadedRun, OpenRun
 from beamtree.storage.settings import fingerprint
 
 log = logging.getLogger("beamtree")
@@ -39,9 +40,9 @@ class ModelSlot:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="beamtree-changes")
         self.last_reload: Reload | None = None
 
-    def apply(self, change: Callable[[ModelSource], T]) -> "Future[T]":
+    def apply(self, change: Callable[[LiveModel], T]) -> "Future[T]":
         """Apply a change to the run in use."""
-        return self._pool.submit(lambda: change(self._engine.loaded.source))
+        return self._pool.submit(lambda: change(self._engine.loaded.live))
 
     def load(self, run: Path) -> "Future[LoadedRun]":
         """Serve another run; on failure the old one stays, and the future raises a ValueError."""
@@ -55,7 +56,7 @@ class ModelSlot:
             message = short_message(error)
             self._report(Reload(run.name, message, time.time()))
             raise ValueError(f"{run.name} cannot be served, the model stays as it was: {message}") from error
-        self._engine.swap(loaded).source.close()
+        self._engine.swap(loaded).close()
         self._report(Reload(run.name, None, time.time()))
         return loaded
 
@@ -68,7 +69,7 @@ class ModelSlot:
     def close(self) -> None:
         """Finish pending changes, and close the run in use."""
         self._pool.shutdown(wait=True)
-        self._engine.loaded.source.close()
+        self._engine.loaded.close()
 
 
 def smoke_test(run: LoadedRun, beam_size: int) -> None:
@@ -105,7 +106,7 @@ class RunWatcher:
             try:
                 if fingerprint(self._run) != self._engine.loaded.digest:
                     self._slot.load(self._run).result()
-                    self._slot.apply(lambda source: source.record_run(self._run.name)).result()
+                    self._slot.apply(lambda live: live.record_run(self._run.name)).result()
             except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
                 log.warning("%s", short_message(error))
 

@@ -136,9 +136,9 @@ def model_routes(service: Service) -> APIRouter:
     @router.get("/v1/map", responses={200: {"model": Map}})
     def get_map() -> Response:
         """The map of the catalogue by subtree, for the page."""
-        source = service.loaded.source
-        if not last_map or last_map[-1][0] is not source.model:
-            last_map[:] = [(source.model, bytes(json_response(catalogue_map(source.model, source.catalogue)).body))]
+        _, model, catalogue = service.loaded.live.snapshot
+        if not last_map or last_map[-1][0] is not model:
+            last_map[:] = [(model, bytes(json_response(catalogue_map(model, catalogue)).body))]
         return Response(last_map[-1][1], media_type="application/json")
 
     last_losses: list[tuple[str, bytes]] = []
@@ -154,7 +154,7 @@ def model_routes(service: Service) -> APIRouter:
             raise ApiError(404, "the log of this run is not available", "pass its folder with --data")
         with lock:
             if not last_losses or last_losses[-1][0] != loaded.digest:
-                model = loaded.source.model
+                model = loaded.live.model
                 count = min(MAX_USERS, max(MIN_USERS, MAX_SCORED_LEAVES // model.tree.num_items))
                 content = losses_as_dict(inspect_for_page(model, users, count))
                 last_losses[:] = [(loaded.digest, bytes(json_response(content).body))]
@@ -175,7 +175,7 @@ def model_json(service: Service) -> dict[str, Any]:
     """The model in use as JSON."""
     loaded, last_reload = service.loaded, service.slot.last_reload
     return {
-        **describe_model(loaded.name, loaded.source.model),
+        **describe_model(loaded.name, loaded.live.model),
         "version": loaded.version,
         "run": None if loaded.run is None else loaded.run.name,
         "start_run": service.run.name,
@@ -183,9 +183,9 @@ def model_json(service: Service) -> dict[str, Any]:
         "method": loaded.settings.get("method"),
         "beam_size": service.engine.beam_size,
         "tuned": loaded.tuned_beam,
-        "changes": loaded.source.version,
+        "changes": loaded.live.version,
         "since": loaded.since,
-        "titles": loaded.source.catalogue.has_titles,
+        "titles": loaded.live.catalogue.has_titles,
         "users": 0 if loaded.data is None else len(loaded.data.users),
         "limits": service.limits._asdict(),
         "last_reload": None if last_reload is None else last_reload._asdict(),

@@ -43,14 +43,14 @@ def item_routes(service: Service) -> APIRouter:
     @router.get("/v1/items", responses={200: {"model": Items}})
     def find_items(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find items by a part of their id or title."""
-        model, catalogue = service.loaded.source.model, service.loaded.source.catalogue
+        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
         numbers = catalogue.search(query, limit)
         return json_response({"items": [item_json(model, catalogue, number) for number in numbers]})
 
     @router.get("/v1/items/{item:path}", responses={200: {"model": CatalogueItem}})
     def get_item(item: str) -> Response:
         """An item's title, category and number of events."""
-        model, catalogue = service.loaded.source.model, service.loaded.source.catalogue
+        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
         (number,) = catalogue.ids.find([item])
         if number is None:
             raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
@@ -60,7 +60,7 @@ def item_routes(service: Service) -> APIRouter:
     async def put_item(item: str, new: Annotated[Item | None, Body()] = None) -> Response:
         """Add an item, show a removed one again, or update its fields; idempotent."""
         items = {parse_item_id(item): item_fields(new or Item(), service)}
-        count, version = await service.change("put_item", lambda source: source.add_items(items))
+        count, version = await service.change("put_item", lambda live: live.add_items(items))
         return json_response({"changed": count > 0, "version": version})
 
     @router.post("/v1/items", responses={200: {"model": ChangeResult}})
@@ -70,7 +70,7 @@ def item_routes(service: Service) -> APIRouter:
         items = {parse_item_id(as_id(entry.item)): item_fields(entry, service) for entry in body.items}
         if len(items) < len(body.items):
             raise ApiError(422, "items: an id occurs twice", "list every item once")
-        count, version = await service.change("put_item", lambda source: source.add_items(items), len(items))
+        count, version = await service.change("put_item", lambda live: live.add_items(items), len(items))
         return json_response({"changed": count > 0, "version": version, "count": count})
 
     @router.delete("/v1/items/{item:path}", responses={200: {"model": ChangeResult}})
@@ -78,7 +78,7 @@ def item_routes(service: Service) -> APIRouter:
         """Hide an item until it is put again, or delete it with `forget`; idempotent."""
         name = parse_item_id(item)
         count, version = await service.change(
-            "delete_item", lambda source: source.forget_items([name]) if forget else source.remove_items([name])
+            "delete_item", lambda live: live.forget_items([name]) if forget else live.remove_items([name])
         )
         return json_response({"changed": count > 0, "version": version})
 
@@ -112,16 +112,14 @@ def item_routes(service: Service) -> APIRouter:
     async def post_events(body: EventsRequest) -> Response:
         """Record events of users, for their next recommendations; idempotent with an id or with times."""
         events = parse_events(body, service)
-        count, version = await service.change(
-            "events", lambda source: source.record_events(events, body.id), len(events)
-        )
+        count, version = await service.change("events", lambda live: live.record_events(events, body.id), len(events))
         return json_response({"changed": count > 0, "version": version, "known": count})
 
     @router.delete("/v1/events", responses={200: {"model": ChangeResult}})
     async def delete_events(before: Before) -> Response:
         """Drop all events before a time, also those that arrive later."""
         time = parse_time(before)
-        count, version = await service.change("retire", lambda source: source.retire_events(time))
+        count, version = await service.change("retire", lambda live: live.retire_events(time))
         return json_response({"changed": count > 0, "version": version, "count": count})
 
     return router

@@ -88,8 +88,8 @@ class Metrics:
         run = engine.loaded
         self.waiting.set(engine.waiting)
         self.step.set(engine.steps_narrowed)
-        self.items.set(run.source.model.tree.num_visible)
-        self.changed.set(run.source.version)
+        self.items.set(run.live.model.tree.num_visible)
+        self.changed.set(run.live.version)
         self.version.clear()  # removes the previous model
         self.version.labels(run.name, run.digest).set(1)
         return bytes(generate_latest(self.registry))

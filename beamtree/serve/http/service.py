@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest, RecommendResponse, Searcher
-from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, StoppedError
+from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, StoppedError
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
-from beamtree.serve.engine.served_run import LoadedRun, ModelSource, OpenRun, ReadOnlyError
+from beamtree.serve.engine.served_run import LoadedRun, OpenRun
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError
 from beamtree.serve.http.metrics import Metrics
@@ -28,11 +29,7 @@ class Service:
         run: its folder; other runs beside it may take its place.
         open_run: opens a run.
         first: the run to start with, if not `run`.
-        beam_size: k of requests that do not set it.
-        window: seconds to wait for more requests of a batch.
-        max_batch: histories that are searched together.
-        max_queue: histories that may wait.
-        slow: seconds in the queue after which the beam is narrowed.
+        options: of the engine.
         timeout: seconds for a request of up to 10 histories; one of 20 gets twice as long.
         limits: the maximum size of a request.
         access: tokens.
@@ -45,11 +42,7 @@ class Service:
         open_run: OpenRun,
         *,
         first: Path | None = None,
-        beam_size: int = 400,
-        window: float = 0.002,
-        max_batch: int = 64,
-        max_queue: int = 512,
-        slow: float = 0.04,
+        options: EngineOptions | None = None,
         timeout: float = 1.0,
         limits: Limits | None = None,
         access: Access | None = None,
@@ -58,17 +51,9 @@ class Service:
         self.run, self.timeout = run, timeout
         self.limits, self.access, self.metrics = limits or Limits(), access or Access(), Metrics()
         self.stopping = False
-        loaded = open_run(first or run)
-        smoke_test(loaded, beam_size)
-        self.engine = Engine(
-            loaded,
-            beam_size=beam_size,
-            window=window,
-            max_batch=max_batch,
-            max_queue=max_queue,
-            slow=slow,
-            on_batch=self.metrics.count_batch,
-        )
+        loaded, options = open_run(first or run), options or EngineOptions()
+        smoke_test(loaded, options.beam_size)
+        self.engine = Engine(loaded, options, self.metrics.count_batch)
         self.slot = ModelSlot(self.engine, open_run, self.metrics.count_reload)
         self.metrics.loaded.set(loaded.since)
         self._watcher = RunWatcher(run, self.engine, self.slot, watch) if watch else None
@@ -140,9 +125,11 @@ class Service:
 
     # Changes
 
-    async def change(self, kind: str, change: Callable[[ModelSource], T], count: int = 1) -> tuple[T, str]:
+    async def change(self, kind: str, change: Callable[[LiveModel], T], count: int = 1) -> tuple[T, str]:
         """Apply a change, or several together; returns its result, and the version that includes it."""
-        future = self.slot.apply(lambda source: (change(source), self.loaded.version))
+        if self.loaded.read_only:
+            raise ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
+        future = self.slot.apply(lambda live: (change(live), self.loaded.version))
         result = await self._in_slot(future, self.seconds_for(count))
         self.metrics.changes.labels(kind).inc(count)
         return result
@@ -151,7 +138,7 @@ class Service:
         """Serve another run, also after a restart."""
         loaded = await self._in_slot(self.slot.load(run), None)
         name = os.path.relpath(run.absolute(), self.run.absolute().parent)
-        await self._in_slot(self.slot.apply(lambda source: source.record_run(name)), None)
+        await self._in_slot(self.slot.apply(lambda live: live.record_run(name)), None)
         return loaded
 
     async def _in_slot(self, future: "Future[T]", seconds: float | None) -> T:
@@ -160,7 +147,5 @@ class Service:
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:  # behind a run that loads; a change that has not begun is not made
             raise self._rejection("deadline", 503, "other changes are in progress") from error
-        except ReadOnlyError as error:
-            raise ApiError(409, str(error), "start it with --changes FOLDER to store changes") from error
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error

@@ -1,7 +1,4 @@
-"""Opening a run as a live model, and saving its changes: shared by the Python API and the service.
-
-Besides the model, a run can have titles and categories, the vectors its tree was built from, and saved changes.
-"""
+"""What a run's folder has for a live model: titles and categories, vectors of the items, and saved changes."""
 
 import logging
 from collections.abc import Mapping
@@ -10,50 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.data import Ids, Prepared
+from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.errors import short_message
 from beamtree.files.atomic import read_json, write_json
 from beamtree.live.events import Event
 from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.placement import new_item
-from beamtree.model import TreeModel
 from beamtree.train.runs import table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: changes since the training log ended
 EVENTS = "events.json"  # the same in the first format, of events only
 AGAIN = "remove it, or save the recommender again"
-
-
-def open_live(
-    model: TreeModel,
-    run: Mapping[str, Any],
-    folder: Path | None = None,
-    *,
-    data: Prepared | None = None,
-    items: Any = None,
-    vectors: Any = None,
-    cls: type[LiveModel] = LiveModel,
-    **options: Any,
-) -> LiveModel:
-    """A live model with what its run knows about the items.
-
-    Args:
-        model: with ids.
-        run: the content of run.json; tables that it names are read if they still exist.
-        folder: of the run, if it was saved.
-        data: the training log, if available.
-        items: a table of titles and categories, instead of the run's.
-        vectors: of the items, instead of the run's.
-        cls: the class of the live model.
-        options: further arguments of the class.
-    """
-    assert model.ids is not None
-    trained_ids = model.ids if data is None else data.items
-    catalogue = read_items(items, run, folder, model.ids)
-    vectors = read_vectors(vectors, run, folder, trained_ids)
-    return cls(model, catalogue=catalogue, data=data, vectors=vectors, **options)
 
 
 def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Catalogue | None:

@@ -1,0 +1,87 @@
+"""Learning from new events in closed form: new items are placed, events recorded, and closed-form parts refitted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from beamtree.closed_form.builder import ClosedFormBuilder
+from beamtree.data import HISTORY, Events, Prepared
+from beamtree.live.edits import ADDED, edges_of, memory_of
+from beamtree.live.events import as_time
+from beamtree.live.live_model import LiveModel
+from beamtree.live.placement import NewItem
+from beamtree.model import TreeModel
+from beamtree.scorers import MemoryScorer, Scorer, SumScorer
+
+EXAMPLES = 10  # histories by which a new item of a log is placed, at most
+
+NewEvents = Mapping[str, Sequence[tuple[str, int | None]]]  # (item, time) of each user, oldest first
+
+
+def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed: int) -> None:
+    """Add the new items of some events, record the events, and refit the closed-form parts if the log is available."""
+    live.add_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
+    live.record_events(
+        (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
+    )
+    if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
+        live.replace_model(_refitted(live, live.model.scorer, data, seed))
+
+
+def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The items that the model does not have, each with histories of users before they chose it."""
+    result: dict[str, list[tuple[str, ...]]] = {}
+    for user, row in events.items():
+        items = [item for item, _ in row]
+        new = [index for index, is_known in enumerate(live.has_items(items)) if not is_known]
+        if not new:
+            continue
+        history = live.history(user)
+        past = [live.ids[number] for number in history.items] if history is not None else []
+        for index in new:
+            examples = result.setdefault(items[index], [])
+            if len(examples) < EXAMPLES:
+                examples.append(tuple([*past, *items[:index]][-HISTORY:]))
+    return {item: tuple(example for example in examples if example) for item, examples in result.items()}
+
+
+def _refitted(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> TreeModel:
+    """The model with its closed-form parts refitted on all events, old and new."""
+    model, count, device = live.model, live.model.tree.num_items, str(live.model.tree.device)
+    events = _all_events(data, live)
+    data = replace(data, description={**data.description, "num_items": count})
+    parts = ClosedFormBuilder(
+        model.tree, data, seed, device, model.first_level, events=events, choices=dict(scorer.made)
+    ).all_parts()
+    changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names}
+    popularity = events.popularity(count)
+    if ADDED in scorer.names:
+        added = scorer.part(ADDED)
+        assert isinstance(added, MemoryScorer)
+        edges = edges_of(added)
+        unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
+        changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
+    result = model.with_scorer(scorer.with_parts(changed))
+    result.popularity = popularity
+    return result.eval()
+
+
+def _all_events(data: Prepared, live: LiveModel) -> Events:
+    """The training and validation events, with recorded events after those of each user; new users come last."""
+    events, names = data.training_users()
+    rows = {name: row for row, name in enumerate(names)}
+    for user in live.events:
+        rows.setdefault(user, len(rows))
+    owners, items = [], []
+    for user, recorded in live.events.items():
+        numbers = live.ids.find_known(event.item for event in recorded)
+        owners += [rows[user]] * len(numbers)
+        items += numbers
+    owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
+    item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
+    order: Tensor = owner.argsort(stable=True)
+    offsets = pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    return Events(offsets, item[order].int(), f"{events.name}, {len(items)} more", events.ids)
