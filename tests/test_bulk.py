@@ -19,7 +19,7 @@ from beamtree.ingest import arrays, numbering
 from beamtree.ingest.prepare import Executor, prepare
 from beamtree.ingest.readers import open_logs
 from beamtree.query import RecommendRequest
-from beamtree.serve.batch import files, ray_cluster, ray_workers
+from beamtree.serve.batch import files, folder, ray_cluster
 from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
 from beamtree.serve.batch.job import BatchJob, BatchSummary
 
@@ -244,7 +244,7 @@ def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     users = write_users(tmp_path / "users", write)
     job = BatchJob(run, RecommendRequest(m=7, beam_size=30))
     one = run_job(job, users, tmp_path / "here", run_locally("cpu"))
-    other = run_job(job, users, tmp_path / "ray", ray_workers.run_on_cluster(ray, "cpu"))
+    other = run_job(job, users, tmp_path / "ray", folder.run_on_cluster(ray, "cpu"))
     some = {user: history for user, history in MANY.items() if history or write is write_rows}
     same(all_answers(tmp_path / "here"), dict(sorted(expected(run, some, m=7, beam_size=30).items())))
     same(all_answers(tmp_path / "ray"), all_answers(tmp_path / "here"))
@@ -263,7 +263,7 @@ def test_what_was_answered_is_not_answered_again(tmp_path, ray, run):
     (out / "part-1.parquet").unlink()
     (out / "part-2.parquet.new-beamtree").mkdir()  # of a process that was killed
     stamp = (out / "part-2.parquet").stat().st_mtime_ns
-    assert run_job(job, users, out, ray_workers.run_on_cluster(ray, "cpu")).users == len(list(MANY)[1::4])
+    assert run_job(job, users, out, folder.run_on_cluster(ray, "cpu")).users == len(list(MANY)[1::4])
     same(all_answers(out), dict(sorted(expected(run, MANY, m=3, beam_size=20).items())))
     assert (out / "part-2.parquet").stat().st_mtime_ns == stamp
     assert content(out).keys() == before.keys()
@@ -288,7 +288,7 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    class Fatal(ray_workers.Worker):
+    class Fatal(folder.RayWorker):
         def run(self, task):
             first = not (marks / task.output.name).exists() and (over == "every" or not any(marks.iterdir()))
             (marks / task.output.name).touch()
@@ -301,8 +301,8 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
                 die()
             return summary
 
-    monkeypatch.setattr(ray_workers, "Worker", Fatal)
-    one_worker = ray_workers.run_on_cluster(ray._replace(workers=1), "cpu")
+    monkeypatch.setattr(folder, "RayWorker", Fatal)
+    one_worker = folder.run_on_cluster(ray._replace(workers=1), "cpu")
     summary = run_job(BatchJob(run), users, tmp_path / "out", one_worker)
     assert sorted(os.listdir(marks)) == sorted(os.listdir(users))
     assert len(os.listdir(marks)) > ray_cluster.MAX_RETRIES + 1
@@ -319,23 +319,23 @@ def test_a_worker_that_is_killed_while_answering_loses_no_part(tmp_path, monkeyp
 @pytest.mark.extended
 def test_a_part_that_kills_every_worker_is_one_line_and_the_others_stay(tmp_path, monkeypatch, ray, run):
     users, out = write_users(tmp_path / "users"), tmp_path / "out"
-    for module_ in (ray_workers, ray_cluster):
+    for module_ in (folder, ray_cluster):
         monkeypatch.setattr(module_, "MAX_RETRIES", 1)
 
-    class Fatal(ray_workers.Worker):
+    class Fatal(folder.RayWorker):
         def run(self, task):
             if task.output.name == "part-none.parquet":  # the last
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().run(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ray_workers, "Worker", Fatal)
-        one_worker = ray_workers.run_on_cluster(ray._replace(workers=1), "cpu")
+        patch.setattr(folder, "RayWorker", Fatal)
+        one_worker = folder.run_on_cluster(ray._replace(workers=1), "cpu")
         with pytest.raises(OSError, match="was lost 2 times over the same task") as error:
             run_job(BatchJob(run), users, out, one_worker)
     assert "\n" not in str(error.value)
     assert sorted(os.listdir(out)) == ["answers.json", *(f"part-{part}.parquet" for part in range(4))]
-    assert run_job(BatchJob(run), users, out, ray_workers.run_on_cluster(ray, "cpu")).users == 0
+    assert run_job(BatchJob(run), users, out, folder.run_on_cluster(ray, "cpu")).users == 0
     same(all_answers(out), dict(sorted(expected(run, MANY).items())))
 
 
@@ -346,7 +346,7 @@ def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, 
     monkeypatch.chdir(tmp_path)
     signal.alarm(100)  # with a part each, they were waited for without end
     job = BatchJob(Path(os.path.relpath(run)))
-    run_job(job, "users", Path("out"), ray_workers.run_on_cluster(ray._replace(workers=5), "cpu"))
+    run_job(job, "users", Path("out"), folder.run_on_cluster(ray._replace(workers=5), "cpu"))
     signal.alarm(0)
     same(all_answers(Path("out")), dict(sorted(expected(run, MANY).items())))
 
@@ -361,7 +361,7 @@ def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
             BatchJob(run),
             users,
             tmp_path / "out",
-            ray_workers.run_on_cluster(ray._replace(resources={"GPU": 1.0}), "cuda"),
+            folder.run_on_cluster(ray._replace(resources={"GPU": 1.0}), "cuda"),
         )
 
 
@@ -377,7 +377,7 @@ def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
 )
 def test_gpus_that_are_not_there_are_one_line(ray, device, gpus, line):
     with pytest.raises(ValueError, match=f"^{line}$"):
-        ray_workers.run_on_cluster(ray, device, gpus)
+        folder.run_on_cluster(ray, device, gpus)
 
 
 @slow
@@ -393,7 +393,7 @@ def test_a_worker_without_beamtree_is_one_line(ray, monkeypatch):
 def test_errors_of_workers_are_those_of_this_process(tmp_path, ray, run):
     users = write_users(tmp_path / "users")
     damage(users / "part-3.parquet")
-    for work in (run_locally("cpu"), ray_workers.run_on_cluster(ray, "cpu")):
+    for work in (run_locally("cpu"), folder.run_on_cluster(ray, "cpu")):
         with pytest.raises(ValueError, match=r"part-3\.parquet cannot be read: ") as error:
             run_job(BatchJob(run), users, tmp_path / "out", work)
         assert "\n" not in str(error.value)

@@ -129,11 +129,11 @@ GPUS = """
 import os, sys
 from pathlib import Path
 import ray  # before there is a word of a token
-from beamtree.serve.batch import ray_cluster, ray_workers
+from beamtree.serve.batch import folder, ray_cluster
 from beamtree.serve.batch.folder import Task
 from beamtree.serve.batch.job import BatchJob, BatchSummary
 
-class RecordingWorker(ray_workers.Worker):
+class RecordingWorker(folder.RayWorker):
     def run(self, task):
         ids = ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"], self.runner.device
         Path(task.output).write_text(repr(ids))
@@ -141,12 +141,12 @@ class RecordingWorker(ray_workers.Worker):
 
 tasks = [Task(Path(f"{n}"), Path(f"seen-{n}").absolute()) for n in range(3)]
 with ray_cluster.connect(sys.argv[1]) as cluster:
-    original, ray_workers.Worker = ray_workers.Worker, RecordingWorker
-    list(ray_workers.run_on_cluster(cluster, "cuda")(BatchJob(Path("run")), tasks))
-    ray_workers.Worker = original
+    original, folder.RayWorker = folder.RayWorker, RecordingWorker
+    list(folder.run_on_cluster(cluster, "cuda")(BatchJob(Path("run")), tasks))
+    folder.RayWorker = original
     try:
         task = Task(Path(sys.argv[3]), Path("answered.parquet").absolute())
-        list(ray_workers.run_on_cluster(cluster, "cuda")(BatchJob(Path(sys.argv[2])), [task]))
+        list(folder.run_on_cluster(cluster, "cuda")(BatchJob(Path(sys.argv[2])), [task]))
     except ValueError as error:
         print(error)
 """

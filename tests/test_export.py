@@ -19,8 +19,8 @@ from beamtree.data import Ids
 from beamtree.data.views import HISTORY
 from beamtree.scorers import SCORERS, FixedScorer, SumScorer
 from beamtree.serve.export import export_program, write_artifact
+from beamtree.serve.export.artifact import SearchModule
 from beamtree.serve.export.scorers import EXPORTED
-from beamtree.serve.export.search_module import SearchModule
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 

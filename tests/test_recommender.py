@@ -396,7 +396,7 @@ def test_a_foreign_folder_is_refused_and_an_earlier_run_replaced_wholly(tmp_path
     ours.save(tmp_path / "clean")
     bt.Recommender(**QUICK).fit(random_log("b", seed=2)).save(tmp_path / "run")
     (tmp_path / "run" / "training").mkdir()
-    for name in ("tune.json", "events.json", "log.jsonl", "items.parquet", "vectors.parquet"):
+    for name in ("tune.json", "live.json", "log.jsonl", "items.parquet", "vectors.parquet"):
         (tmp_path / "run" / name).write_text("{}")
     ours.save(tmp_path / "run")
     names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("clean", "run")]

@@ -198,7 +198,7 @@ def _answer_folder(
     gpus: float | None,
 ) -> None:
     """Answer the files of a folder that are not answered yet, in this process or on a cluster."""
-    from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
+    from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally, run_on_cluster
 
     start, total = clock.monotonic(), BatchSummary()
     tasks = find_tasks(job, source, output)
@@ -211,8 +211,6 @@ def _answer_folder(
                 if cluster is None:
                     run_tasks = run_locally(device)
                 else:
-                    from beamtree.serve.batch.ray_workers import run_on_cluster
-
                     run_tasks = run_on_cluster(stack.enter_context(cluster), device, gpus)
                 for summary in run_tasks(job, pending):
                     total.merge(summary)

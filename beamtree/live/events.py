@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beamtree.data import Prepared
+from beamtree.query import logged_events
 
 UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
 FIRST, END = 631_152_000, 4_102_444_800  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
@@ -124,19 +125,15 @@ class TrainingLog:
 
     def of_user(self, user: str) -> list[Event]:
         """The events of a user, oldest first."""
-        (row,) = self._data.users.find([user])
-        if row is None:
+        logged = logged_events(self._data, user)
+        if logged is None:
             return []
-        for part in (self._data.train, self._data.val, self._data.test):
-            if row < len(part):
-                start, stop = part.events.offsets[row : row + 2].tolist()
-                items = [self._data.items[number] for number in part.events.items[start:stop].tolist()]
-                if self._times is None:
-                    return [Event(item) for item in items]
-                times = self._times[start:stop].tolist()
-                return [Event(item, int(as_time(at))) for item, at in zip(items, times, strict=True)]
-            row -= len(part)
-        return []
+        events, start, stop = logged
+        items = [self._data.items[number] for number in events.items[start:stop].tolist()]
+        if self._times is None:
+            return [Event(item) for item in items]
+        times = self._times[start:stop].tolist()
+        return [Event(item, int(as_time(at))) for item, at in zip(items, times, strict=True)]
 
     def contains_at_time(self, user: str, events: Sequence[Event]) -> list[bool]:
         """Which of a user's events are in this log with the same time."""
@@ -228,15 +225,15 @@ class UserEvents:
         before = [entry["before"] for entry in entries if entry["kind"] == "retire"]
         for entry in entries:
             if entry["kind"] == "events":
-                own = bool(digest) and entry.get("model") == digest
-                rows.setdefault(entry["user"], []).extend((event, own) for event in entry_events(entry))
+                is_current = bool(digest) and entry.get("model") == digest
+                rows.setdefault(entry["user"], []).extend((event, is_current) for event in entry_events(entry))
             if entry["kind"] in ("events", "requests"):
                 self._requests |= entry_requests(entry)
         for user, row in rows.items():
             self._note_times({user: [event for event, _ in row]})
-            others = [event for event, own in row if not own]
+            others = [event for event, is_current in row if not is_current]
             logged = iter([False] * len(others) if self._log is None else self._log.contains(user, others))
-            recorded = [event for event, own in row if own or not next(logged)]
+            recorded = [event for event, is_current in row if is_current or not next(logged)]
             saved = set(self.by_user.get(user, ()))
             recorded = [event for event in recorded if event.time is None or event not in saved]
             self.by_user.setdefault(user, []).extend(recorded)

@@ -91,9 +91,9 @@ def compact(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     later refers to it. What was set before an item was forgotten is kept only there, and where a user chose the item.
     For users, all events that are not retired are kept, in one entry per model served; for runs, the last one.
     """
-    kept = [*_compact_items(entries), *_compact_events(entries)]
-    kept += [dict(entry) for entry in entries if entry["kind"] == "run"][-1:]
-    return [{"kind": "before", "changes": count_changes(entries) - count_changes(kept)}, *kept]
+    result = [*_compact_items(entries), *_compact_events(entries)]
+    result += [dict(entry) for entry in entries if entry["kind"] == "run"][-1:]
+    return [{"kind": "before", "changes": count_changes(entries) - count_changes(result)}, *result]
 
 
 def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

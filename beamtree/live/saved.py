@@ -18,8 +18,7 @@ from beamtree.train.runs import table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: changes since the training log ended
-EVENTS = "events.json"  # the same in the first format, of events only
-AGAIN = "remove it, or save the recommender again"
+HINT = "remove it, or save the recommender again"
 
 
 def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Catalogue | None:
@@ -57,7 +56,6 @@ def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids:
 
 def save_changes(folder: Path, live: LiveModel | None) -> None:
     """Write the changes of a live model into a run's folder."""
-    (folder / EVENTS).unlink(missing_ok=True)
     saved = SavedChanges({}, (), {}) if live is None else live.saved_changes()
     if not any(saved):
         (folder / LIVE).unlink(missing_ok=True)
@@ -71,16 +69,13 @@ def save_changes(folder: Path, live: LiveModel | None) -> None:
 
 def load_changes(folder: Path) -> SavedChanges | None:
     """The changes saved in a run's folder; a ValueError if the file is damaged."""
-    path = next((folder / name for name in (LIVE, EVENTS) if (folder / name).exists()), None)
-    if path is None:
+    path = folder / LIVE
+    if not path.exists():
         return None
-    content = read_json(path, AGAIN)
+    content = read_json(path, HINT)
     try:
-        if path.name == EVENTS:
-            rows = {user: [[item] for item in row] for user, row in content.items()}
-            content = {"items": {}, "added": [], "events": rows}
         items = {str(name): new_item(fields) for name, fields in content["items"].items()}
         events = {str(user): [Event(*event) for event in row] for user, row in content["events"].items()}
         return SavedChanges(items, [str(name) for name in content["added"]], events)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {AGAIN}") from error
+        raise ValueError(f"{path} is damaged: {HINT}") from error

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import HISTORY, Events, Prepared
+from beamtree.data.csr import group_rows
 from beamtree.live.edits import ADDED, edges_of, memory_of
 from beamtree.live.events import as_time
 from beamtree.live.live_model import LiveModel
@@ -82,6 +81,5 @@ def _all_events(data: Prepared, live: LiveModel) -> Events:
         items += numbers
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
-    order: Tensor = owner.argsort(stable=True)
-    offsets = pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
-    return Events(offsets, item[order].int(), f"{events.name}, {len(items)} more", events.ids)
+    by_user = group_rows(owner, item.int(), len(rows))
+    return Events(by_user.offsets, by_user.columns, f"{events.name}, {len(items)} more", events.ids)

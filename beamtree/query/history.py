@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.data import HISTORY, Ids, Prepared
+from beamtree.data import HISTORY, Events, Ids, Prepared
 from beamtree.data.ids import as_id
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
@@ -108,20 +108,29 @@ def encode_history(ids: Ids, history: Iterable[object]) -> History:
     return History(items, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
 
 
-def history_of_user(data: Prepared, user: object) -> History:
-    """All events of a user of the log; a ValueError for an unknown user."""
+def logged_events(data: Prepared, user: object) -> tuple[Events, int, int] | None:
+    """The events of the part of a log that has a user, and the range of the user's; None for an unknown user."""
     (row,) = data.users.find([user])
     if row is None:
+        return None
+    for part in (data.train, data.val, data.test):
+        if row < len(part):
+            start, stop = part.events.offsets[row : row + 2].tolist()
+            return part.events, start, stop
+        row -= len(part)
+    raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
+
+
+def history_of_user(data: Prepared, user: object) -> History:
+    """All events of a user of the log; a ValueError for an unknown user."""
+    logged = logged_events(data, user)
+    if logged is None:
         dropped = data.description.get("report", {}).get("users_with_few_events", 0)
         min_events = data.description.get("settings", {}).get("min_events")
         reason = f": {dropped:,} users with fewer than {min_events} events were dropped from it" if dropped else ""
         raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}{reason}")
-    for part in (data.train, data.val, data.test):
-        if row < len(part):
-            start, stop = part.events.offsets[row : row + 2].tolist()
-            return History(part.events.items[start:stop].tolist())
-        row -= len(part)
-    raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
+    events, start, stop = logged
+    return History(events.items[start:stop].tolist())
 
 
 def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:

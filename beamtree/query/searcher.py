@@ -6,6 +6,7 @@ encodes the histories, calls `beamtree.beam.retrieve` and translates the items b
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -123,36 +124,24 @@ class MaskCache:
         return entry
 
 
+@dataclass(eq=False)
 class Searcher:
-    """Answers requests from one state of a model.
+    """Answers requests from one state of a model."""
 
-    Args:
-        model: a tree and a scorer.
-        ids: of its items.
-        catalogue: titles and categories, for filters by category.
-        user_history: the history of a user, None for an unknown one.
-        version: of the model.
-        masks: a cache that outlives this object.
-        round_shapes: whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape
-            that it has seen before.
-    """
+    model: TreeModel
+    ids: Ids
+    _: KW_ONLY
+    catalogue: Catalogue | None = None  # titles and categories, for filters by category
+    user_history: Callable[[str], History | None] = lambda user: None  # None for an unknown user
+    version: str = ""  # of the model
+    masks: MaskCache = field(default_factory=MaskCache)  # may outlive this object
+    # Whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape seen before.
+    round_shapes: bool = False
 
-    def __init__(
-        self,
-        model: TreeModel,
-        ids: Ids,
-        *,
-        catalogue: Catalogue | None = None,
-        user_history: Callable[[str], History | None] = lambda user: None,
-        version: str = "",
-        masks: MaskCache | None = None,
-        round_shapes: bool = False,
-    ) -> None:
-        if len(ids) != model.tree.num_items:
-            counts = f"{len(ids):,} ids for a tree of {model.tree.num_items:,} items"
+    def __post_init__(self) -> None:
+        if len(self.ids) != self.model.tree.num_items:
+            counts = f"{len(self.ids):,} ids for a tree of {self.model.tree.num_items:,} items"
             raise ValueError(f"{counts}: they do not belong to the same run")
-        self.model, self.ids, self.catalogue, self.version = model, ids, catalogue, version
-        self.user_history, self._masks, self._round_shapes = user_history, masks or MaskCache(), round_shapes
 
     def recommend(self, request: RecommendRequest) -> RecommendResponse:
         """Answer one request."""
@@ -168,11 +157,11 @@ class Searcher:
         results = iter(self._search(histories, beam_size, m, first.exclude_seen, mask) if histories else ())
         responses = []
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
-            own = [_truncate(next(results), request.m) for _ in rows]
-            short = self._count_short(request, own, rows, mask, num_allowed)
+            request_results = [_truncate(next(results), request.m) for _ in rows]
+            short = self._count_short(request, request_results, rows, mask, num_allowed)
             responses.append(
                 RecommendResponse(
-                    own, beam_size, self.version, self.catalogue, num_allowed, short, unknown_users=unknown_users
+                    request_results, beam_size, self.version, self.catalogue, num_allowed, short, unknown_users
                 )
             )
         return responses
@@ -186,14 +175,14 @@ class Searcher:
 
     def mask_of(self, filter: Filter | None) -> tuple[NodeMask | None, int | None]:
         """The mask of a filter, and how many items it allows."""
-        return (None, None) if filter is None else self._masks.get(filter, self.model, self.ids, self.catalogue)
+        return (None, None) if filter is None else self.masks.get(filter, self.model, self.ids, self.catalogue)
 
     def _search(
         self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None
     ) -> list[Recommendation]:
         """The m best items for each history; popular items where no item of a history is known."""
         rows, search_m = [history.items for history in histories], m
-        if self._round_shapes:
+        if self.round_shapes:
             rows = rows + rows[-1:] * (_next_power_of_two(len(rows)) - len(rows))
             last_width = beam_size if isinstance(beam_size, int) else list(beam_size)[-1]
             search_m = max(m, min(_next_power_of_two(m), last_width))

@@ -65,15 +65,15 @@ def open_histories(
 ) -> HistoryFile:
     """Detect the layout and length of a file, or of a folder of files; the columns are as in `prepare`."""
     files = find_files(path)
-    given = [name for name in (user, item, time) if name is not None]
+    column_names = [name for name in (user, item, time) if name is not None]
     with _polars_errors(f"{path} cannot be read"):
-        columns = scan_file(files[0], names, ["user", "history", *given]).collect_schema().names()
+        columns = scan_file(files[0], names, ["user", "history", *column_names]).collect_schema().names()
         by_name = {name.strip(): name for name in columns}
         history = by_name.get("history") if item is None and time is None else None
         try:
             matched = find_columns(columns, user, history or item, time)
         except ValueError as error:
-            if given:
+            if column_names:
                 raise
             raise ValueError(
                 f"{path} has the columns {', '.join(columns)}: give user and history, or user, item and timestamp"

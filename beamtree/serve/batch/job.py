@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher
-from beamtree.train.runs import ids_of, open_model
+from beamtree.train.runs import ids_of
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
 
@@ -18,7 +18,7 @@ class BatchJob(NamedTuple):
 
     run: Path
     request: RecommendRequest = RecommendRequest()  # without histories
-    names: Sequence[str] | None = None  # these five as in `files.open_histories`
+    names: Sequence[str] | None = None  # this and the next four: as in `files.open_histories`
     user: str | None = None
     item: str | None = None
     time: str | None = None
@@ -43,10 +43,6 @@ class BatchJob(NamedTuple):
             **self.columns,
             "names": None if self.names is None else list(self.names),
         }
-
-    def open_searcher(self, device: str) -> Searcher:
-        """Load the model of the run."""
-        return make_searcher(self.run, open_model(self.run, device))
 
 
 def make_searcher(run: Path, model: TreeModel) -> Searcher:

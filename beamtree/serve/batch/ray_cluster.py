@@ -5,7 +5,6 @@ Its workers see the same files under the same paths as this process, and have th
 
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import polars as pl
 from beamtree import __version__
 from beamtree.errors import requires, short_message
 from beamtree.ingest.prepare import Executor
+from beamtree.threads import available_cpus
 
 STOP_SECONDS = 60  # to wait for cancelled tasks
 CONNECT_SECONDS = 60  # within which a cluster must answer
@@ -107,14 +107,17 @@ def connect(address: str | None = None, workers: int | None = None, *, gpus: boo
         import ray
     with ExitStack() as stack:
         if address is None:
-            workers = _count_cpus() if workers is None else workers
+            workers = available_cpus() if workers is None else workers
+            temp = tempfile.gettempdir()
+            parent = temp if len(temp) < MAX_TEMP_PATH else "/tmp"
+            folder = tempfile.TemporaryDirectory(prefix="beamtree-ray-", dir=parent, ignore_cleanup_errors=True)
             options: dict[str, Any] = {
                 "address": "local",
                 "num_cpus": workers + SPARE_CPUS,
                 **({} if gpus else {"num_gpus": 0}),
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "include_dashboard": False,
-                "_temp_dir": stack.enter_context(_short_temp_folder()),
+                "_temp_dir": stack.enter_context(folder),
             }
         else:
             options = {"address": check_address(address), "runtime_env": {"env_vars": ONE_THREAD}}
@@ -149,21 +152,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _count_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _short_temp_folder() -> Iterator[str]:
-    """A temporary folder for Ray, with a short path."""
-    parent = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="beamtree-ray-", dir=parent if len(parent) < MAX_TEMP_PATH else "/tmp")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # Addresses

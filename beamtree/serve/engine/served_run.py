@@ -67,7 +67,7 @@ class LoadedRun:
             catalogue=catalogue,
             user_history=self.live.history,
             version=self._version_after(version),
-            masks=masks,
+            masks=masks or MaskCache(),
             round_shapes=model.tree.device.type == "cuda",
         )
 

@@ -1,4 +1,4 @@
-"""The artifact: one file with the search, the item ids and a description, which torch opens without this package."""
+"""Export: the search of a model as one file, with the item ids and a description, that torch opens without beamtree."""
 
 import json
 import warnings
@@ -6,17 +6,90 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, pad
 
-from beamtree.beam import BeamSize
+from beamtree.beam import BeamSize, widths
 from beamtree.data.views import HISTORY
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
-from beamtree.scorers import LinearScorer
-from beamtree.serve.export.search_module import SearchModule
+from beamtree.scorers import LinearScorer, SumScorer
+from beamtree.serve.export.scorers import add_buffer, export_scorer
 from beamtree.tree import PAD
 
 SUFFIX = ".pt2"
 ITEMS, DESCRIPTION = "items.txt", "beamtree.json"
+
+
+class SearchModule(nn.Module):
+    """Eq. 4 for a fixed beam and m: `beam.retrieve` in plain tensors.
+
+    Args:
+        model: a tree and a scorer.
+        beam_size: k, or one width per searched level.
+        m: number of items.
+    """
+
+    start: Tensor
+    leaf_of_item: Tensor
+    item_of_slot: Tensor
+    entered: Tensor
+
+    def __init__(self, model: TreeModel, beam_size: BeamSize, m: int) -> None:
+        super().__init__()
+        tree = model.tree
+        self.m, self.widths = m, widths(model, beam_size, m)
+        self.first_level, self.height, self.arity = model.first_level, tree.height, tree.arity
+        self.chained, self.reads_items = model.chained, model.scorer.reads_items
+        self.first_leaf, self.full_to = tree.level(tree.height).start, tree.mask.full_to
+        self.scale, self.bias = 1.0, 0.0
+        if isinstance(model.scorer, SumScorer):
+            self.scale, self.bias = model.scorer.calibration.tolist()
+        self.scorer = export_scorer(model.scorer, tree)
+        items = torch.arange(-1, tree.num_items, device=tree.device)  # PAD first
+        add_buffer(self, "start", tree.mask.nodes(model.first_level - 1))
+        add_buffer(self, "leaf_of_item", tree.leaf_of_item(items))
+        add_buffer(self, "item_of_slot", tree.items())
+        add_buffer(self, "entered", tree.mask.entered)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer."""
+        context = self.scorer.context(x, self.leaf_of_item[x + 1] if self.reads_items else x)
+        nodes = self.start.unsqueeze(0).expand(x.shape[0], -1)
+        rank = torch.zeros(nodes.shape, device=nodes.device)
+        for level, width in enumerate(self.widths, self.first_level):
+            nodes = self._children(nodes, level)
+            if not self.chained and level < self.height and nodes.shape[1] <= width:
+                continue  # all nodes are kept, and their ranks are not needed
+            logits = self.scorer.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+            rank = self._rank(logits, rank)
+            if nodes.shape[1] > width:
+                best = rank.topk(width, sorted=False).indices
+                nodes, rank = nodes.gather(1, best), rank.gather(1, best)
+        return self._best(nodes, rank)
+
+    def _children(self, nodes: Tensor, level: int) -> Tensor:
+        """The children of nodes, on `level`, with PAD for those that may not be entered [B, W b]."""
+        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
+        children = (nodes.unsqueeze(-1) * self.arity + offsets).flatten(1)
+        if level <= self.full_to:
+            return children
+        children = children.clamp(min=0)  # the children of PAD become the root, which is never entered
+        return torch.where(self.entered[children], children, PAD)
+
+    def _rank(self, logits: Tensor, parents: Tensor) -> Tensor:
+        if not self.chained:
+            return logits
+        below = logsigmoid(logits).unflatten(1, (parents.shape[1], self.arity))
+        return torch.add(below, parents.unsqueeze(-1)).flatten(1)
+
+    def _best(self, leaves: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+        items = torch.where(leaves == PAD, PAD, self.item_of_slot[(leaves - self.first_leaf).clamp(min=0)])
+        best = rank.masked_fill(items == PAD, -torch.inf).topk(min(self.m, rank.shape[1]))
+        top = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+        log_p = best.values if self.chained else logsigmoid(best.values * self.scale + self.bias)
+        missing = self.m - top.shape[1]
+        return pad(top, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))
 
 
 def export_program(model: TreeModel, *, beam_size: BeamSize = 400, m: int = 10) -> torch.export.ExportedProgram:

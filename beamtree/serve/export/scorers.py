@@ -45,8 +45,8 @@ def export_scorer(scorer: Scorer, tree: Tree) -> ExportedScorer:
     """The exportable version of a scorer; a ValueError for one from outside the package."""
     make = EXPORTED.get(type(scorer))
     if make is None:
-        known = ", ".join(kind.__name__ for kind in EXPORTED)
-        raise ValueError(f"{type(scorer).__name__} cannot be exported: only {known} can")
+        names = ", ".join(kind.__name__ for kind in EXPORTED)
+        raise ValueError(f"{type(scorer).__name__} cannot be exported: only {names} can")
     return make(scorer, tree)
 
 

@@ -54,9 +54,9 @@ def is_read_only(method: str, path: str) -> bool:
     return method == "POST" and (path in READ_ONLY_POSTS or is_inference)
 
 
-def _equal(given: str, token: str) -> bool:
+def _equal(value: str, token: str) -> bool:
     """Compare in constant time."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
+    return hmac.compare_digest(value.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
 
 
 def is_local(host: str) -> bool:

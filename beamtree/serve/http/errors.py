@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -48,32 +47,26 @@ def error_response(status: int, error: str, hint: str, headers: Mapping[str, str
 def add_error_handlers(app: FastAPI) -> None:
     """Return all errors of an application as `error_response`."""
 
-    async def handle_api_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
+    @app.exception_handler(ApiError)
+    async def handle_api_error(_: Request, error: ApiError) -> Response:
         return error_response(error.status, error.error, error.hint, error.headers)
 
-    async def handle_http_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def handle_http_error(_: Request, error: HTTPException) -> Response:
         hint = HINTS.get(error.status_code, SCHEMA_HINT)
         return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
 
-    async def handle_validation_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return error_response(422, _first_validation_error(error.errors()), SCHEMA_HINT)
+    @app.exception_handler(RequestValidationError)
+    async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:
+        """The first validation error and where it is; the input is not repeated."""
+        errors = error.errors()
+        first = errors[0] if errors else {}
+        path = [str(part)[:80] for part in first.get("loc", ()) if part not in ("body", "query", "path")]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        message = str(first.get("msg", "not valid")).removeprefix("Value error, ")
+        message = f"{'.'.join(path[:4])}{': ' if path else ''}{message[:300]}{more}"
+        return error_response(422, message, SCHEMA_HINT)
 
+    @app.exception_handler(Exception)
     async def handle_unexpected_error(_: Request, error: Exception) -> Response:
         return error_response(500, "internal error", "see the log of the service")
-
-    app.add_exception_handler(ApiError, handle_api_error)
-    app.add_exception_handler(HTTPException, handle_http_error)
-    app.add_exception_handler(RequestValidationError, handle_validation_error)
-    app.add_exception_handler(Exception, handle_unexpected_error)
-
-
-def _first_validation_error(errors: Any) -> str:
-    """The first validation error and where it is; the input is not repeated."""
-    first = errors[0] if errors else {}
-    path = [str(part)[:80] for part in first.get("loc", ()) if part not in ("body", "query", "path")]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    message = str(first.get("msg", "not valid")).removeprefix("Value error, ")
-    return f"{'.'.join(path[:4])}{': ' if path else ''}{message[:300]}{more}"

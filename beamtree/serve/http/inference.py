@@ -1,6 +1,5 @@
 """Routes of the Open Inference Protocol, version 2: histories and items as tensors."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,7 +10,7 @@ from beamtree.data import Ids
 from beamtree.data.ids import as_id
 from beamtree.query import RecommendRequest, RecommendResponse
 from beamtree.serve.http.errors import ApiError, check_limit, json_response
-from beamtree.serve.http.schemas import MAX_INT, Infer, Tensor
+from beamtree.serve.http.schemas import MAX_INT, Infer
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
@@ -38,8 +37,15 @@ def inference_routes(service: Service) -> APIRouter:
     async def metadata(name: str, version: str = "") -> Response:
         """The inputs and outputs of the model."""
         check_model(name, version)
-        about = {"name": name, "versions": [service.loaded.version], "platform": "beamtree"}
-        return json_response({**about, "inputs": INPUTS, "outputs": OUTPUTS})
+        return json_response(
+            {
+                "name": name,
+                "versions": [service.loaded.version],
+                "platform": "beamtree",
+                "inputs": INPUTS,
+                "outputs": OUTPUTS,
+            }
+        )
 
     async def ready(name: str, version: str = "") -> Response:
         """Whether the model is ready."""
@@ -53,10 +59,15 @@ def inference_routes(service: Service) -> APIRouter:
         check_limit("history", request.rows, service.limits.histories, "rows")
         check_limit("history", max(map(len, request.histories), default=0), service.limits.history, "ids in a row")
         response = await service.recommend(request, body.parameters.get("timeout_ms"))
-        about = {"model_name": name, "model_version": response.version, **({"id": body.id} if body.id else {})}
-        parameters = {"degraded": response.narrowed_from is not None, "beam_size": response.beam_size}
-        outputs = output_tensors(body, response, request.m)
-        return json_response({**about, "parameters": parameters, "outputs": outputs})
+        return json_response(
+            {
+                "model_name": name,
+                "model_version": response.version,
+                **({"id": body.id} if body.id else {}),
+                "parameters": {"degraded": response.narrowed_from is not None, "beam_size": response.beam_size},
+                "outputs": output_tensors(body, response, request.m),
+            }
+        )
 
     @router.get("/v2")
     async def server() -> Response:
@@ -79,33 +90,21 @@ def parse_inference(body: Infer, ids: Ids) -> RecommendRequest:
         is_flag = name == "exclude_seen" and isinstance(value, bool)
         if value is not None and not is_flag and (type(value) is not int or not 1 <= value <= MAX_INT):
             raise ApiError(422, f"parameters.{name} is not valid", "use a whole number from 1, or true or false")
-    given = {name: value for name, value in body.parameters.items() if value is not None and name != "timeout_ms"}
-    return RecommendRequest(parse_histories(body, ids), **given)
-
-
-def parse_histories(body: Infer, ids: Ids) -> list[list[str]]:
-    """The rows of the tensor `history` as ids."""
     if [tensor.name for tensor in body.inputs] != ["history"]:
         raise ApiError(422, "inputs: the only input is history", "send one tensor of this name")
     (tensor,) = body.inputs
     if len(tensor.shape) != 2 or tensor.datatype not in (BYTES, INT64):
         raise ApiError(422, "history: send BYTES or INT64 of shape [B, T]", "see /v2/models/{name}")
-    values = list(flatten(tensor))
+    # The values may be nested by rows, or flat.
+    values = [value for entry in tensor.data for value in (entry if isinstance(entry, list) else [entry])]
     rows, width = tensor.shape
     if rows * width != len(values):
         error = f"history: shape {tensor.shape} does not match {len(values)} values"
         raise ApiError(422, error, "send B times T values")
     names = [_item_id(value, tensor.datatype, ids) for value in values]
-    return [[name for name in names[row * width : (row + 1) * width] if name] for row in range(rows)]
-
-
-def flatten(tensor: Tensor) -> Iterator[Any]:
-    """The values of a tensor that is nested by rows, or flat."""
-    for value in tensor.data:
-        if isinstance(value, list):
-            yield from value
-        else:
-            yield value
+    histories = [[name for name in names[row * width : (row + 1) * width] if name] for row in range(rows)]
+    options = {name: value for name, value in body.parameters.items() if value is not None and name != "timeout_ms"}
+    return RecommendRequest(histories, **options)
 
 
 def _item_id(value: Any, datatype: str, ids: Ids) -> str:

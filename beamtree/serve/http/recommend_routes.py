@@ -9,7 +9,6 @@ import torch
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import Filter, Recommendation, RecommendRequest, RecommendResponse, Searcher, pad_histories
@@ -64,10 +63,10 @@ def recommend_routes(service: Service) -> APIRouter:
 def parse_request(body: Recommend | Explain, limits: Limits) -> RecommendRequest:
     """The request of a body, with ids as text; a 422 where it does not have exactly one of its kinds of input."""
     histories, users = getattr(body, "histories", None), getattr(body, "users", None)
-    given = sum(value is not None for value in (body.history, body.user, histories, users))
-    if given != 1:
+    count = sum(value is not None for value in (body.history, body.user, histories, users))
+    if count != 1:
         names = "history or user" if isinstance(body, Explain) else "history, histories, user or users"
-        raise ApiError(422, f"give one of {names}, not {given}", "see /openapi.json for examples")
+        raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []
     check_limit("users", len(users or ()), limits.histories, "users")
@@ -124,14 +123,11 @@ def _result_json(response: RecommendResponse, result: Recommendation, user: str 
         "notes": notes,
     }
     if response.catalogue is not None and response.catalogue.has_titles:
-        content["titles"] = _titles(response.catalogue, result.items)
+        catalogue, numbers = response.catalogue, response.catalogue.ids.find(result.items)
+        content["titles"] = [None if number is None else catalogue.titles[number] for number in numbers]
     if user is not None:
         content["user"] = user
     return content
-
-
-def _titles(catalogue: Catalogue, items: Sequence[str]) -> list[str | None]:
-    return [None if number is None else catalogue.titles[number] for number in catalogue.ids.find(items)]
 
 
 def explain_json(
