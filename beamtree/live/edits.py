@@ -51,13 +51,13 @@ def with_items(model: TreeModel, new: Mapping[str, Placement], reserved: Sequenc
             _write_rows(table, tree, grown, numbers, list(new.values()))
     if isinstance(scorer, SumScorer):
         scorer = _with_edges(scorer, _new_edges(scorer, numbers, new), torch.tensor(numbers), len(ids))
-    return _replaced(model, grown, scorer, ids)
+    return _copy_with(model, grown, scorer, ids)
 
 
 def with_hidden(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
     """The model in which exactly these items are hidden: they keep their slots and rows, but no search returns them."""
     tree = model.tree.hiding(torch.tensor(list(numbers), dtype=torch.int64))
-    return _replaced(model, tree, model.scorer, model.ids)
+    return _copy_with(model, tree, model.scorer, model.ids)
 
 
 def without_items(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
@@ -66,10 +66,10 @@ def without_items(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
     slots = tree.items().clone()
     leaves = tree.leaf_of_item(torch.tensor(list(numbers), dtype=torch.int64, device=tree.device))
     slots[leaves[leaves != PAD] - tree.level(tree.height).start] = PAD
-    return _replaced(model, tree.with_items(slots, tree.num_items), model.scorer, model.ids)
+    return _copy_with(model, tree.with_items(slots, tree.num_items), model.scorer, model.ids)
 
 
-def _replaced(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) -> TreeModel:
+def _copy_with(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) -> TreeModel:
     """The same kind of model with another tree and scorer."""
     result = model.with_scorer(scorer, tree)
     result.ids = ids
@@ -102,9 +102,9 @@ class PartnerEdges(NamedTuple):
     target: Tensor
     weight: Tensor
 
-    def select(self, kept: Tensor) -> "PartnerEdges":
-        """The edges at some positions."""
-        return PartnerEdges(self.source[kept], self.target[kept], self.weight[kept])
+    def select(self, mask: Tensor) -> "PartnerEdges":
+        """The edges of a mask [E]."""
+        return PartnerEdges(self.source[mask], self.target[mask], self.weight[mask])
 
 
 def edges_of(memory: MemoryScorer) -> PartnerEdges:
@@ -143,18 +143,18 @@ def outgoing_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, ite
     return _strongest(PartnerEdges(torch.full_like(entry, item), memory.partners[entry].long(), weights), PARTNERS)
 
 
-def _strongest(edges: PartnerEdges, most: int) -> PartnerEdges:
-    """At most this many pairs, of the largest weight; the weights of equal pairs are summed."""
+def _strongest(edges: PartnerEdges, limit: int) -> PartnerEdges:
+    """The `limit` pairs with the largest absolute weights; the weights of equal pairs are summed."""
     base = int(torch.cat([edges.source, edges.target]).max()) + 1 if len(edges.source) else 1
     key, weight = sum_duplicates(edges.source * base + edges.target, edges.weight)
-    best = weight.abs().topk(min(most, len(key))).indices
+    best = weight.abs().topk(min(limit, len(key))).indices
     return PartnerEdges((key[best] // base).cpu(), (key[best] % base).cpu(), weight[best].cpu())
 
 
 def _new_edges(scorer: SumScorer, numbers: list[int], new: Mapping[str, Placement]) -> PartnerEdges:
     """Edges of new items: the learned ones, or else those of the items they are like."""
-    nothing = torch.empty(0, dtype=torch.int64)
-    parts = [PartnerEdges(nothing, nothing, nothing.float())]
+    empty = torch.empty(0, dtype=torch.int64)
+    parts = [PartnerEdges(empty, empty, empty.float())]
     memory = scorer.part(MEMORY) if MEMORY in scorer.names else None
     for number, placement in zip(numbers, new.values(), strict=True):
         if placement.sources is not None and placement.weights is not None:
@@ -166,10 +166,10 @@ def _new_edges(scorer: SumScorer, numbers: list[int], new: Mapping[str, Placemen
             if placement.sources is None:
                 parts.append(incoming_partners(memory, *similar, number))
             parts.append(outgoing_partners(memory, *similar, number))
-    return _concatenated(parts)
+    return _concatenate(parts)
 
 
-def _concatenated(parts: list[PartnerEdges]) -> PartnerEdges:
+def _concatenate(parts: list[PartnerEdges]) -> PartnerEdges:
     return PartnerEdges(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -185,6 +185,6 @@ def _with_edges(scorer: SumScorer, edges: PartnerEdges, replaced: Tensor, num_it
         assert isinstance(added, MemoryScorer)
         old = edges_of(added)
         dropped = torch.isin(old.source, replaced) | torch.isin(old.target, replaced)
-        edges = _concatenated([old.select(~dropped), edges])
+        edges = _concatenate([old.select(~dropped), edges])
     changed[ADDED] = memory_of(edges, num_items).to(scorer.weights.device)
     return scorer.with_parts(changed)

@@ -106,15 +106,15 @@ def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     chosen = {item for entry in entries if entry["kind"] == "events" for item in entry["items"]}
     for entry in reversed(entries):
         kind, item = entry["kind"], entry.get("item", "")
-        kept = dict(entry)
+        remaining = dict(entry)
         if kind == "add" and item in forgotten and item not in referenced:
             needed = item in chosen
             chosen.discard(item)  # one entry is enough
         elif kind == "add":
             fields = entry.keys() - {"kind", "item"}
             if item not in referenced:
-                kept = {key: value for key, value in kept.items() if key not in set_later.get(item, ())}
-            needed = item not in set_later or item in referenced or kept.keys() > {"kind", "item"}
+                remaining = {key: value for key, value in remaining.items() if key not in set_later.get(item, ())}
+            needed = item not in set_later or item in referenced or remaining.keys() > {"kind", "item"}
             set_later.setdefault(item, set()).update(fields)
         elif kind == "remove":
             needed = item not in next_kind
@@ -127,9 +127,9 @@ def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         else:
             raise unknown_kind(kind)
         if needed:
-            result.append(kept)
+            result.append(remaining)
             next_kind[item] = kind
-            referenced.update(kept.get("like") or (), *(kept.get("histories") or ()))
+            referenced.update(remaining.get("like") or (), *(remaining.get("histories") or ()))
     return result[::-1]
 
 

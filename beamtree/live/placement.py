@@ -88,25 +88,25 @@ def like_items(items: Tensor) -> Placement:
     return Placement(items, torch.full((len(items),), 1 / max(1, len(items))))
 
 
-def like_popular(model: TreeModel, items: Tensor, most: int = NEAREST) -> Placement:
+def like_popular(model: TreeModel, items: Tensor) -> Placement:
     """Like the most popular of some items, such as those of a category, in proportion to popularity."""
     items = items[model.tree.leaf_of_item(items.to(model.tree.device)).cpu() != PAD]
     if model.popularity is None:
-        return like_items(items[:most])
+        return like_items(items[:NEAREST])
     counts = model.popularity[items].double() + 1
-    best = counts.topk(min(most, len(items)))
+    best = counts.topk(min(NEAREST, len(items)))
     return Placement(items[best.indices], (best.values / best.values.sum()).float())
 
 
-def like_vector(vectors: Tensor, vector: Sequence[float], placed: Tensor, most: int = NEAREST) -> Placement:
+def like_vector(vectors: Tensor, vector: Sequence[float], placed: Tensor) -> Placement:
     """Like the items with the nearest vectors [M, dim] by cosine, of those that have a leaf [M]."""
     cosine = torch.nn.functional.cosine_similarity(vectors, torch.tensor(vector).unsqueeze(0))
-    best = cosine.masked_fill(~placed[: len(cosine)], -torch.inf).topk(min(most, len(cosine)))
+    best = cosine.masked_fill(~placed[: len(cosine)], -torch.inf).topk(min(NEAREST, len(cosine)))
     shares = best.values.clamp(min=1e-6)
     return Placement(best.indices, shares / shares.sum())
 
 
-def like_histories(model: TreeModel, histories: Sequence[Sequence[int]], most: int = NEAREST) -> Placement:
+def like_histories(model: TreeModel, histories: Sequence[Sequence[int]]) -> Placement:
     """Like the items that are typical of these histories: in many of them, and not popular everywhere.
 
     An item in n of the histories has the strength n²/(events + n).
@@ -117,7 +117,7 @@ def like_histories(model: TreeModel, histories: Sequence[Sequence[int]], most: i
     items, count = items[placed], count[placed].double()
     events = torch.zeros(len(items)) if model.popularity is None else model.popularity[items]
     strength = count.square() / (events + count)
-    best = strength.topk(min(most, len(items)))
+    best = strength.topk(min(NEAREST, len(items)))
     return Placement(items[best.indices], (best.values / best.values.sum()).float())
 
 
@@ -243,8 +243,8 @@ def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], backgr
     share = SHOWN_MORE * background.prior.relative_popularity(x) * background.shown / model.tree.num_placed
     weights = weights / scale * needed[min(int(share * len(needed)), len(needed) - 1)].clamp(min=0)
     of_events, of_factors = weights[: len(items)], weights[len(items) :]
-    near, strong = (of_events.topk(min(most, len(items))).indices for most in (NEAREST, MAX_SOURCES))
-    result = Placement(items[near], torch.full((len(near),), 1 / len(near)), items[strong], of_events[strong])
+    nearest, strongest = (of_events.topk(min(limit, len(items))).indices for limit in (NEAREST, MAX_SOURCES))
+    result = like_items(items[nearest])._replace(sources=items[strongest], weights=of_events[strongest])
     if not factors.shape[1]:
         return result
     assert isinstance(model.scorer, SumScorer)

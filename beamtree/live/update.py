@@ -27,7 +27,7 @@ def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
     if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
-        live.replace_model(_refitted(live, live.model.scorer, data, seed))
+        live.replace_model(_refit(live, live.model.scorer, data, seed))
 
 
 def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -47,7 +47,7 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
     return {item: tuple(example for example in examples if example) for item, examples in result.items()}
 
 
-def _refitted(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> TreeModel:
+def _refit(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> TreeModel:
     """The model with its closed-form parts refitted on all events, old and new."""
     model, count, device = live.model, live.model.tree.num_items, str(live.model.tree.device)
     events = _all_events(data, live)

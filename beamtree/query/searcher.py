@@ -76,15 +76,17 @@ class RecommendResponse(NamedTuple):
     batch_size: int = 1  # histories that were searched together
 
 
-def make_filter(allowed: Iterable[object] | None = None, exclude: Iterable[object] | None = None) -> Filter | None:
+def make_filter(
+    allowed: Iterable[object] | None = None, exclude: Iterable[object] | None = None, category: str | None = None
+) -> Filter | None:
     """The filter for ids of any type; None where it would allow all items."""
-    if allowed is None and exclude is None:
+    if allowed is None and exclude is None and category is None:
         return None
 
     def names(values: Iterable[object]) -> tuple[str, ...]:
         return tuple(value if type(value) is str else as_id(value) for value in id_list(values))
 
-    return Filter(None if allowed is None else names(allowed), () if exclude is None else names(exclude))
+    return Filter(None if allowed is None else names(allowed), () if exclude is None else names(exclude), category)
 
 
 def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:

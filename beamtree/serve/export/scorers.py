@@ -137,15 +137,8 @@ class ExportedFactors(ExportedScorer):
         return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
 
 
-class SparseScores(nn.Module, ABC):
-    """The items to which a `SubtreeMaxScorer` gives a score: their leaves [B, E], and the scores [B, E]."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-class RepeatScores(SparseScores):
-    """`RepeatScorer`: every event scores its own item."""
+class RepeatScores(nn.Module):
+    """The entries of `RepeatScorer`, leaves and scores [B, E]: every event scores its own item."""
 
     recency: Tensor
 
@@ -157,8 +150,8 @@ class RepeatScores(SparseScores):
         return leaves, self.recency[: x.shape[1]].expand(x.shape[0], -1)
 
 
-class MemoryScores(SparseScores):
-    """`MemoryScorer`: every event scores the partners of its item."""
+class MemoryScores(nn.Module):
+    """The entries of `MemoryScorer`, leaves and scores [B, E]: every event scores the partners of its item."""
 
     offsets: Tensor
     leaves: Tensor

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
-from beamtree.query import Filter, Recommendation, RecommendRequest, RecommendResponse, Searcher, pad_histories
+from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
 from beamtree.serve.http.access import Limits
 from beamtree.serve.http.errors import ApiError, check_limit, json_response
 from beamtree.serve.http.schemas import Explain, Explanation, Recommend, Recommendations
@@ -74,17 +74,13 @@ def parse_request(body: Recommend | Explain, limits: Limits) -> RecommendRequest
     check_limit("history", max(map(len, histories), default=0), limits.history, "ids")
     check_limit("allowed", len(body.allowed or ()), limits.listed, "ids")
     check_limit("exclude", len(body.exclude), limits.listed, "ids")
-    filter = None
-    if body.allowed is not None or body.exclude or body.category is not None:
-        allowed = None if body.allowed is None else tuple(map(as_id, body.allowed))
-        filter = Filter(allowed, tuple(map(as_id, body.exclude)), body.category)
     return RecommendRequest(
         histories,
         None if users is None else [as_id(user) for user in users],
         m=body.m,
         beam_size=tuple(body.beam_size) if isinstance(body.beam_size, list) else body.beam_size,
         exclude_seen=body.exclude_seen,
-        filter=filter,
+        filter=make_filter(body.allowed, body.exclude or None, body.category),
     )
 
 
