@@ -180,7 +180,7 @@ class LiveModel:
         names = [name for name in dict.fromkeys(map(as_id, items)) if self.is_visible(name)]
         if names:
             self._write(*({"kind": "remove", "item": name} for name in names))
-            self._hide(names, len(names))
+            self._hide(names)
         return len(names)
 
     def forget_items(self, items: Iterable[str]) -> int:
@@ -226,7 +226,7 @@ class LiveModel:
             entries[0]["id"] = request
         self._write(*entries)
         self._user_events.add(new, {} if request is None else {request: received})
-        self.snapshot = self.snapshot._replace(version=self.version + len(entries))
+        self._publish(self.snapshot, len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
 
     def retire_events(self, before: Time) -> int:
@@ -235,7 +235,7 @@ class LiveModel:
         if not self._user_events.is_retired(before):
             self._write({"kind": "retire", "before": before})
             self._user_events.retire(before)
-            self.snapshot = self.snapshot._replace(version=self.version + 1)
+            self._publish(self.snapshot, 1)
         return count
 
     # Applying changes
@@ -245,16 +245,22 @@ class LiveModel:
             self._journal.append(*entries)
 
     def _publish(self, changed: Snapshot, count: int, items: Mapping[str, NewItem] | None = None) -> None:
-        """Make changes visible to searches: a new snapshot, and what is known about the items that were added."""
+        """Make changes visible to searches.
+
+        Args:
+            changed: the state to search from now on; its version is set here.
+            count: how many changes it includes.
+            items: that were added or changed.
+        """
         for name, item in (items or {}).items():
             if not _has_leaf(self.model, name):
                 self._added.add(name)
             self._items[name] = item
         self.snapshot = changed._replace(version=self.version + count)
 
-    def _hide(self, names: Sequence[str], count: int) -> None:
+    def _hide(self, names: Sequence[str]) -> None:
         hidden = self.model.tree.hidden().tolist() + self.ids.find_known(names)
-        self._publish(self.snapshot._replace(model=with_hidden(self.model, hidden)), count)
+        self._publish(self.snapshot._replace(model=with_hidden(self.model, hidden)), len(names))
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -353,7 +359,7 @@ class LiveModel:
         def add_pending() -> None:
             for group in _independent_groups(pending):
                 items = {name: self._items.get(name, NewItem())._replace(**fields) for name, fields in group.items()}
-                self._publish(self._with_items(self.snapshot, group, items), 0, items)
+                self._publish(self._with_items(self.snapshot, group, items), len(items), items)
             pending.clear()
 
         for entry in entries:
@@ -364,7 +370,7 @@ class LiveModel:
             elif kind == "remove":
                 add_pending()
                 if self.is_visible(name):
-                    self._hide([name], 0)
+                    self._hide([name])
             elif kind == "forget":
                 add_pending()
                 self._replay_forget(name, entry.get("model", ""))
@@ -382,7 +388,7 @@ class LiveModel:
             self._forget([name])
         else:
             self._items.pop(name, None)
-            self._hide([name], 0)
+            self._hide([name])
 
 
 def _independent_groups(new: Iterable[tuple[str, ItemFields]]) -> Iterator[dict[str, ItemFields]]:
