@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 import beamtree as bt
-from beamtree.closed_form.builder import refit
 from beamtree.evaluate import leaving_out, measure
 from beamtree.research.baselines import TUNED, build
 from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, train_model
+from beamtree.train.recipes import build_model, refit, resolve_settings, train_model
 
 M, METRICS = 10, ("recall", "ndcg")
 LAST_TWO, LAST = "the last two", "the last"

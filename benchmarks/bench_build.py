@@ -90,7 +90,7 @@ def main() -> None:
         if device != "cpu"
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
-    print(f"looseness at level {LEVEL}: ours {ours:.3f}, one by one {expected:.3f}")
+    print(f"variance within groups at level {LEVEL}: ours {ours:.3f}, one by one {expected:.3f}")
     both = f"one by one {slow[0]:,.0f} ms, ours {fast[0]:,.0f} ms, {records[0]['speedup']:.1f} times"
     print(f"{args.small:,} items: {both}")
     print(f"{args.items:,} items: {large[0] / 1e3:.1f} s, peak memory {peak / 1e9:.1f} GB")

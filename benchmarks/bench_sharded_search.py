@@ -19,7 +19,7 @@ from launch_ranks import run_ranks
 
 import beamtree as bt
 from beamtree.data.csr import CSR
-from beamtree.distributed.group import join
+from beamtree.distributed.group import connect
 from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.remote_search import Coordinator, follow
 from beamtree.scorers import DeepScorer, MemoryScorer, SumScorer
@@ -65,7 +65,7 @@ def make(args: argparse.Namespace) -> bt.TreeModel:
 def work(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Some batches on one rank."""
     torch.set_num_threads(1)
-    now = join()
+    now = connect()
     parts: list[bt.TreeModel] = []
 
     def open_part(name: str) -> tuple[bt.TreeModel, str]:

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 import beamtree as bt
-from beamtree.closed_form.builder import refit
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, train_model
+from beamtree.train.recipes import build_model, refit, resolve_settings, train_model
 
 CUTS, BEAMS = (5, 10, 50, 100, 200), (20, 50, 400)
 
