@@ -5,7 +5,7 @@ The files are described in `beamtree.storage.sharded_files`. As with every model
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -133,40 +133,42 @@ def write_sharded(
     Args:
         folder: where to; every rank must see it.
         model: the model.
-        step: steps behind it, or 0.
+        step: steps of training, or 0.
         moments: of Adam, by name.
         of_rows: the names of those that belong to sharded rows.
-        progress: how far its training is.
+        progress: of its training.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # here: it takes a second to import
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    now, tables, memories = ranks(), sharded_names(model), sharded_memories(model)
-    shard = next((table.shard for table in tables.values()), Shard.of(model.tree, now))
+    group, tables, memories = ranks(), sharded_names(model), sharded_memories(model)
+    shard = next((table.shard for table in tables.values()), Shard.of(model.tree, group))
     divided = divided_names(model) - set(tables)
     state = {
-        f"weights.{name}:{now.rank}" if name in divided else f"weights.{name}": value.detach()
+        f"weights.{name}:{group.rank}" if name in divided else f"weights.{name}": value.detach()
         for name, value in model.scorer.state_dict().items()
     }
     state |= {f"optimizer.{name}": value for name, value in moments.items()}
     rows = [*(f"weights.{name}" for name in tables), *(f"optimizer.{name}" for name in sorted(of_rows))]
     with ExitStack() as stack:
         draft = Path()
-        with now.fail_together():
+        with group.fail_together():
             check_finite(model)
-            if now.is_first:
+            if group.is_first:
                 stack.enter_context(folder_lock(folder))
                 draft = _draft(folder, step, stack)
-        draft = now.first(draft)
-        with now.fail_together(), explain_full_disk(folder), checkpoint_errors(folder):
+        draft = group.first(draft)
+        with group.fail_together(), explain_full_disk(folder), checkpoint_errors(folder):
             save(_layout(state, rows, shard), storage_writer=FileSystemWriter(draft))
-        with now.fail_together(), explain_full_disk(folder):
-            files = {path.name: file_checksum(path) for path in _own_files(draft, now.rank)}
-        files = {name: known for each in now.gather(files) for name, known in each.items()}
-        with now.fail_together() as first, explain_full_disk(folder):
+        with group.fail_together(), explain_full_disk(folder):
+            own = [*draft.glob(f"__{group.rank}_*"), *([draft / ".metadata"] if group.is_first else [])]
+            files = {path.name: file_checksum(path) for path in sorted(own)}
+        files = {name: checksum for each in group.gather(files) for name, checksum in each.items()}
+        with group.fail_together() as first, explain_full_disk(folder):
             if first:
-                about = {"cut": shard.cut, "ranks": now.size, "rows": rows, "lists": list(memories)}
-                _complete(folder, draft, model, step, progress, {"folder": draft.name, **about, "files": files})
+                shards = {"folder": draft.name, "cut": shard.cut, "ranks": group.size, "rows": rows}
+                shards |= {"lists": list(memories), "files": files}
+                _complete(folder, draft, model, step, progress, shards)
 
 
 def _draft(folder: Path, step: int, stack: ExitStack) -> Path:
@@ -181,35 +183,29 @@ def _draft(folder: Path, step: int, stack: ExitStack) -> Path:
     return draft / name
 
 
-def _own_files(draft: Path, rank: int) -> Iterator[Path]:
-    for path in sorted(draft.iterdir()):
-        if path.name.startswith(f"__{rank}_") or (rank == 0 and path.name == ".metadata"):
-            yield path
-
-
 def _complete(
-    folder: Path, shards: Path, model: TreeModel, step: int, progress: dict[str, Any], about: dict[str, Any]
+    folder: Path, draft: Path, model: TreeModel, step: int, progress: dict[str, Any], shards: dict[str, Any]
 ) -> None:
-    """Move what was written to its place, and let settings.json point to it."""
-    draft, name = shards.parent, f"tree-{step}{'b' if shards.name.endswith('b') else ''}.safetensors"
-    save_tensors(draft / name, tree_tensors(model))
-    fsync(draft / name)
-    fsync(shards)
-    settings = make_settings(model, progress, {"tree": {"file": name, **file_checksum(draft / name)}})
-    (draft / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": about}), indent=2) + "\n")
-    fsync(draft / SETTINGS)
-    os.replace(shards, folder / shards.name)
-    os.replace(draft / name, folder / name)
+    """Move the written files to their folder, and replace settings.json."""
+    parent, name = draft.parent, f"tree-{step}{'b' if draft.name.endswith('b') else ''}.safetensors"
+    save_tensors(parent / name, tree_tensors(model))
+    fsync(parent / name)
+    fsync(draft)
+    settings = make_settings(model, progress, {"tree": {"file": name, **file_checksum(parent / name)}})
+    (parent / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": shards}), indent=2) + "\n")
+    fsync(parent / SETTINGS)
+    os.replace(draft, folder / draft.name)
+    os.replace(parent / name, folder / name)
     fsync(folder)
-    os.replace(draft / SETTINGS, folder / SETTINGS)
+    os.replace(parent / SETTINGS, folder / SETTINGS)
     fsync(folder)
     for path in folder.iterdir():
-        if MODEL_FILES.fullmatch(path.name) and path.name not in (name, shards.name):
+        if MODEL_FILES.fullmatch(path.name) and path.name not in (name, draft.name):
             remove(path)
 
 
 def _layout(state: Mapping[str, Tensor], rows: Sequence[str], shard: Shard) -> dict[str, Any]:
-    """State in the layout of the files: of rows the top, and this rank's part of every level below it."""
+    """State in the layout of the files: rows become the top, and this rank's part of every level below it."""
     result: dict[str, Any] = {name: value for name, value in state.items() if name not in rows}
     for name in (name for name in rows if name in state):
         value, dim = state[name], state[name].shape[1]
@@ -251,7 +247,7 @@ def load_part_for_training(
 
 
 def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> None:
-    """Load this rank's part of the weights, whoever wrote them; all ranks call it."""
+    """Load this rank's part of weights that one process or any number of ranks wrote; all ranks call it."""
     tables, memories = sharded_names(model), sharded_memories(model)
     if "shards" not in settings:  # one process wrote it
         weights = read_tensors(folder, settings, "weights")
@@ -310,7 +306,7 @@ def _load(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]
 def read_part(
     folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """The weights by name that one rank needs for a search: of rows those of its shard, of lists wanted partners."""
+    """The weights that one rank needs for a search: rows of its shard, `wanted` partners, and all other tensors."""
     if int(settings["shards"]["cut"]) != shard.cut:
         raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
     tensors = tensors_in(folder, settings)
@@ -325,8 +321,8 @@ def read_part(
         lists |= {f"{prefix}{name}": value for name, value in zip(MEMORY_TENSORS, vars(part).values(), strict=True)}
     state: dict[str, Tensor] = {}
     for name in (*rows, *(each for each in tensors if each.startswith("weights.") and ":" not in each)):
-        known = tensors[f"{name}:top" if name in rows else name]
-        size = (shard.num_rows, known.size[1]) if name in rows else known.size
-        state[name] = torch.empty(size, dtype=known.properties.dtype)
+        saved = tensors[f"{name}:top" if name in rows else name]
+        size = (shard.num_rows, saved.size[1]) if name in rows else saved.size
+        state[name] = torch.empty(size, dtype=saved.properties.dtype)
     load_state(folder, settings, _layout(state, rows, shard))
     return {**{name.removeprefix("weights."): value for name, value in state.items()}, **lists}

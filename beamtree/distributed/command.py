@@ -19,15 +19,15 @@ OpenModel = Callable[[Path], TreeModel]
 
 def run_command(command: str, run: Path, device: str, work: Callable[[OpenModel], None]) -> None:
     """Run a command that searches: alone, or on the first of the ranks that torchrun started."""
-    now = connect(device)
-    if now.size > 1:
-        run_on_first(now, command, run, device, work)
+    ranks = connect(device)
+    if ranks.size > 1:
+        run_on_first(ranks, command, run, device, work)
     else:
         work(lambda folder: open_model(folder, device))
 
 
 def run_on_first(
-    now: Ranks,
+    ranks: Ranks,
     command: str,
     run: Path,
     device: str,
@@ -37,11 +37,11 @@ def run_on_first(
     """Run a command on the first of several ranks.
 
     Args:
-        now: the ranks.
+        ranks: the ranks.
         command: its name.
-        run: the run that this rank was given; others in the same folder may be opened too.
+        run: the run of this rank; others in the same folder can be opened too.
         device: where this rank searches.
-        work: what it does, given a function that opens runs.
+        work: the command, as a function of a function that opens runs.
         on_lost: called when a rank has ended.
     """
     parent = run.absolute().parent
@@ -50,14 +50,14 @@ def run_on_first(
         folder = parent / name
         check_run(folder)
         check_device(device)
-        here = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
-        return load_part(folder, now, here), fingerprint(folder)
+        where = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+        return load_part(folder, ranks, where), fingerprint(folder)
 
-    now.check_equal(beamtree=__version__, command=command, run=run.absolute().name, device=device)
-    if not now.is_first:
-        follow(now, open_part)
+    ranks.check_equal(beamtree=__version__, command=command, run=run.absolute().name, device=device)
+    if not ranks.is_first:
+        follow(ranks, open_part)
         return
-    coordinator = Coordinator(now, open_part, on_lost)
+    coordinator = Coordinator(ranks, open_part, on_lost)
     try:
         work(lambda folder: coordinator.open(os.path.relpath(folder.absolute(), parent)))
     finally:

@@ -74,13 +74,13 @@ class ShardedVectors(Vectors):
             wanted[owner].append(ids[start:stop] - offset)
             sent[owner] += stop - start
         at = [self.used + sum(sent[:owner]) for owner in range(size)]
-        places = []
+        positions = []
         for start, stop, owner, _ in runs:
-            places.append(torch.arange(at[owner], at[owner] + stop - start, device=ids.device))
+            positions.append(torch.arange(at[owner], at[owner] + stop - start, device=ids.device))
             at[owner] += stop - start
         rows = [torch.cat(each) if each else ids[:0] for each in wanted]
         self._append(self.remote.request(rows, self.used))
-        return torch.cat(places) if places else ids
+        return torch.cat(positions) if positions else ids
 
     def _append(self, rows: list[Tensor]) -> None:
         """Append rows to `values`."""

@@ -35,13 +35,15 @@ class Coordinator:
     """The first rank of several.
 
     Args:
-        now: the ranks.
+        ranks: the ranks.
         open_part: opens this rank's part of a model; all ranks call it at once.
         on_lost: called when a rank ended or a search failed half way, with the error that is raised as well.
     """
 
-    def __init__(self, now: Ranks, open_part: OpenPart, on_lost: Callable[[PeerLostError], None] | None = None) -> None:
-        self.now, self._open_part, self._on_lost = now, open_part, on_lost
+    def __init__(
+        self, ranks: Ranks, open_part: OpenPart, on_lost: Callable[[PeerLostError], None] | None = None
+    ) -> None:
+        self.ranks, self._open_part, self._on_lost = ranks, open_part, on_lost
         self._lock = threading.RLock()
         self._count = 0  # models and users so far, which number them
         self._free: deque[int] = deque()  # numbers of those that were garbage-collected here
@@ -53,26 +55,26 @@ class Coordinator:
         """A model that all ranks have a part of; a ValueError where one of them cannot open it."""
         with self._together():
             number = self._command(OPEN)
-            self.now.gather(name)
-            model = _opened(self.now, self._open_part, name)
+            self.ranks.gather(name)
+            model = _open_together(self.ranks, self._open_part, name)
         if isinstance(model, str):
             raise ValueError(model)
-        scorer = RemoteScorer(self, number, _sharded(model))
-        self.keep(scorer, number)
+        scorer = RemoteScorer(self, number, _scorer_of(model))
+        self.free_with(scorer, number)
         return model.with_scorer(scorer).eval()
 
-    def keep(self, thing: object, number: int) -> None:
-        """Let the other ranks free a thing once it is garbage-collected here."""
-        finalize(thing, self._free.append, number).atexit = False
+    def free_with(self, local: object, number: int) -> None:
+        """Free the object of this number on the other ranks when its local one is garbage-collected."""
+        finalize(local, self._free.append, number).atexit = False
 
     def users(self, model: int, tree: Tree, scorer: ShardedScorer, x: Tensor) -> "RemoteUsers":
         """Make the context of users on all ranks."""
         kind = DTYPES.index(x.dtype)
         with self._together():
             number = self._command(USERS, model, kind, *x.shape, sent=x)
-            found = RemoteUsers(number, scorer.context(tree, x), len(x))
-        self.keep(found, number)
-        return found
+            users = RemoteUsers(number, scorer.context(tree, x), len(x))
+        self.free_with(users, number)
+        return users
 
     def score(self, scorer: ShardedScorer, users: "RemoteUsers", level: int, nodes: Tensor) -> Tensor:
         """Score nodes [B or 1, W] of a level, on all ranks."""
@@ -106,15 +108,15 @@ class Coordinator:
         inline = sent is not None and _fits_inline(sent)
         if sent is not None and inline:
             message[HEADER : HEADER + sent.numel()] = sent.flatten()
-        self.now.broadcast_(message)
+        self.ranks.broadcast_(message)
         if sent is not None and not inline:
-            self.now.broadcast_(sent.contiguous())
+            self.ranks.broadcast_(sent.contiguous())
         if kind == HEARTBEAT:
-            self.now.wait()
+            self.ranks.wait()
         self._last_sent = time.monotonic()
 
     def _send_heartbeats(self) -> None:
-        every = min(HEARTBEAT_SECONDS, self.now.timeout / 4)
+        every = min(HEARTBEAT_SECONDS, self.ranks.timeout / 4)
         while not self._stopped.wait(every):
             if time.monotonic() - self._last_sent >= every:
                 try:
@@ -126,7 +128,7 @@ class Coordinator:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around what all ranks do at once; after an error half way, no command can follow."""
+        """Around a command of all ranks; after an error no other command can follow."""
         with self._lock:
             try:
                 yield
@@ -135,8 +137,8 @@ class Coordinator:
                 if not isinstance(error, Exception):  # an interrupt, which all ranks get
                     raise
                 ended = isinstance(error, PeerLostError)
-                why = "a rank ended, or did not answer in time" if ended else f"a search over ranks failed ({error})"
-                lost = PeerLostError(f"{why}: see its output, and start all ranks again")
+                cause = "a rank ended, or did not answer in time" if ended else f"a search over ranks failed ({error})"
+                lost = PeerLostError(f"{cause}: see its output, and start all ranks again")
                 if self._on_lost is not None:
                     self._on_lost(lost)
                 raise lost from error
@@ -154,9 +156,9 @@ class RemoteScorer(Scorer):
 
     capturable = False
 
-    def __init__(self, lead: Coordinator, number: int, scorer: ShardedScorer) -> None:
+    def __init__(self, coordinator: Coordinator, number: int, scorer: ShardedScorer) -> None:
         super().__init__()
-        self.lead, self.number, self.scorer = lead, number, scorer
+        self.coordinator, self.number, self.scorer = coordinator, number, scorer
 
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
@@ -164,7 +166,7 @@ class RemoteScorer(Scorer):
 
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> RemoteUsers:
-        return self.lead.users(self.number, tree, self.scorer, x)
+        return self.coordinator.users(self.number, tree, self.scorer, x)
 
     @torch.no_grad()
     def forward(self, context: RemoteUsers, level: int, nodes: Tensor) -> Tensor:
@@ -173,7 +175,7 @@ class RemoteScorer(Scorer):
         if self.scorer.is_local(level):
             scores: Tensor = self.scorer(context.context, level, nodes)
             return scores
-        return self.lead.score(self.scorer, context, level, nodes)
+        return self.coordinator.score(self.scorer, context, level, nodes)
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
         return self.scorer.calibrated(level, logits)
@@ -185,42 +187,42 @@ class RemoteScorer(Scorer):
         self.scorer.check(x)
 
 
-def follow(now: Ranks, open_part: OpenPart) -> None:
+def follow(ranks: Ranks, open_part: OpenPart) -> None:
     """Follow the commands of the first rank until it stops; a PeerLostError where a rank ended."""
     try:
-        _follow(now, open_part)
+        _follow(ranks, open_part)
     except PeerLostError as error:
-        line = f"rank {now.rank} lost another one, which ended or did not answer in time"
+        line = f"rank {ranks.rank} lost another one, which ended or did not answer in time"
         raise PeerLostError(f"{line}: see its output, and start all ranks again") from error
 
 
 @torch.no_grad()
-def _follow(now: Ranks, open_part: OpenPart) -> None:
+def _follow(ranks: Ranks, open_part: OpenPart) -> None:
     objects: dict[int, tuple[TreeModel, Any]] = {}  # a model, or a model with users
     count, message = 0, torch.empty(HEADER + INLINE, dtype=torch.int64)
     while True:
-        kind, freed, about, number, rows, width, level = now.broadcast_(message)[:HEADER].tolist()
+        kind, freed, target, dtype, rows, width, level = ranks.broadcast_(message)[:HEADER].tolist()
         objects.pop(freed, None)
         count += kind in (OPEN, USERS)
         if kind == STOP:
             return
         if kind == HEARTBEAT:
-            now.wait()
+            ranks.wait()
         elif kind == OPEN:
-            model = _opened(now, open_part, now.gather("")[0])
+            model = _open_together(ranks, open_part, ranks.gather("")[0])
             if isinstance(model, TreeModel):
                 objects[count] = model, None
         else:
-            model, context = objects[about]
-            sent = torch.empty(rows, width, dtype=DTYPES[number], device=model.tree.device)
+            model, context = objects[target]
+            sent = torch.empty(rows, width, dtype=DTYPES[dtype], device=model.tree.device)
             if _fits_inline(sent):
                 sent.copy_(message[HEADER : HEADER + rows * width].view(rows, width))
             else:
-                now.broadcast_(sent)
+                ranks.broadcast_(sent)
             if kind == USERS:
-                objects[count] = model, _sharded(model).context(model.tree, sent)
+                objects[count] = model, _scorer_of(model).context(model.tree, sent)
             else:
-                _sharded(model)(context, level, sent.long())
+                _scorer_of(model)(context, level, sent.long())
 
 
 def _fits_inline(sent: Tensor) -> bool:
@@ -228,14 +230,14 @@ def _fits_inline(sent: Tensor) -> bool:
     return sent.numel() <= INLINE and not sent.is_cuda and not sent.is_floating_point()
 
 
-def _opened(now: Ranks, open_part: OpenPart, name: str) -> TreeModel | str:
+def _open_together(ranks: Ranks, open_part: OpenPart, name: str) -> TreeModel | str:
     """This rank's part of a model, or the error of a rank that has none."""
     model, digest, error = None, "", None
     try:
         model, digest = open_part(name)
     except (ValueError, OSError, MemoryError) as caught:
         error = str(caught) or type(caught).__name__
-    results = now.gather((digest, error))
+    results = ranks.gather((digest, error))
     for rank, (other, line) in enumerate(results):
         if line is not None:
             return f"{line} (on rank {rank})" if rank else line
@@ -245,6 +247,6 @@ def _opened(now: Ranks, open_part: OpenPart, name: str) -> TreeModel | str:
     return model
 
 
-def _sharded(model: TreeModel) -> ShardedScorer:
+def _scorer_of(model: TreeModel) -> ShardedScorer:
     assert isinstance(model.scorer, ShardedScorer)
     return model.scorer

@@ -30,11 +30,6 @@ class ShardedMemoryScorer(MemoryScorer):
         return MemoryScorer.__name__
 
     @classmethod
-    def of(cls, memory: MemoryScorer) -> "ShardedMemoryScorer":
-        """This rank's part of a memory that it has whole."""
-        return cls.from_part(memory.num_items, memory.lists, own_lists(memory.rows, memory.lists), memory.recency)
-
-    @classmethod
     def from_part(cls, num_items: int, lists: int, part: CSR, recency: Tensor) -> "ShardedMemoryScorer":
         """A memory of which this rank has these lists of its items, list by list."""
         scorer = cls(num_items, 0, lists).to(recency.device)
@@ -112,7 +107,8 @@ def shard_model(model: TreeModel, shard: Shard | None = None) -> TreeModel:
 def _shard_memory(scorer: Scorer) -> Scorer:
     if isinstance(scorer, ShardedMemoryScorer) or not isinstance(scorer, MemoryScorer):
         return scorer
-    return ShardedMemoryScorer.of(scorer)
+    part = own_lists(scorer.rows, scorer.lists)
+    return ShardedMemoryScorer.from_part(scorer.num_items, scorer.lists, part, scorer.recency)
 
 
 def sharded_names(model: TreeModel) -> dict[str, ShardedTable]:

@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 def join(device: str = "cpu") -> Ranks:
     """Train and search together with all ranks that torchrun started, if it did and there are several."""
-    now = connect(device)
-    if now.size > 1:
+    group = connect(device)
+    if group.size > 1:
         use_backend(RanksBackend())
-    return now
+    return group
 
 
 def leave() -> None:
@@ -60,9 +60,9 @@ class ShardedStepper(Stepper):
 
 @torch.no_grad()
 def sum_gradients(model: TreeModel, loss: Tensor) -> Tensor:
-    """Give every rank the gradients of the whole batch: of its own rows, and of all weights that every rank has.
+    """Give every rank the gradients of the whole batch: of its own rows, and of all weights that are not sharded.
 
-    All but the rows is added in one sum. Returns the loss of the whole batch.
+    The latter need one sum over ranks. Returns the loss of the whole batch.
     """
     tables = [module for module in model.modules() if isinstance(module, NodeTable)]
     sharded = [table for table in tables if isinstance(table, ShardedTable) and table.weight.requires_grad]
@@ -124,12 +124,12 @@ class RanksBackend(Backend):
         return Tree(slots, tree.arity, admit_empty=tree.admit_empty, num_items=tree.num_items)
 
     def place(self, model: TreeModel, device: torch.device | str) -> TreeModel:
-        """Shard the model, with the first rank's weights where every rank has all."""
+        """Shard the model, and give every rank the first rank's values of the weights that are not sharded."""
         shard_model(model).to(device)
         divided = divided_names(model)
-        whole = {name: value for name, value in model.scorer.state_dict().items() if name not in divided}
-        ranks().check_equal(weights={name: list(value.shape) for name, value in whole.items()})
-        for value in whole.values():
+        shared = {name: value for name, value in model.scorer.state_dict().items() if name not in divided}
+        ranks().check_equal(weights={name: list(value.shape) for name, value in shared.items()})
+        for value in shared.values():
             ranks().broadcast_(value)
         return model
 
