@@ -209,7 +209,7 @@ def test_a_deep_scorer_that_learns_nothing_says_the_same(share, monkeypatch):
     torch.manual_seed(0)
     tree = bt.random_tree(50, arity=3, seed=1)
     scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
-    monkeypatch.setattr(products, "KEPT", tree.level(2).stop)
+    monkeypatch.setattr(products, "CACHED", tree.level(2).stop)
     for _ in range(2):
         for users in (x, x[:1]):
             context = scorer.context(tree, users)

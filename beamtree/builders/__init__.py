@@ -1,4 +1,4 @@
-"""How T comes to be."""
+"""Tree builders: random, by category, by clustering, and learned from a model."""
 
 from beamtree.builders.category import category_tree
 from beamtree.builders.cluster import cluster_tree

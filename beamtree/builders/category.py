@@ -8,7 +8,7 @@ from beamtree.tree import PAD, Tree, height_for
 
 
 def category_tree(categories: Tensor, events: Events, *, arity: int = 2) -> Tree:
-    """Items by the rank of their category's path, then by their events in a log, spread over all leaves.
+    """Items in the order of their category's path, then of their popularity, evenly over all leaves.
 
     `categories` are [M], or [M, depth] as `beamtree.ingest.item_tables.read_categories` reads them from a file.
     """
@@ -21,11 +21,11 @@ def category_order(categories: Tensor, events: Events) -> Tensor:
         raise ValueError(f"categories are {list(categories.shape)}: give one for each item")
     if int(events.item_numbers().max()) >= len(categories):
         raise ValueError(f"{len(categories):,} categories, and item {int(events.item_numbers().max())} in the log")
-    whole = categories.view(len(categories), -1)[:, -1].cpu()
-    if len(whole) > 1 and bool((whole == whole[0]).all()):
-        raise ValueError(f"one category holds all {len(whole):,} items: it says nothing about where they belong")
-    by_popularity = events.popularity(len(whole)).cpu().argsort(descending=True, stable=True)
-    return by_popularity[whole[by_popularity].argsort(stable=True)]
+    deepest = categories.view(len(categories), -1)[:, -1].cpu()
+    if len(deepest) > 1 and bool((deepest == deepest[0]).all()):
+        raise ValueError(f"one category holds all {len(deepest):,} items: it says nothing about where they belong")
+    by_popularity = events.popularity(len(deepest)).cpu().argsort(descending=True, stable=True)
+    return by_popularity[deepest[by_popularity].argsort(stable=True)]
 
 
 def in_order(items: Tensor, arity: int = 2) -> Tree:

@@ -29,14 +29,14 @@ def cluster_tree(
     arity: int = 2,
     seed: int = 0,
 ) -> Tree:
-    """Similar items lie under the same nodes: the directions of their vectors are clustered, not the lengths.
+    """A tree with similar items under the same nodes, by the cosine similarity of their vectors.
 
-    Without vectors, items are similar that the same users chose: by co-occurrence factors or by the events themselves
-    or, with categories, by the categories and the factors, whichever is best for the validation users.
+    Without vectors, items are similar if the same users chose them. Of the trees by co-occurrence factors, by the
+    events themselves and by categories, if given, the one that is best for the validation users is returned.
 
     Args:
         data: a prepared log.
-        vectors: any vectors of the items [M, dim], such as those of a model, `model.item_vectors()`.
+        vectors: vectors of the items [M, dim], such as `model.item_vectors()`.
         categories: ranks of the items' categories, as `beamtree.ingest.item_tables.read_categories` gives them.
         arity: children per node.
         seed: same seed, same tree.
@@ -55,7 +55,7 @@ def cluster_tree(
     if categories is not None:
         times = torch.bincount(chosen.item, minlength=data.num_items).unsqueeze(1)
         order = category_order(categories, data.train.events)
-        by_category = near_category(directions * times, categories)[order]  # what is equal stays in order
+        by_category = near_category(directions * times, categories)[order]  # equal directions stay in order
         slots = split_tree(by_category, arity=arity, seed=seed).items()
         trees.append(Tree(torch.where(slots == PAD, PAD, order[slots.clamp(min=0)]), arity))
     if not len(data.val):
@@ -69,18 +69,18 @@ def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:
 
 
 def near_category(vectors: Tensor, categories: Tensor, category_weight: float = CATEGORY_WEIGHT) -> Tensor:
-    """Directions of items by the categories on their path and, as far as they were chosen, by their vectors [M, dim].
+    """Directions of items by the categories on their path and, the more they were chosen, by their vectors [M, dim].
 
-    The length of a vector is how often its item was chosen. A category lies where the one above it does, moved towards
-    the sum of its items' vectors, and an item from its category towards its own. So an item that nobody chose lies at
-    its category, and one that few chose near it.
+    The length of a vector is how often its item was chosen. The direction of a category is that of its parent, moved
+    towards the sum of its items' vectors; that of an item is that of its category, moved towards its vector. So items
+    that were never chosen have the direction of their category.
     """
-    at = normalize(vectors.sum(0, keepdim=True)).expand_as(vectors)
+    position = normalize(vectors.sum(0, keepdim=True)).expand_as(vectors)
     for category in (categories if categories.dim() > 1 else categories.unsqueeze(1)).T:
         total = _sums(vectors, category, int(category.max()) + 1)
-        above = torch.zeros_like(total).index_copy_(0, category, at)  # the same for all items of a category
-        at = normalize(total + category_weight * above)[category]
-    return normalize(vectors + category_weight * at)
+        above = torch.zeros_like(total).index_copy_(0, category, position)  # equal for all items of a category
+        position = normalize(total + category_weight * above)[category]
+    return normalize(vectors + category_weight * position)
 
 
 def shared_nodes(tree: Tree, users: BeforeAfter) -> float:
@@ -95,14 +95,14 @@ def shared_nodes(tree: Tree, users: BeforeAfter) -> float:
 
 
 class Chosen(NamedTuple):
-    """Which row, a user or a run of events, holds which item: every pair once."""
+    """Distinct pairs of a row (a user or a run of events) and an item."""
 
     row: Tensor  # [E]
     item: Tensor  # [E]
 
 
 def split_tree(vectors: Tensor, chosen: Chosen | None = None, *, arity: int = 2, seed: int = 0) -> Tree:
-    """Cut every group of a level into b equal parts, all groups at once, until every item has a leaf of its own.
+    """Split every group of a level into b equal parts, all groups at once, until every item has its own leaf.
 
     The first cut is along the group's first principal direction; balanced k-means then moves it between the means of
     the parts. With `chosen`, items finally move to the part with more of the items they are chosen with.
@@ -155,7 +155,7 @@ def _split(
         side[items] = (parts(along) % arity).to(along.dtype) / (arity - 1) - 0.5
         of_row = along.new_zeros(len(row_size)).index_add_(0, row, side[chosen.item]) / row_size
         of_item = along.new_zeros(len(items)).index_add_(0, chosen.item, of_row[row]) / times.clamp(min=1)
-        along = of_item[items] + 1e-3 * torch.tanh(along)  # items that share nothing stay where they were
+        along = of_item[items] + 1e-3 * torch.tanh(along)  # items that share nothing keep their side
     return parts(along), chosen
 
 
@@ -172,7 +172,7 @@ def _along_principal(vectors: Tensor, group: Tensor, size: Tensor, generator: to
 
 
 def _within_groups(chosen: Chosen, items: Tensor, group: Tensor) -> tuple[Chosen, Tensor, Tensor]:
-    """The rows that hold two or more items of a group, numbered by row and group, and how many each holds."""
+    """The rows with two or more items of a group, numbered by row and group, and the size of each."""
     group_of = torch.empty_like(group)
     group_of[items] = group
     rows = int(chosen.row.max()) + 1 if len(chosen.row) else 1

@@ -12,11 +12,11 @@ from beamtree.data.seeds import mix
 from beamtree.model import Query, TreeModel
 from beamtree.tree import PAD, Tree, distinct
 
-LEVELS_AT_ONCE = 2  # levels at a time
-PASSES = 2  # over instances that are drawn
-MAX_WEIGHTS = 1 << 29  # weights, of all items, that a step holds at most
-WORST = -100.0  # log p of a node that nothing lies below
-STAY = 5.0  # log p that an item gains by staying where it is: few instances alone do not move it
+LEVELS_AT_ONCE = 2  # levels in one step
+PASSES = 2  # over sampled instances
+MAX_WEIGHTS = 1 << 29  # weights of all items in a step, at most
+WORST = -100.0  # log p of a node without items below
+STAY = 5.0  # log p that an item gains by staying, so that few instances do not move it
 
 
 @torch.no_grad()
@@ -33,20 +33,20 @@ def learn_tree(
 ) -> Tree:
     """A tree that raises the sum of log p_g(n | x) over every target's path, under the scorer as it is (JTM).
 
-    Items go down together: first to a node of the first level that is trained, then some levels at a time to one of the
-    descendants; each by the weights of its own instances and under the capacity of each node, which is what the old
-    tree has below it: every leaf slot that held an item holds one again. A leaf's vector goes with its item, so leaves
-    have no say. The users' histories are lifted along the old tree, which the scorer knows.
+    All items are assigned to nodes of the first trained level, then some levels at a time to descendants of these: by
+    the weights of their instances, and under the capacity of each node, which is its number of items in the old tree.
+    So the same leaf slots are used. A leaf's vector moves with its item, so leaf scores are not used. Histories are
+    lifted along the old tree, for which the scorer was trained.
 
     Args:
         model: a trained model, whose tree is the old one.
-        data: instances that say where items are looked for.
-        levels_at_once: that items go down in a step.
-        passes: readings of instances that are drawn anew each time; weights are their mean.
+        data: the instances.
+        levels_at_once: levels in one step.
+        passes: passes over instances that are sampled; weights are the mean.
         stay: log p that an item gains by staying, so that few instances do not move it by chance.
-        max_weights: weights, of all items, that a step holds at most.
+        max_weights: weights of all items in a step, at most.
         batch_size: instances that are scored together.
-        seed: of the instances that are drawn.
+        seed: of the sampled instances.
     """
     if levels_at_once < 1 or passes < 1:
         raise ValueError(f"levels_at_once={levels_at_once}, passes={passes}: both are at least 1")
@@ -55,15 +55,17 @@ def learn_tree(
     data = data.to(tree.device)
     model.eval()
     passes = passes if data.varies else 1  # else all passes would be the same
-    place = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
+    node_of = torch.zeros(tree.num_items, dtype=torch.int64, device=tree.device)  # each item's node so far
     level = 0
     for bottom in _steps(tree, model.first_level, levels_at_once, max_weights):
-        instances = _instances(data, passes, batch_size, seed, tree.device)
-        weights = _weights(model, instances, place, level, bottom).div_(passes)
-        place = _move(tree, weights, place, level, bottom, stay)
+        weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
+        for x, y in _instances(data, passes, batch_size, seed, tree.device):
+            item, gains = _gains(model.query(x), y, node_of, level, bottom)
+            weights.index_add_(0, item, gains)
+        node_of = _move(tree, weights.div_(passes), node_of, level, bottom, stay)
         level = bottom
     slots = torch.full_like(tree.items(), PAD)
-    slots[place - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
+    slots[node_of - tree.level(tree.height).start] = torch.arange(tree.num_items, device=tree.device)
     return Tree(slots, tree.arity, admit_empty=tree.admit_empty)
 
 
@@ -86,28 +88,16 @@ def _instances(
             yield x, distinct(y)
 
 
-def _weights(
-    model: TreeModel, instances: Iterator[tuple[Tensor, Tensor]], place: Tensor, level: int, bottom: int
-) -> Tensor:
-    """The sum of log p of the nodes that each item may go to, over its instances [M, C]."""
-    tree = model.tree
-    weights = torch.zeros(tree.num_items, tree.arity ** (bottom - level), device=tree.device)
-    for x, y in instances:
-        item, gains = _gains(model.query(x), y, place, level, bottom)
-        weights.index_add_(0, item, gains)
-    return weights
-
-
-def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> tuple[Tensor, Tensor]:
+def _gains(query: Query, y: Tensor, node_of: Tensor, level: int, bottom: int) -> tuple[Tensor, Tensor]:
     """Targets of instances [n], and log p_g of the nodes that each may go to, along the way there [n, C]."""
     tree, first = query.tree, query.levels.start
     real = y != PAD
     below = tree.arity ** (bottom - level)
     if level < first:  # a node above the first level that is trained is as good as the best below it
         best = logsigmoid(query.whole_level(first)).clamp(min=WORST).unflatten(1, (len(tree.level(bottom)), -1)).amax(2)
-        nodes = (place[y[real]] - tree.level(level).start).unsqueeze(1) * below + torch.arange(below, device=y.device)
+        nodes = (node_of[y[real]] - tree.level(level).start).unsqueeze(1) * below + torch.arange(below, device=y.device)
         return y[real], best[real.nonzero()[:, :1], nodes]
-    nodes = place[y.clamp(min=0)].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
+    nodes = node_of[y.clamp(min=0)].unsqueeze(-1)  # [B, P, 1], and b times as many on every level
     total = torch.zeros_like(nodes, dtype=torch.get_default_dtype())
     for h in range(level + 1, min(bottom, tree.height - 1) + 1):
         nodes = tree.children(nodes).flatten(2)
@@ -116,11 +106,11 @@ def _gains(query: Query, y: Tensor, place: Tensor, level: int, bottom: int) -> t
     return y[real], total.repeat_interleave(below // total.shape[2], dim=2)[real]
 
 
-def _move(tree: Tree, weights: Tensor, place: Tensor, level: int, bottom: int, stay: float) -> Tensor:
+def _move(tree: Tree, weights: Tensor, node_of: Tensor, level: int, bottom: int, stay: float) -> Tensor:
     """Each item's node on level `bottom`, below its node on `level`, by the weights of the nodes there [M, C]."""
     below = tree.arity ** (bottom - level)
-    group = place - tree.level(level).start
-    old = tree.ancestor(tree.leaf_of_item(torch.arange(len(place), device=place.device)), bottom)
+    group = node_of - tree.level(level).start
+    old = tree.ancestor(tree.leaf_of_item(torch.arange(len(node_of), device=node_of.device)), bottom)
     old = old - tree.level(bottom).start
     capacity = torch.bincount(old, minlength=len(tree.level(bottom))).view(-1, below)
     same = old // below == group

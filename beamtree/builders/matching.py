@@ -1,18 +1,18 @@
-"""Which item goes where: matching of the highest total weight, where every place has a limit."""
+"""Matching of items to places of limited capacity, with about the highest total weight."""
 
 import torch
 from torch import Tensor
 
-MAX_ROUNDS = 500  # of bidding; items that are left then take free places
-BID_STEP = 0.02  # a bid rises by at least this share of how much weights differ: smaller is nearer to the optimum
+MAX_ROUNDS = 500  # of bidding; the remaining items then take free places
+BID_STEP = 0.02  # bids rise by at least this share of the spread of weights: smaller is nearer to the optimum
 
 
 def match(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
     """For each item the place [M] among its group's C, so that the sum of `weights` [M, C] is about the highest.
 
-    Items of group g [M] share its places, which take capacity[g, c] [G, C] of them, in sum no fewer than there are.
-    With two places this is exact: who gains the most by the first goes there. With more it is Bertsekas' auction, all
-    groups at once: items bid for the place they would gain most by, and a full place keeps the highest bids.
+    Items of group g [M] share its places, of capacity[g, c] [G, C] items each, in sum enough for all. With two places
+    this is exact: the items that gain most by the first place get it. With more it is Bertsekas' auction, all groups at
+    once: items bid for the place of the highest gain, and a full place keeps the highest bids.
     """
     short = torch.bincount(group, minlength=len(capacity)) - capacity.sum(1)
     if bool((short > 0).any()):
@@ -21,7 +21,7 @@ def match(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
         return torch.zeros_like(group)
     if capacity.shape[1] == 2:
         return _halve(weights, group, capacity)
-    return _assign_rest(weights, group, capacity, _auction(weights, group, capacity))
+    return _assign_remaining(weights, group, capacity, _auction(weights, group, capacity))
 
 
 def _halve(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _halve(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
 
 
 def rank_in(group: Tensor, value: Tensor) -> Tensor:
-    """Each entry's place in its group [M], the highest value first; what is equal stays in order."""
+    """Each entry's rank in its group [M], the highest value first; equal values stay in order."""
     order = value.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
     size = torch.bincount(group)
@@ -70,8 +70,8 @@ def _auction(weights: Tensor, group: Tensor, capacity: Tensor) -> Tensor:
     return won
 
 
-def _assign_rest(weights: Tensor, group: Tensor, capacity: Tensor, won: Tensor) -> Tensor:
-    """Let whoever is left take the best place that is free."""
+def _assign_remaining(weights: Tensor, group: Tensor, capacity: Tensor, won: Tensor) -> Tensor:
+    """Give the remaining items the best free places."""
     places = capacity.shape[1]
     for _ in range(places):
         out = (won == places).nonzero().squeeze(1)

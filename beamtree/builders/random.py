@@ -1,4 +1,4 @@
-"""A random tree: the synthetic experiments' (Sec. 5.1), and the one to beat."""
+"""A random tree, as in the synthetic experiments (Sec. 5.1)."""
 
 import torch
 

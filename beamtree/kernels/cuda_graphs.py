@@ -1,4 +1,4 @@
-"""Work on a GPU that is done over and over: recorded once, and run again without Python."""
+"""CUDA graphs: repeated work on a GPU is recorded once and replayed without Python."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -11,11 +11,10 @@ REMEMBERED = 64  # keys of what is not recorded yet
 
 
 class Recorder:
-    """Runs functions of tensors; where the shapes recur, from a CUDA graph: the same kernels on new data.
+    """Runs functions of tensors; repeated shapes run from a CUDA graph: the same kernels on new data.
 
-    A function must do the same for the same key and shapes, and must not ask the GPU anything. Its first runs are
-    rehearsals, in which kernels are compiled and caches filled; then it is recorded, up to `most` times. On a CPU it
-    is just run.
+    A function must launch the same kernels for the same key and shapes, and must not read from the GPU. Its first runs
+    compile kernels and fill caches; then it is recorded. At most `most` recordings are kept. On a CPU it is just run.
     """
 
     def __init__(self, rehearsals: int, most: int = 8) -> None:
@@ -24,7 +23,7 @@ class Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all recordings: what they read has moved."""
+        """Drop all recordings: the tensors they read have moved."""
         self._rehearsed: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, _Recording] = {}
 
@@ -38,9 +37,9 @@ class Recorder:
         if not inputs[0].is_cuda:
             return run(*inputs)
         key = (key, *(tensor.shape for tensor in inputs))
-        with self._lock:  # a recording has one place for its inputs
+        with self._lock:  # a recording has one buffer for each input
             if key not in self._recorded:
-                if len(self._rehearsed) >= REMEMBERED:  # a key may hold what should be let go
+                if len(self._rehearsed) >= REMEMBERED:  # keys may hold objects that should be freed
                     self._rehearsed.clear()
                 self._rehearsed[key] = self._rehearsed.get(key, 0) + 1
                 if self._rehearsed[key] <= self.rehearsals or len(self._recorded) == self.most:
@@ -50,13 +49,13 @@ class Recorder:
 
 
 def _rehearse(run: Callable[..., Outputs], *inputs: Tensor) -> Outputs:
-    """On a stream of its own, as a recording is."""
+    """Run on a separate stream, as a recording does."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = run(*inputs)
+        outputs = run(*inputs)
     torch.cuda.current_stream().wait_stream(stream)
-    return found
+    return outputs
 
 
 class _Recording:
@@ -65,11 +64,11 @@ class _Recording:
         self.graph = torch.cuda.CUDAGraph()
         if generator is not None:
             self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads go on
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
             self.outputs = run(*self.inputs)
 
     def play(self, inputs: Outputs) -> Outputs:
-        for place, tensor in zip(self.inputs, inputs, strict=True):
-            place.copy_(tensor)
+        for buffer, tensor in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(tensor)
         self.graph.replay()
         return tuple(tensor.clone() for tensor in self.outputs)

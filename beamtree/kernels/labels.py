@@ -18,29 +18,29 @@ def pass_up_rows(
     PADDED: constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, PADDED)
-    real = place < targets
+    index = tl.arange(0, PADDED)
+    real = index < targets
     nodes += row * levels * targets
     labels += row * levels * targets
     logits += row * (levels - 1) * targets * ARITY
-    below = tl.load(nodes + (levels - 1) * targets + place, mask=real, other=-1).to(tl.int32)
+    below = tl.load(nodes + (levels - 1) * targets + index, mask=real, other=-1).to(tl.int32)
     label = below >= 0
-    tl.store(labels + (levels - 1) * targets + place, label.to(tl.int8), mask=real)
+    tl.store(labels + (levels - 1) * targets + index, label.to(tl.int8), mask=real)
     for up in range(1, levels):
         level = levels - 1 - up
-        node = tl.load(nodes + level * targets + place, mask=real, other=-1).to(tl.int32)
+        node = tl.load(nodes + level * targets + index, mask=real, other=-1).to(tl.int32)
         relevant = tl.where(label, below, -2)  # never a child
         best = tl.full([PADDED], float("-inf"), tl.float32)
-        found = tl.zeros([PADDED], tl.int32)
+        result = tl.zeros([PADDED], tl.int32)
         for j in tl.static_range(ARITY):
             child = node * ARITY + 1 + j
             rival = tl.max((child[:, None] == relevant[None, :]).to(tl.int32), axis=1)
-            logit = tl.load(logits + (level * targets + place) * ARITY + j, mask=real, other=float("-inf"))
+            logit = tl.load(logits + (level * targets + index) * ARITY + j, mask=real, other=float("-inf"))
             wins, stays = (logit >= best).to(tl.int32), (best >= logit).to(tl.int32)
-            found = (found & stays) | (rival & wins)
+            result = (result & stays) | (rival & wins)
             best = tl.maximum(best, logit)
-        label = (found != 0) & (node >= 0)
-        tl.store(labels + level * targets + place, label.to(tl.int8), mask=real)
+        label = (result != 0) & (node >= 0)
+        tl.store(labels + level * targets + index, label.to(tl.int8), mask=real)
         below = node
 
 

@@ -1,4 +1,4 @@
-"""The highest of the scores below nodes, on a GPU: two searches in sorted keys and two looks into maxima of runs."""
+"""The highest score below nodes on a GPU: two binary searches in sorted keys and two reads of maxima of runs."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def look_up(
     scores,
     runs,
     nodes,
-    found,
+    out,
     rows_apart,
     columns,
     start,
@@ -46,19 +46,19 @@ def look_up(
             less = (further <= count) & (tl.load(keys + tl.minimum(further, count) - 1) < first + width)
             end = tl.where(less, further, end)
     if LEAVES:
-        here = real & (begin < count)
-        same = tl.load(keys + begin, mask=here, other=-1) == first
-        value = tl.load(scores + begin, mask=here & same, other=0.0)
+        present = real & (begin < count)
+        same = tl.load(keys + begin, mask=present, other=-1) == first
+        value = tl.load(scores + begin, mask=present & same, other=0.0)
     else:
         length = end - begin
-        here = real & (length > 0)
+        present = real & (length > 0)
         power = (length.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # ⌊log₂⌋, from the exponent
-        power = tl.where(here, power, 0)
+        power = tl.where(present, power, 0)
         at = runs + power.to(tl.int64) * run_length
         value = tl.maximum(
-            tl.load(at + begin, mask=here, other=0.0), tl.load(at + (end - (1 << power)), mask=here, other=0.0)
+            tl.load(at + begin, mask=present, other=0.0), tl.load(at + (end - (1 << power)), mask=present, other=0.0)
         )
-    tl.store(found + row * columns + column, value, mask=inside)
+    tl.store(out + row * columns + column, value, mask=inside)
 
 
 def maxima(keys: Tensor, scores: Tensor, runs: Tensor, nodes: Tensor, span: range, width: int, rows: int) -> Tensor:
@@ -69,9 +69,9 @@ def maxima(keys: Tensor, scores: Tensor, runs: Tensor, nodes: Tensor, span: rang
     """
     nodes, apart = rows_apart(nodes)
     columns = nodes.shape[1]
-    found = torch.empty(rows, columns, device=scores.device)
+    out = torch.empty(rows, columns, device=scores.device)
     look_up[(rows, triton.cdiv(columns, BLOCK))](
-        keys, scores, runs, nodes, found, apart, columns, span.start, len(span), width, len(keys), runs.shape[1],
+        keys, scores, runs, nodes, out, apart, columns, span.start, len(span), width, len(keys), runs.shape[1],
         STEPS=len(keys).bit_length(), LEAVES=width == 1, BLOCK=BLOCK, num_warps=2,
     )  # fmt: skip
-    return found
+    return out

@@ -17,9 +17,9 @@ def list_rows(touched, num_rows, rows, count, BLOCK: constexpr):
     """The rows whose mark is 1, in no order; marks are 0 thereafter."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     marked = tl.load(touched + row, mask=row < num_rows, other=0) != 0
-    found = tl.sum(marked.to(tl.int32), axis=0)
-    if found > 0:
-        start = tl.atomic_add(count, found, sem="relaxed")
+    number = tl.sum(marked.to(tl.int32), axis=0)
+    if number > 0:
+        start = tl.atomic_add(count, number, sem="relaxed")
         tl.store(rows + start + tl.cumsum(marked.to(tl.int32), axis=0) - 1, row, mask=marked)
         tl.store(touched + row, tl.zeros([BLOCK], tl.int8), mask=marked)
 
@@ -43,24 +43,24 @@ def adam_rows(
 ):
     t = tl.load(step)
     by = tl.load(lr) / (1 - tl.exp2(t * tl.log2(beta1)))
-    longer = tl.sqrt(1 - tl.exp2(t * tl.log2(beta2)))
+    correction = tl.sqrt(1 - tl.exp2(t * tl.log2(beta2)))
     d = tl.arange(0, D)
-    many = tl.load(count)
-    for start in range(tl.program_id(0) * BLOCK, many, tl.num_programs(0) * BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        row = tl.load(rows + place, mask=place < many, other=0).to(tl.int64)
+    total = tl.load(count)
+    for start in range(tl.program_id(0) * BLOCK, total, tl.num_programs(0) * BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        row = tl.load(rows + index, mask=index < total, other=0).to(tl.int64)
         at = row[:, None] * DIM + d[None, :]
-        here = (place < many)[:, None] & (d[None, :] < DIM)
-        g = tl.load(grad + at, mask=here, other=0.0)
-        m = tl.load(first + at, mask=here, other=0.0)
-        v = tl.load(second + at, mask=here, other=0.0)
-        w = tl.load(weight + at, mask=here, other=0.0)
+        inside = (index < total)[:, None] & (d[None, :] < DIM)
+        g = tl.load(grad + at, mask=inside, other=0.0)
+        m = tl.load(first + at, mask=inside, other=0.0)
+        v = tl.load(second + at, mask=inside, other=0.0)
+        w = tl.load(weight + at, mask=inside, other=0.0)
         m += (1 - beta1) * (g - m)
         v += (1 - beta2) * (g * g - v)
-        tl.store(weight + at, w - by * m / (tl.sqrt(v) / longer + eps), mask=here)
-        tl.store(first + at, m, mask=here)
-        tl.store(second + at, v, mask=here)
-        tl.store(grad + at, tl.zeros([BLOCK, D], tl.float32), mask=here)
+        tl.store(weight + at, w - by * m / (tl.sqrt(v) / correction + eps), mask=inside)
+        tl.store(first + at, m, mask=inside)
+        tl.store(second + at, v, mask=inside)
+        tl.store(grad + at, tl.zeros([BLOCK, D], tl.float32), mask=inside)
 
 
 def adam(
@@ -75,7 +75,7 @@ def adam(
     beta2: float,
     eps: float,
 ) -> None:
-    """One step of Adam for rows where `touched` is 1, in place; their gradients and marks are 0 thereafter.
+    """One step of Adam for rows where `touched` is 1, in index; their gradients and marks are 0 thereafter.
 
     `lr` and `step`, the number of this step from 1, are scalars in memory, so that a recorded step can be run again.
     """

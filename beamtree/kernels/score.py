@@ -1,4 +1,4 @@
-"""The deep scorer on a GPU: its kernels, launched, and its place in autograd."""
+"""The deep scorer on a GPU: launches of its kernels, and its autograd function."""
 
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from beamtree.kernels.tiles import backward_to_layers, backward_to_rows, score_t
 
 
 class Launch(NamedTuple):
-    """How a kernel is run: nodes to a tile, warps to a program, programs to a multiprocessor."""
+    """How a kernel is launched: nodes per tile, warps per program, programs per multiprocessor."""
 
     block: int
     warps: int
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 FORWARD = Launch(64, 4, 2)
 TO_ROWS = Launch(64, 4, 2, 1)
 TO_LAYERS = Launch(64, 4, 2, 1)
-GRADIENT_RANGE = 256.0  # what the highest gradient is scaled to, so that the others are not lost in float16
+GRADIENT_RANGE = 256.0  # the highest gradient is scaled to this, so that small ones do not underflow in float16
 
 
 class Layers(NamedTuple):
@@ -55,7 +55,7 @@ def runs(levels: tuple[tuple[int, int], ...], block: int, device: torch.device) 
     tiles, start = [], 0
     for level, width in levels:
         stop = start + width
-        tiles += [(place, min(place + block, stop), level) for place in range(start, stop, block)]
+        tiles += [(first, min(first + block, stop), level) for first in range(start, stop, block)]
         start = stop
     return Runs(torch.tensor(tiles, dtype=torch.int32, device=device), start)
 
@@ -100,7 +100,7 @@ def score_backward(
     user, grad = user.contiguous(), grad.contiguous()
     nodes, apart = rows_apart(nodes)
     scale = GRADIENT_RANGE / grad.abs().amax().clamp(min=1e-30)
-    half = tl.float16 if nodes.is_cuda else tl.float32  # the interpreter's time is spent anyhow
+    half = tl.float16 if nodes.is_cuda else tl.float32  # Triton's interpreter gains nothing by float16
     user_grad = torch.zeros_like(user)
     dim, a, b, c = (_sizes(layers, 0)[name] for name in ("DIM", "A", "B", "C"))
 
@@ -118,25 +118,24 @@ def score_backward(
 
     wn, s1 = run(backward_to_rows, TO_ROWS, [dim * a, a], vectors_grad, touched, user_grad)
     w2, b2, s2, w3, b3, s3, w4, b4 = run(backward_to_layers, TO_LAYERS, [a * b, b, b, b * c, c, c, c, 1])
-    found = Layers(wn.view(dim, a).T, s1, w2.view(a, b).T, b2, s2, w3.view(b, c).T, b3, s3, w4.view(1, c), b4)
-    return user_grad, found
+    return user_grad, Layers(wn.view(dim, a).T, s1, w2.view(a, b).T, b2, s2, w3.view(b, c).T, b3, s3, w4.view(1, c), b4)
 
 
 class Rows(Protocol):
-    """Vectors of nodes, and where their gradients gather: see `scorers.table.Vectors`."""
+    """Vectors of nodes, and where their gradients are collected: see `scorers.table.Vectors`."""
 
     values: Tensor
     link: Tensor | None
     gradients: Any
 
 
-def score_levels(rows: Rows, user: Tensor, layers: Layers, found: list[tuple[int, Tensor]]) -> list[Tensor]:
-    """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels, with gradients if `rows` gathers them."""
-    widths = [nodes.shape[1] for _, nodes in found]
-    levels = tuple((level, width) for (level, _), width in zip(found, widths, strict=True))
-    nodes = found[0][1]
-    if len(found) > 1:
-        nodes = torch.cat([nodes.expand(len(user), -1) for _, nodes in found], dim=1)
+def score_levels(rows: Rows, user: Tensor, layers: Layers, nodes_of: list[tuple[int, Tensor]]) -> list[Tensor]:
+    """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels, with gradients if `rows` collects them."""
+    widths = [nodes.shape[1] for _, nodes in nodes_of]
+    levels = tuple((level, width) for (level, _), width in zip(nodes_of, widths, strict=True))
+    nodes = nodes_of[0][1]
+    if len(nodes_of) > 1:
+        nodes = torch.cat([nodes.expand(len(user), -1) for _, nodes in nodes_of], dim=1)
     if rows.gradients is None or not torch.is_grad_enabled():
         logits = score(rows.values, user, layers, levels, nodes)
     else:
@@ -155,5 +154,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         user, *layers, values, nodes = ctx.saved_tensors
-        found = score_backward(values, user, Layers(*layers), ctx.levels, nodes, grads[0], *ctx.gradients.buffers())
-        return grads[0].new_zeros(()), found[0], *found[1], None, None, None, None
+        user_grad, layer_grads = score_backward(
+            values, user, Layers(*layers), ctx.levels, nodes, grads[0], *ctx.gradients.buffers()
+        )
+        return grads[0].new_zeros(()), user_grad, *layer_grads, None, None, None, None

@@ -41,17 +41,17 @@ def select_rows(
     level = inside & (key == threshold)
     missing = k - tl.sum(above.to(tl.int32), axis=0)
     kept = above | (level & (tl.cumsum(level.to(tl.int32), axis=0) <= missing))
-    place = row * k + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+    position = row * k + tl.cumsum(kept.to(tl.int32), axis=0) - 1
     node = tl.load(candidates + row * rows_apart + column, mask=inside, other=-1)
-    tl.store(beam + place, node, mask=kept)
-    tl.store(index + place, column.to(tl.int64), mask=kept)
+    tl.store(beam + position, node, mask=kept)
+    tl.store(index + position, column.to(tl.int64), mask=kept)
     if EXPAND:
         for j in tl.static_range(ARITY):
             child = node * ARITY + 1 + j
             real = kept & (node >= 0)
             if not ADMIT_EMPTY:
                 real = real & (tl.load(occupied + child, mask=real, other=0) != 0)
-            tl.store(children + place * ARITY + j, tl.where(real, child, -1), mask=kept)
+            tl.store(children + position * ARITY + j, tl.where(real, child, -1), mask=kept)
 
 
 def select(

@@ -1,9 +1,9 @@
-"""The kernels of the deep scorer: rows in, logits out, and what lies between never leaves the chip.
+"""The fused kernels of the deep scorer: rows in, logits out, and hidden layers stay on the chip.
 
 A tile is a run of nodes of one user and one level, so that the user half of the first layer is one vector for the whole
-tile. Programs take tiles in turn. Going back, tiles are computed anew, by two kernels, because the sums that
-one of them would have to keep do not fit into its registers. Matrices are multiplied as tf32, going back as float16,
-which has the same digits: gradients are scaled to its range. Sums are float32.
+tile. Programs take tiles in turn. The backward pass recomputes tiles in two kernels, because the sums of one would not
+fit into its registers. Matrices are multiplied as tf32, in the backward pass as float16, which has the same number of
+digits: gradients are scaled to its range. Sums are float32.
 """
 
 import triton
@@ -22,10 +22,10 @@ def _round(z, HALF: constexpr):
 
 
 @triton.jit
-def _place(tile, nodes, rows_apart, tiles, num_tiles, BLOCK: constexpr):
+def _locate(tile, nodes, rows_apart, tiles, num_tiles, BLOCK: constexpr):
     """A tile's user and level, its columns, which of them it has, and its nodes."""
-    row, place = (tile // num_tiles).to(tl.int64), tile % num_tiles
-    start, stop, level = tl.load(tiles + place * 3), tl.load(tiles + place * 3 + 1), tl.load(tiles + place * 3 + 2)
+    row, index = (tile // num_tiles).to(tl.int64), tile % num_tiles
+    start, stop, level = tl.load(tiles + index * 3), tl.load(tiles + index * 3 + 1), tl.load(tiles + index * 3 + 2)
     column = start + tl.arange(0, BLOCK)
     inside = column < stop
     node = tl.load(nodes + row * rows_apart + column, mask=inside, other=-1)
@@ -63,7 +63,7 @@ def score_tiles(
     last = tl.load(w4 + c, mask=c < C, other=0.0)
     bias4 = tl.load(b4)
     for tile in range(tl.program_id(0), num_tiles * batch, tl.num_programs(0)):
-        row, level, column, inside, node = _place(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
+        row, level, column, inside, node = _locate(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
         half = tl.load(user + row * user_apart + level * A + a)
         h1 = _prelu(tl.dot(_vectors(table, node, d, DIM), node_half) + half[None, :], slope1)
         h2 = _prelu(tl.dot(h1, second) + bias2[None, :], slope2)
@@ -81,7 +81,7 @@ def backward_to_rows(
     DIM: constexpr, D: constexpr, A: constexpr, B: constexpr, C: constexpr, PAD_C: constexpr, BLOCK: constexpr,
     HALF: constexpr,
 ):  # fmt: skip
-    """The way back to the first layer, vectors and users. A program's share of `partial` is wn [DIM, A], s1 [A]."""
+    """The gradients of the first layer, vectors and users. A program's share of `partial` is wn [DIM, A], s1 [A]."""
     d, a, b, c = tl.arange(0, D), tl.arange(0, A), tl.arange(0, B), tl.arange(0, PAD_C)
     node_half, node_half_t = _matrix(wn, d, a, 1, DIM, DIM, A).to(HALF), _matrix(wn, a, d, DIM, 1, A, DIM).to(HALF)
     second, second_t = _matrix(w2, a, b, 1, A, A, B).to(HALF), _matrix(w2, b, a, A, 1, B, A).to(HALF)
@@ -90,7 +90,7 @@ def backward_to_rows(
     share = partial + tl.program_id(0).to(tl.int64) * (DIM * A + A)
     to_wn = tl.zeros([A, D], tl.float32)
     for tile in range(tl.program_id(0), num_tiles * batch, tl.num_programs(0)):
-        row, level, column, _, node = _place(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
+        row, level, column, _, node = _locate(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
         slope1, slope2, bias2 = tl.load(s1 + a), tl.load(s2 + b), tl.load(b2 + b)
         slope3, bias3 = tl.load(s3 + c, mask=c < C, other=0.0), tl.load(b3 + c, mask=c < C, other=0.0)
         half = tl.load(user + row * user_apart + level * A + a)
@@ -129,7 +129,7 @@ def backward_to_layers(
     DIM: constexpr, D: constexpr, A: constexpr, B: constexpr, C: constexpr, PAD_C: constexpr, BLOCK: constexpr,
     HALF: constexpr,
 ):  # fmt: skip
-    """The way back to the others. A program's `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1]."""
+    """The gradients of the other layers. A program's `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1]."""
     d, a, b, c = tl.arange(0, D), tl.arange(0, A), tl.arange(0, B), tl.arange(0, PAD_C)
     node_half = _matrix(wn, d, a, 1, DIM, DIM, A).to(HALF)
     second = _matrix(w2, a, b, 1, A, A, B).to(HALF)
@@ -142,7 +142,7 @@ def backward_to_layers(
     to_w2 = tl.zeros([A, B], tl.float32)
     to_w3 = tl.zeros([B, PAD_C], tl.float32)
     for tile in range(tl.program_id(0), num_tiles * batch, tl.num_programs(0)):
-        row, level, column, _, node = _place(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
+        row, level, column, _, node = _locate(tile, nodes, rows_apart, tiles, num_tiles, BLOCK)
         slope1, slope2, bias2 = tl.load(s1 + a), tl.load(s2 + b), tl.load(b2 + b)
         slope3, bias3 = tl.load(s3 + c, mask=c < C, other=0.0), tl.load(b3 + c, mask=c < C, other=0.0)
         half = tl.load(user + row * user_apart + level * A + a)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import WINDOWS, window_of_behaviour
-from beamtree.kernels.products import Products, keep_halves, products, score_level
+from beamtree.kernels.products import Products, cache_halves, make_products, score_level
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -116,14 +116,14 @@ class DeepScorer(TableScorer):
         layers = self._linear_layers()
         if torch.is_grad_enabled():
             self._cached = None
-            return products(self.of_user, self.of_node, layers, list(self.slopes))
+            return make_products(self.of_user, self.of_node, layers, list(self.slopes))
         weights = (vectors, *(layer.weight for layer in (self.of_user, self.of_node, *layers)))
         state = [(weight._version, weight.data_ptr()) for weight in weights]
         if self._cached is None or self._cached[0] != state:
-            found = products(self.of_user, self.of_node, layers, list(self.slopes))
+            found = make_products(self.of_user, self.of_node, layers, list(self.slopes))
             ends = [end for level in range(tree.height + 1) if (end := tree.level(level).stop) <= len(vectors)]
             # The vectors are cached with them, so that no others can be allocated at their address.
-            self._cached = state, vectors, keep_halves(found, vectors, ends)
+            self._cached = state, vectors, cache_halves(found, vectors, ends)
         return self._cached[2]
 
     def __getstate__(self) -> dict[str, object]:
