@@ -129,7 +129,7 @@ def backward_to_layers(
     DIM: constexpr, D: constexpr, A: constexpr, B: constexpr, C: constexpr, PAD_C: constexpr, BLOCK: constexpr,
     HALF: constexpr,
 ):  # fmt: skip
-    """The gradients of the other layers. A program's `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1]."""
+    """Gradients of the other layers. `partial` is w2 [A, B], b2, s2 [B], w3 [B, C], b3, s3, w4 [C], b4 [1]."""
     d, a, b, c = tl.arange(0, D), tl.arange(0, A), tl.arange(0, B), tl.arange(0, PAD_C)
     node_half = _matrix(wn, d, a, 1, DIM, DIM, A).to(HALF)
     second = _matrix(w2, a, b, 1, A, A, B).to(HALF)
