@@ -23,7 +23,7 @@ from beamtree.train.runs import write_run
 ITEMS = 60
 
 
-def a_model(items=ITEMS, seed=0):
+def make_model(items=ITEMS, seed=0):
     tree = bt.random_tree(items, seed=seed)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0, seed=seed), first_level=2)
     model.ids = Ids([f"i{number}" for number in range(items)])
@@ -37,19 +37,19 @@ def titles(ids):
 
 
 def loaded(model=None, **facts):
-    model = a_model() if model is None else model
+    model = make_model() if model is None else model
     return LoadedRun(LiveModel(model, catalogue=titles(model.ids)), "shop", facts.pop("digest", "abc"), **facts)
 
 
-def a_run(folder, items=ITEMS, seed=0):
+def save_run(folder, items=ITEMS, seed=0):
     """A run folder that was never trained."""
     folder.mkdir(parents=True, exist_ok=True)
     write_run(folder, {"data": None, "method": "otm"})
-    bt.save_model(a_model(items, seed), folder)
+    bt.save_model(make_model(items, seed), folder)
     return folder
 
 
-def an_engine(shop, on_batch=None, **options):
+def make_engine(shop, on_batch=None, **options):
     """An engine that never narrows the beam, unless `slow` is given."""
     return Engine(shop, EngineOptions(**{"beam_size": 20, "slow": 60.0, **options}), on_batch)
 
@@ -109,7 +109,7 @@ def serving(service):
 open_shop = partial(open_run, name="shop")
 
 
-def a_service(run, open_run=open_shop, **how):
+def make_service(run, open_run=open_shop, **how):
     """A service of a run that does not change, unless it is opened otherwise."""
     # Slow and patient: a machine that does other things too must change no answer.
     options = {name: how.pop(name) for name in EngineOptions._fields if name in how}

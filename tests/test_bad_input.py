@@ -9,7 +9,7 @@ from beamtree.data import Instances
 from beamtree.train import Checkpoints, Schedule, Validation
 
 
-def a_model(num_items=10, dim=3):
+def make_model(num_items=10, dim=3):
     tree = bt.random_tree(num_items)
     return bt.TreeModel(tree, bt.LinearScorer(tree.num_nodes, dim))
 
@@ -34,7 +34,7 @@ def test_trees_that_cannot_be():
 
 
 def test_searches_that_cannot_be():
-    model, x = a_model(), torch.randn(2, 3)
+    model, x = make_model(), torch.randn(2, 3)
     with fails("m=5 with beam_size=4"):
         bt.retrieve(model, x, beam_size=4, m=5)
     with fails("m=0"):
@@ -48,7 +48,7 @@ def test_searches_that_cannot_be():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_numbers_that_are_none(value):
-    model, x = a_model(), torch.randn(4, 3)
+    model, x = make_model(), torch.randn(4, 3)
     x[2, 1] = value
     with fails("NaN or infinity in row 2"):
         bt.retrieve(model, x)
@@ -59,7 +59,7 @@ def test_numbers_that_are_none(value):
 def test_observations_of_the_wrong_shape():
     for x in (torch.randn(4, 5), torch.randn(3), torch.zeros(4, 3, dtype=torch.int64), torch.randn(4, 3).double()):
         with fails(r"takes torch.float32 \[B, 3\]"):
-            bt.retrieve(a_model(), x)
+            bt.retrieve(make_model(), x)
 
 
 def test_a_scorer_for_a_smaller_tree():
@@ -80,9 +80,9 @@ def test_targets_that_are_missing_or_unknown():
         Instances(x[:0], torch.zeros(0, 1, dtype=torch.int64))
     for item in (10, -2):
         with fails(f"item {item} is not in the tree, which holds items 0…9"):
-            bt.fit(a_model(), Instances(x, torch.tensor([[3], [item]])), bt.otm(3), epochs=1)
+            bt.fit(make_model(), Instances(x, torch.tensor([[3], [item]])), bt.otm(3), epochs=1)
         with fails(f"item {item} is not in the tree"):
-            bt.evaluate(a_model(), Instances(x, torch.tensor([[3], [item]])))
+            bt.evaluate(make_model(), Instances(x, torch.tensor([[3], [item]])))
     with fails("y of instance 0 is empty"):
         bt.metrics.precision_recall_f(torch.tensor([[1]]), torch.tensor([[PAD]]), 1)
 
@@ -102,14 +102,14 @@ def test_targets_that_are_missing_or_unknown():
 def test_training_that_cannot_be(name, words, tmp_path):
     data = Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
     with fails(f"{name}=0: must be above 0"):
-        bt.fit(a_model(), data, bt.otm(3), **{"epochs": 1, **words(data, tmp_path / "run")})
+        bt.fit(make_model(), data, bt.otm(3), **{"epochs": 1, **words(data, tmp_path / "run")})
     assert not (tmp_path / "run").exists()
 
 
 def test_training_of_less_than_no_steps():
     data = Instances(torch.randn(2, 3), torch.tensor([[3], [4]]))
     with fails("steps=-1: must be 0 or more"):
-        bt.fit(a_model(), data, bt.otm(3), steps=-1)
+        bt.fit(make_model(), data, bt.otm(3), steps=-1)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 NUM_ITEMS = 12
 
 
-def a_log(users=30, longest=9, seed=0, num_items=NUM_ITEMS):
+def make_events(users=30, longest=9, seed=0, num_items=NUM_ITEMS):
     """Users with 2 to 9 events, repeats among them."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(2, longest + 1, (users,), generator=generator)
@@ -58,7 +58,7 @@ def chosen_matrix(events, num_items=NUM_ITEMS):
 @pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
 def test_cooccurrence_counts_users_that_have_both(monkeypatch, cells):
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", cells)
-    events = a_log()
+    events = make_events()
     matrix = chosen_matrix(events)
     assert np.array_equal(dense(cooccurrence(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
 
@@ -103,7 +103,7 @@ def test_the_newest_of_each_item_is_marked():
 
 
 def test_rules_are_pairs_of_near_events():
-    events = a_log()
+    events = make_events()
     expected = defaultdict(float)
     popularity = np.bincount(events.items.numpy(), minlength=NUM_ITEMS)
     for items in by_user(events):
@@ -145,7 +145,7 @@ def test_ridge_partners_are_ease(monkeypatch, whole, popular):
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
     monkeypatch.setattr(ridge, "POPULAR", popular)
-    events = a_log()
+    events = make_events()
     order = torch.randperm(NUM_ITEMS, generator=torch.Generator().manual_seed(1))
     found = ridge_partners(cooccurrence(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)
     expected = ease(chosen_matrix(events), 2.0)
@@ -168,7 +168,7 @@ def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
 def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
     monkeypatch.setattr(ridge, "WHOLE", 0)
     monkeypatch.setattr(ridge, "BLOCK", 3)
-    gram, order = cooccurrence(a_log(), NUM_ITEMS), torch.arange(NUM_ITEMS)
+    gram, order = cooccurrence(make_events(), NUM_ITEMS), torch.arange(NUM_ITEMS)
     whole = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS))
     trial = dense_partners(ridge_partners(gram, order[:3], 2.0, NUM_ITEMS))
     assert torch.equal(trial[:, :3], whole[:, :3])
@@ -179,7 +179,7 @@ def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
 def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monkeypatch, whole):
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
-    past, future = past_and_future(a_log(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
+    past, future = past_and_future(make_events(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
     found = follow_partners(past, future, torch.arange(NUM_ITEMS), 0.5, NUM_ITEMS, features=NUM_ITEMS)
     gram, cross = dense(past).double(), dense(future).double()
     penalty = 0.5 * float(gram.diagonal().mean())
@@ -223,7 +223,7 @@ def test_rotating_vectors_changes_no_product():
 
 
 def test_each_round_of_als_lowers_the_loss():
-    events = a_log(users=40)
+    events = make_events(users=40)
     matrix = torch.from_numpy(chosen_matrix(events)).float()
     penalty, everywhere = 0.05, 0.1
 
@@ -265,7 +265,7 @@ def test_lists_are_read_in_batches_that_fit():
 
 
 def test_factors_know_what_a_fold_in_needs():
-    found = implicit_als(a_log(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
+    found = implicit_als(make_events(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
     assert isinstance(found, Factors)
     assert (found.penalty, found.everywhere) == (0.02, 0.5 * NUM_ITEMS)
 

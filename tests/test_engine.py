@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ITEMS, Gate, SteadyLoad, a_model, a_run, an_engine, loaded, open_shop, submit
+from serving import ITEMS, Gate, SteadyLoad, loaded, make_engine, make_model, open_shop, save_run, submit
 
 import beamtree as bt
 from beamtree.query import Filter, MaskCache, RecommendRequest, Searcher, allowed_items
@@ -27,7 +27,7 @@ def shop():
 
 @pytest.fixture
 def engine(shop):
-    made = an_engine(shop)
+    made = make_engine(shop)
     yield made
     made.stop()
 
@@ -95,7 +95,7 @@ def test_a_search_that_fails_spoils_no_other(engine):
 
 
 def test_a_full_queue_takes_no_more_and_loses_nothing(shop):
-    engine = an_engine(shop, max_queue=5)
+    engine = make_engine(shop, max_queue=5)
     gate = Gate(engine)
     futures = [submit(engine, ["i1"], m=3) for _ in range(5)]
     with pytest.raises(BusyError):
@@ -128,7 +128,7 @@ def test_a_queue_that_would_be_answered_too_late_takes_no_more(engine):
 
 
 def test_a_narrowed_beam_is_reported_and_never_below_m(shop):
-    engine = an_engine(shop, beam_size=40)
+    engine = make_engine(shop, beam_size=40)
     engine.load_control = SteadyLoad(1)
     narrow, wide = submit(engine, ["i1"], m=3).result(60), submit(engine, ["i1"], m=30).result(60)
     assert (narrow.beam_size, narrow.narrowed_from) == (20, 40)
@@ -139,7 +139,7 @@ def test_a_narrowed_beam_is_reported_and_never_below_m(shop):
 
 
 def test_the_longest_wait_of_a_batch_is_what_narrows_the_beam(shop):
-    engine = an_engine(shop)
+    engine = make_engine(shop)
     gate, engine.load_control = Gate(engine), SteadyLoad(0)
     futures = [submit(engine, ["i1"]), submit(engine, ["i2"])]
     time.sleep(0.06)
@@ -149,7 +149,7 @@ def test_the_longest_wait_of_a_batch_is_what_narrows_the_beam(shop):
 
 
 def test_without_requests_the_beam_is_soon_as_wide_as_before(shop):
-    engine = an_engine(shop)
+    engine = make_engine(shop)
     submit(engine, ["i1"]).result(60)
     engine.load_control.step = 1
     time.sleep(0.5)
@@ -159,7 +159,7 @@ def test_without_requests_the_beam_is_soon_as_wide_as_before(shop):
 
 
 def test_after_a_stop_what_waits_is_answered_and_nothing_more_is_taken(shop):
-    engine = an_engine(shop)
+    engine = make_engine(shop)
     gate = Gate(engine)
     futures = [submit(engine, ["i1"], m=3) for _ in range(3)]
     stopping = threading.Thread(target=engine.stop)
@@ -238,7 +238,7 @@ def test_m_items_come_back_wherever_m_are_allowed(allowed, exclude, category, hi
     assert response.short == 0
 
 
-MODEL = a_model()
+MODEL = make_model()
 
 
 def test_a_wide_beam_under_a_filter_finds_what_brute_force_finds():
@@ -254,7 +254,7 @@ def test_a_wide_beam_under_a_filter_finds_what_brute_force_finds():
 
 
 def test_a_repeated_filter_makes_no_second_mask_and_a_new_model_makes_one():
-    masks, model, other = MaskCache(), a_model(), a_model(seed=1)
+    masks, model, other = MaskCache(), make_model(), make_model(seed=1)
     mask, count = masks.get(Filter(("i1",)), model, model.ids)
     assert count == 1
     assert masks.get(Filter(("i1",)), model, model.ids)[0] is mask
@@ -265,8 +265,8 @@ def test_a_repeated_filter_makes_no_second_mask_and_a_new_model_makes_one():
 
 
 def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
-    runs = [a_run(tmp_path / str(seed), ITEMS + 10 * seed, seed) for seed in range(3)]
-    engine = an_engine(open_shop(runs[0]))
+    runs = [save_run(tmp_path / str(seed), ITEMS + 10 * seed, seed) for seed in range(3)]
+    engine = make_engine(open_shop(runs[0]))
     slot = ModelSlot(engine, open_shop)
     outcomes, ended = [], threading.Event()
 
@@ -290,10 +290,10 @@ def test_a_new_run_is_swapped_in_without_a_failed_request(tmp_path):
 
 
 def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
-    good, bad = a_run(tmp_path / "good"), a_run(tmp_path / "bad", seed=1)
+    good, bad = save_run(tmp_path / "good"), save_run(tmp_path / "bad", seed=1)
     weights = json.loads((bad / "settings.json").read_text())["files"]["weights"]["file"]
     (bad / weights).write_bytes(b"nothing")
-    engine, reloads = an_engine(open_shop(good)), []
+    engine, reloads = make_engine(open_shop(good)), []
     slot = ModelSlot(engine, open_shop, reloads.append)
     for run in (bad, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="stays as it was"):
@@ -307,8 +307,8 @@ def test_a_run_that_cannot_be_served_changes_nothing(tmp_path):
 
 def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(tmp_path):
     place = tmp_path / "current"
-    place.symlink_to(a_run(tmp_path / "one"))
-    engine, reloads = an_engine(open_shop(place)), []
+    place.symlink_to(save_run(tmp_path / "one"))
+    engine, reloads = make_engine(open_shop(place)), []
     changed = threading.Condition()
 
     def hear(reload):
@@ -327,9 +327,9 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
             assert changed.wait_for(lambda: len(reloads) > count, 60)
         return reloads[-1]
 
-    assert point(a_run(tmp_path / "two", seed=2)).error is None
+    assert point(save_run(tmp_path / "two", seed=2)).error is None
     second = engine.loaded.digest
-    broken = a_run(tmp_path / "broken", seed=3)
+    broken = save_run(tmp_path / "broken", seed=3)
     for path in broken.glob("*.safetensors"):
         path.unlink()
     assert point(broken).error is not None
@@ -342,7 +342,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
 
 
 def test_the_beam_that_was_read_tuned_beam_this_model_is_found_and_no_other(tmp_path):
-    run, other = a_run(tmp_path / "run"), a_run(tmp_path / "other", seed=1)
+    run, other = save_run(tmp_path / "run"), save_run(tmp_path / "other", seed=1)
     assert read_tuned_beam(run, MODEL) is None
     save_tuned_beam(run, {"beam_size": [9, 8, 7, 6, 5]})
     assert read_tuned_beam(run, MODEL) == (9, 8, 7, 6, 5)
@@ -361,7 +361,7 @@ def test_a_tuned_beam_is_not_used_where_a_level_was_added():
 
 
 def test_a_tuned_beam_is_what_load_narrows_to_first():
-    engine = an_engine(loaded(tuned_beam=12), beam_size=40)
+    engine = make_engine(loaded(tuned_beam=12), beam_size=40)
     engine.load_control = SteadyLoad(1)
     assert submit(engine, ["i1"], m=3).result(60).beam_size == 12
     engine.stop()

@@ -18,7 +18,7 @@ from beamtree.research.paper.timing import batch_times
 from beamtree.train.optimizer import adam
 
 
-def a_market(users=40, items=30, seed=0):
+def make_market(users=40, items=30, seed=0):
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(4, 15, (users,), generator=generator)
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
@@ -26,7 +26,7 @@ def a_market(users=40, items=30, seed=0):
     return BeforeAfter(Events(offsets, chosen, "market"))
 
 
-def a_model(items=30):
+def make_model(items=30):
     tree = bt.random_tree(items, seed=1)
     return bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0))
 
@@ -54,7 +54,7 @@ def test_bootstrap_intervals_are_as_wide_as_the_mean_is_uncertain():
 
 
 def test_evaluate_is_the_mean_over_users_of_what_retrieve_finds():
-    users, model = a_market(), a_model()
+    users, model = make_market(), make_model()
     found = bt.evaluate(model, users, beam_size=10, m=(5, 10), metrics=("recall", "ndcg"), batch_size=7)
     x, y = users.batch(torch.arange(len(users)))
     items, _ = bt.retrieve(model, x, beam_size=10, m=10)
@@ -72,7 +72,7 @@ def test_evaluate_is_the_mean_over_users_of_what_retrieve_finds():
 
 
 def test_what_was_seen_is_neither_retrieved_nor_expected():
-    users, model = a_market(), a_model()
+    users, model = make_market(), make_model()
     rows = torch.arange(len(users))
     asked = []
 
@@ -93,7 +93,7 @@ def test_what_was_seen_is_neither_retrieved_nor_expected():
 
 
 def test_brute_force_is_a_beam_that_loses_nothing():
-    users, model = a_market(), a_model()
+    users, model = make_market(), make_model()
     x, _ = users.batch(torch.arange(12))
     for chained in (False, True):
         model.chained = chained
@@ -105,14 +105,14 @@ def test_brute_force_is_a_beam_that_loses_nothing():
 
 def test_an_unknown_metric_is_named():
     with pytest.raises(ValueError, match=r"metric 'map' is unknown: choose from precision, .*mrr"):
-        bt.evaluate(a_model(), a_market(), beam_size=10, m=(5,), metrics=("map",))
+        bt.evaluate(make_model(), make_market(), beam_size=10, m=(5,), metrics=("map",))
     for nothing in ({"m": ()}, {"metrics": ()}):
         with pytest.raises(ValueError, match="nothing to measure: give an m and a metric of precision"):
-            measure(lambda x, exclude: x, a_market(), **nothing)
+            measure(lambda x, exclude: x, make_market(), **nothing)
 
 
 def test_a_function_of_your_own_is_a_metric():
-    users, model = a_market(), a_model()
+    users, model = make_market(), make_model()
 
     def wanted_and_missed(hit, relevant, m):
         """How many relevant items are not among the first m."""
@@ -129,7 +129,7 @@ def test_a_function_of_your_own_is_a_metric():
 
 
 def test_a_frame_holds_one_row_for_each_score():
-    found = bt.evaluate(a_model(), a_market(), beam_size=10, m=(5, 10), metrics=("recall", "mrr"))
+    found = bt.evaluate(make_model(), make_market(), beam_size=10, m=(5, 10), metrics=("recall", "mrr"))
     rows = found.to_frame().to_dicts()
     assert rows == [score.record() for score in found.scores]
     assert [(row["metric"], row["m"]) for row in rows] == list(found)
@@ -172,7 +172,7 @@ def test_logs_too_short_for_windows_are_told():
 
 
 def test_one_metric_and_one_m_need_no_list():
-    users, model = a_market(), a_model()
+    users, model = make_market(), make_model()
     listed = bt.evaluate(model, users, beam_size=10, m=(10,), metrics=("recall",))
     assert dict(bt.evaluate(model, users, beam_size=10, m=10, metrics="recall")) == dict(listed)
     assert dict(bt.evaluate(model, users, beam_size=10, m=10, metrics=METRICS["recall"])) == dict(listed)
@@ -187,25 +187,25 @@ def test_two_metrics_of_one_name_are_told_in_any_order():
 
     for metrics in (("recall", recall), (recall, "recall")):
         with pytest.raises(ValueError, match="two metrics are called 'recall'"):
-            measure(lambda x, exclude: x, a_market(), metrics=metrics)
+            measure(lambda x, exclude: x, make_market(), metrics=metrics)
 
 
 def test_nobody_to_measure_is_told():
     nobody = BeforeAfter(Events(torch.tensor([0]), torch.empty(0, dtype=torch.int32), "nobody"))
     with pytest.raises(ValueError, match="there are no users to measure"):
-        bt.evaluate(a_model(), nobody, beam_size=10, m=5)
+        bt.evaluate(make_model(), nobody, beam_size=10, m=5)
 
 
 def test_it_says_whether_seen_items_and_users_were_left_out():
     """Of three users the first chose nothing that she had not seen."""
     events = torch.tensor([1, 2, 1, 2, 1, 2, 3, 4, 5, 6, 5, 7]).int()
     users = BeforeAfter(Events(torch.tensor([0, 4, 8, 12]), events, "three"))
-    found = bt.evaluate(a_model(), users, beam_size=10, m=5, exclude_seen=True)
+    found = bt.evaluate(make_model(), users, beam_size=10, m=5, exclude_seen=True)
     assert (found.users, found.users_asked, found.exclude_seen) == (2, 3, True)
     assert str(found).endswith("seen items left out; so were 1 of 3 users, who chose nothing new")
     later = BeforeAfter(Events(torch.tensor([0, 4, 8]), events[4:], "two"))
-    assert str(bt.evaluate(a_model(), later, beam_size=10, m=5, exclude_seen=True)).endswith("\nseen items left out")
-    assert "left out" not in str(bt.evaluate(a_model(), users, beam_size=10, m=5))
+    assert str(bt.evaluate(make_model(), later, beam_size=10, m=5, exclude_seen=True)).endswith("\nseen items left out")
+    assert "left out" not in str(bt.evaluate(make_model(), users, beam_size=10, m=5))
 
 
 def test_few_runs_have_wide_intervals():

@@ -10,8 +10,8 @@ import re
 import pytest
 import torch
 from command import beamtree
+from page_data import NUM_USERS, SIZES, make_catalogue, make_model, recorded, sample_users, user_names
 from sample_logs import write_prepared
-from watched import NUM_USERS, SIZES, a_catalogue, a_model, recorded, some_people, user_names
 
 import beamtree as bt
 from beamtree.data import Ids
@@ -98,7 +98,7 @@ def test_a_live_page_holds_nothing_of_a_model():
 
 def test_recorded_searches_are_those_of_the_models():
     _, models, data = recorded()
-    people = some_people()
+    people = sample_users()
     rows = torch.linspace(0, NUM_USERS - 1, 5).long()
     x, y = people.batch(rows)
     names = data["items"]["id"]
@@ -134,8 +134,8 @@ def check_search(search, expected):
 
 
 def test_a_page_grows_with_what_is_recorded_and_not_with_the_catalogue():
-    model = a_model(num_items=20_000)
-    people = some_people(num_items=20_000)
+    model = make_model(num_items=20_000)
+    people = sample_users(num_items=20_000)
     data = record({"large": model}, people, user_names(), Catalogue.of_ids(model.ids), count=2, beam_sizes=(10, 20))
     assert len(data["items"]["id"]) < 3_000
     assert len(data["models"][0]["map"]["names"]) <= MAP_NODES
@@ -143,7 +143,7 @@ def test_a_page_grows_with_what_is_recorded_and_not_with_the_catalogue():
 
 
 def test_a_model_is_recorded_without_each_part_and_the_variants_share_its_weights():
-    model = a_model()
+    model = make_model()
     found = variants("run", model)
     assert list(found) == ["run", "run without memory", "run without repeats", "run without deep"]
     assert found["run without memory"].scorer.part("deep") is model.scorer.part("deep")
@@ -154,9 +154,11 @@ def test_a_model_is_recorded_without_each_part_and_the_variants_share_its_weight
 
 
 def test_what_inspect_found_is_recorded_as_it_is():
-    model = a_model()
-    lost = inspect(model, some_people(), beam_size=20, m=(5, 20))
-    data = record({"run": model}, some_people(), user_names(), a_catalogue(model), count=1, inspections={"run": lost})
+    model = make_model()
+    lost = inspect(model, sample_users(), beam_size=20, m=(5, 20))
+    data = record(
+        {"run": model}, sample_users(), user_names(), make_catalogue(model), count=1, inspections={"run": lost}
+    )
     told = data["models"][0]["losses"]
     assert told["advice"] == lost.advice
     assert [each["lost"] for each in told["levels"]] == [each.lost for each in lost.levels]
@@ -165,21 +167,21 @@ def test_what_inspect_found_is_recorded_as_it_is():
 
 def test_a_small_catalogue_has_one_beam_that_holds_it_and_nobody_is_nothing_to_record():
     tree = bt.random_tree(6, seed=0)
-    model = bt.TreeModel(tree, a_model().scorer.part("repeats"), ids=Ids([f"i{n}" for n in range(6)]))
-    data = record({"run": model}, some_people(num_items=6), user_names(), Catalogue.of_ids(model.ids), count=1)
+    model = bt.TreeModel(tree, make_model().scorer.part("repeats"), ids=Ids([f"i{n}" for n in range(6)]))
+    data = record({"run": model}, sample_users(num_items=6), user_names(), Catalogue.of_ids(model.ids), count=1)
     assert data["beam_sizes"] == [6]
     assert data["models"][0]["map"]["levels"] == 4
     assert page(data)
     with pytest.raises(ValueError, match="nothing to record"):
-        record({}, some_people(), user_names(), Catalogue.of_ids(model.ids))
+        record({}, sample_users(), user_names(), Catalogue.of_ids(model.ids))
 
 
 # The map
 
 
 def test_the_map_counts_what_lies_below_each_node():
-    model = a_model()
-    told = catalogue_map(model, a_catalogue(model))
+    model = make_model()
+    told = catalogue_map(model, make_catalogue(model))
     items = model.tree.items().tolist()
     for node in range(len(told["items"])):
         start = model.tree.level(model.tree.height).start
@@ -192,7 +194,7 @@ def test_the_map_counts_what_lies_below_each_node():
 def test_a_subtree_is_named_by_the_longest_path_that_holds_most_of_it_or_by_its_popular_items():
     tree = bt.Tree(range(8))
     ids = Ids([f"i{n}" for n in range(8)])
-    model = bt.TreeModel(tree, a_model().scorer.part("repeats"), ids=ids)
+    model = bt.TreeModel(tree, make_model().scorer.part("repeats"), ids=ids)
     model.popularity = torch.tensor([1, 9, 1, 1, 1, 1, 5, 1])
     paths = ["A / x", "A>x", "A|y", "B", "C", "D", None, "E"]
     names = catalogue_map(model, Catalogue(ids, [f"T{n}" for n in range(7)] + [None], paths))["names"]
@@ -211,11 +213,11 @@ def test_a_subtree_is_named_by_the_longest_path_that_holds_most_of_it_or_by_its_
 def folder(tmp_path_factory):
     """Prepared data and two runs on them."""
     place = tmp_path_factory.mktemp("explore")
-    people, model = some_people(), a_model()
+    people, model = sample_users(), make_model()
     users = [f"u{number}" for number in range(NUM_USERS)]
     write_prepared(place / "data", people.events, model.ids.names, users, train=10, val=0, test=20)
-    others = a_model(num_items=40, seed=4)
-    for name, each in (("run", model), ("tdm", a_model(seed=3)), ("others", others)):
+    others = make_model(num_items=40, seed=4)
+    for name, each in (("run", model), ("tdm", make_model(seed=3)), ("others", others)):
         bt.save_model(each, place / name)
         (place / name / "run.json").write_text(json.dumps({"data": str(place / "data"), "items": None}))
     (place / "items.csv").write_text("item,title\n" + "".join(f'i{n},"</script> {n}"\n' for n in range(50)))

@@ -25,13 +25,13 @@ from beamtree.serve.export.scorers import EXPORTED
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 
 
-def a_varied_sum(tree):
+def make_varied_sum(tree):
     """A memory that counts differently from level to level, repeats that do not, and a calibration."""
     parts = {
-        "memory": test_scorers.a_memory(tree)[0],
-        "repeats": test_scorers.some_repeats(tree)[0],
-        "more": test_scorers.some_repeats(tree)[0],
-        "deep": test_scorers.a_deep(tree)[0],
+        "memory": test_scorers.make_memory(tree)[0],
+        "repeats": test_scorers.make_repeats(tree)[0],
+        "more": test_scorers.make_repeats(tree)[0],
+        "deep": test_scorers.make_deep(tree)[0],
     }
     found = SumScorer(parts, tree.height, "deep").weigh(repeats=0.3, more=-0.2)
     found.weights[:, 0] = torch.linspace(0.1, 1, tree.height + 1)
@@ -40,19 +40,19 @@ def a_varied_sum(tree):
 
 
 KINDS = [
-    test_scorers.a_linear,
-    test_scorers.a_deep,
-    test_scorers.a_deep_without_sharing,
-    test_scorers.a_memory,
-    test_scorers.some_repeats,
-    test_scorers.some_factors,
-    test_scorers.a_sum,
-    a_varied_sum,
+    test_scorers.make_linear,
+    test_scorers.make_deep,
+    test_scorers.make_deep_without_sharing,
+    test_scorers.make_memory,
+    test_scorers.make_repeats,
+    test_scorers.make_factors,
+    test_scorers.make_sum,
+    make_varied_sum,
 ]
 whole = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 
 
-def a_model(make, items=50, arity=2, **how):
+def make_model(make, items=50, arity=2, **how):
     """A model with random weights, and as many users as its scorer was made for."""
     torch.manual_seed(0)
     tree = bt.random_tree(items, arity, seed=1)
@@ -91,7 +91,7 @@ def test_every_scorer_of_the_package_can_be_exported():
     ids=["some empty", "chained", "one width per level", "a level kept whole below others", "fewer than m"],
 )
 def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, arity, how, beam_size, m):
-    model, x = a_model(make, items, arity, **how)
+    model, x = make_model(make, items, arity, **how)
     with torch.no_grad():
         search = SearchModule(model, beam_size, m)
         check_same(search, model, x, beam_size, m)
@@ -104,7 +104,7 @@ def test_the_search_in_plain_tensors_finds_what_the_library_finds(make, items, a
 @pytest.mark.extended
 @whole
 def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_users(make):
-    model, x = a_model(make, first_level=3)
+    model, x = make_model(make, first_level=3)
     program = export_program(model, beam_size=10, m=6).module()
     for users in (len(x), 1, 2):
         check_same(program, model, x[:users], 10, 6)
@@ -112,7 +112,7 @@ def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_use
 
 @pytest.mark.extended
 def test_an_artifact_is_opened_and_queried_without_the_package(tmp_path):
-    model, _ = a_model(test_scorers.a_sum, first_level=2)
+    model, _ = make_model(test_scorers.make_sum, first_level=2)
     model.ids = Ids([f"item {number}" for number in range(50)])
     description = write_artifact(
         model, tmp_path / "model.pt2", beam_size=[10, 10, 20, 20, 20], m=7, about={"run": "mine"}

@@ -44,7 +44,7 @@ def left_for(case, allowed, excluded, row):
     return items - set(excluded[row] if excluded is not None else ())
 
 
-def a_model(data, case):
+def make_model(data, case):
     chained, first_level = data.draw(st.booleans()), data.draw(st.integers(1, case.height))
     return TreeModel(case.tree, FixedScorer(case.logits), chained=chained, first_level=first_level)
 
@@ -76,7 +76,7 @@ def check_search(case, model, found, sizes, m, allowed, excluded):
 
 @given(cases(ties=False), st.data())
 def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
     k = data.draw(st.integers(1, 12))
     m = data.draw(st.integers(1, k))
     items, scores = bt.retrieve(model, FixedScorer.every(ROWS), beam_size=k, m=m, **as_tensors(allowed, excluded))
@@ -86,7 +86,7 @@ def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
 
 @given(cases(), st.data())
 def test_a_user_gets_m_items_wherever_m_are_left(case, data):
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
     k = data.draw(st.integers(1, 12))
     m = data.draw(st.integers(1, k))
     items, scores = bt.retrieve(model, FixedScorer.every(ROWS), beam_size=k, m=m, **as_tensors(allowed, excluded))
@@ -102,7 +102,7 @@ def test_a_user_gets_m_items_wherever_m_are_left(case, data):
 
 @given(cases(), st.data())
 def test_a_beam_as_wide_as_the_tree_finds_what_brute_force_does(case, data):
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
     k = case.b**case.height
     m = data.draw(st.integers(1, k))
     x, words = FixedScorer.every(ROWS), as_tensors(allowed, excluded)
@@ -122,7 +122,7 @@ def test_a_beam_as_wide_as_the_tree_finds_what_brute_force_does(case, data):
 
 @given(cases(), st.data())
 def test_a_mask_that_is_made_once_filters_as_its_items_do(case, data):
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
     words = as_tensors(allowed or set(), excluded)
     items = words.pop("allowed")
     mask = case.tree.allow(items)
@@ -131,7 +131,7 @@ def test_a_mask_that_is_made_once_filters_as_its_items_do(case, data):
         assert all(torch.equal(part, first) for one in found[1:] for part, first in zip(one, found[0], strict=True))
 
 
-def a_catalogue(scorer, arity=2, first_level=1, chained=False):
+def make_catalogue(scorer, arity=2, first_level=1, chained=False):
     """10,000 items, of which 2 % are allowed, and users for a scorer with random weights."""
     generator = torch.Generator().manual_seed(0)
     tree = bt.random_tree(10_000, arity, seed=1)
@@ -147,7 +147,7 @@ def a_catalogue(scorer, arity=2, first_level=1, chained=False):
 @pytest.mark.parametrize(("arity", "first_level"), [(2, 1), (2, 9), (3, 1), (5, 4)])
 @pytest.mark.parametrize("chained", [False, True])
 def test_where_one_item_in_fifty_is_allowed_every_user_still_gets_twenty(scorer, arity, first_level, chained):
-    model, x, allowed = a_catalogue(scorer, arity, first_level, chained)
+    model, x, allowed = make_catalogue(scorer, arity, first_level, chained)
     generator = torch.Generator().manual_seed(2)
     hidden = torch.stack([allowed[torch.randperm(200, generator=generator)[:170]] for _ in x])  # most of these
     for k in (400, 20):
@@ -216,7 +216,7 @@ def test_an_empty_list_of_what_to_leave_out_leaves_out_nothing(search):
 @pytest.mark.gpu
 @pytest.mark.parametrize("chained", [False, True])
 def test_a_filtered_search_on_a_gpu_finds_what_one_on_a_cpu_does_recorded_or_not(chained):
-    model, x, allowed = a_catalogue(bt.DeepScorer, first_level=5, chained=chained)
+    model, x, allowed = make_catalogue(bt.DeepScorer, first_level=5, chained=chained)
     fast, generator = copy.deepcopy(model).cuda(), torch.Generator().manual_seed(3)
     masks = model.tree.allow(allowed), fast.tree.allow(allowed)
     for _ in range(REHEARSALS + 3):

@@ -20,7 +20,7 @@ def two_tastes(users=80, seed=0):
     return BeforeAfter(Events(torch.arange(users + 1) * 10, torch.cat(items).int(), f"tastes {seed}"))
 
 
-def a_model():
+def make_model():
     tree = bt.random_tree(32, seed=1)
     return bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes), first_level=2)
 
@@ -41,7 +41,7 @@ def weights(model):
 
 
 def test_a_scorer_that_starts_from_factors_knows_tastes_and_keeps_them():
-    model, test = a_model(), two_tastes(20, seed=9)
+    model, test = make_model(), two_tastes(20, seed=9)
     vectors = factors(two_tastes().events, 32)
 
     def recall():
@@ -68,7 +68,7 @@ def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch
         kept.append(weights(model))
         seen.append((step, recall))
 
-    model = a_model()
+    model = make_model()
     progress = train(model, epochs=20, validation={"patience": 3, "every": 2, "on_check": on_check})
     assert seen == [(0, 0.05), (2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.1)]  # a tie is no progress
     assert torch.equal(weights(model), kept[2])
@@ -79,7 +79,7 @@ def test_training_stops_when_recall_has_not_risen_and_keeps_the_best(monkeypatch
 
 def test_a_start_that_training_only_spoils_is_kept(monkeypatch):
     scripted(monkeypatch, [0.5, 0.1, 0.2])
-    model = a_model()
+    model = make_model()
     before = weights(model)
     progress = train(model, epochs=20, validation={"patience": 2, "every": 2})
     assert torch.equal(weights(model), before)
@@ -107,7 +107,7 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
     monkeypatch.setattr(Validation, "recall", recall)
 
     def run(name, resume=False, on_step=None):
-        model = a_model()
+        model = make_model()
         checkpoints = Checkpoints(tmp_path / name, every=3, seconds=None, resume=resume)
         train(model, checkpoints, {"every": 2, "patience": 4}, on_step=on_step)
         return model
@@ -129,7 +129,7 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
 def test_the_first_steps_are_those_of_the_warm_up_alone():
     """With all steps in the warm-up, the method does not matter."""
     data = two_tastes().stretches()
-    models = [a_model(), a_model()]
+    models = [make_model(), make_model()]
     bt.fit(models[0], data, bt.otm(4), **OPTIONS, schedule=Schedule(warm_up=bt.tdm(8), warm_share=1.0))
     bt.fit(models[1], data, bt.tdm(8), **OPTIONS)
     assert torch.equal(weights(models[0]), weights(models[1]))

@@ -130,6 +130,7 @@ def test_the_front_door_opens_without_the_command_lines_libraries():
     run_without(RIM_LIBRARIES, "import beamtree, beamtree.research.paper.synthetic, beamtree.research.paper.toy")
 
 
+@pytest.mark.extended
 def test_every_module_is_imported_on_a_system_without_unix_modules_and_signals():
     """Windows has neither; what needs them asks for them when it runs."""
     run_without(

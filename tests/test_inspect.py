@@ -116,7 +116,7 @@ SCORED = {
 }
 
 
-def a_model(scorer, arity, generator, chained=False, first_level=1):
+def make_model(scorer, arity, generator, chained=False, first_level=1):
     """A model of 50 items, with empty slots among and after them, and 7 users with up to 6 relevant items."""
     slots = torch.full((61,), PAD)
     slots[torch.randperm(61, generator=generator)[:50]] = torch.arange(50)
@@ -132,7 +132,7 @@ def a_model(scorer, arity, generator, chained=False, first_level=1):
     ("arity", "chained", "first_level"), [(2, False, 1), (2, True, 3), (3, False, 2), (3, True, 1)]
 )
 def test_every_scorer_is_read_the_same_way(scorer, arity, chained, first_level, generator):
-    model, x, y = a_model(scorer, arity, generator, chained, first_level)
+    model, x, y = make_model(scorer, arity, generator, chained, first_level)
     check_against_the_oracle(model, x, y, 9, (1, 4, 9))
 
 
@@ -157,7 +157,7 @@ def test_every_relevant_item_is_found_or_lost_at_one_place(case, k, chained):
 @pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize("scorer", SCORED)
 def test_a_beam_over_all_leaves_is_brute_force(scorer, chained, generator):
-    model, x, y = a_model(scorer, 3, generator, chained)
+    model, x, y = make_model(scorer, 3, generator, chained)
     found = inspect(model, Instances(x, y), beam_size=81, m=(1, 10, 81))  # 50 items: the last m is short of some
     assert all(each.survival == 1 and each.lost == each.avoidable == 0 for each in found.levels)
     for cut in found.cuts:
@@ -184,7 +184,7 @@ def test_a_number_you_can_do_in_your_head():
 
 
 def test_the_size_of_batches_changes_nothing_and_progress_is_told(generator):
-    model, x, y = a_model("deep", 2, generator)
+    model, x, y = make_model("deep", 2, generator)
     told = []
     one = inspect(model, Instances(x, y), beam_size=8, m=(4, 2), batch_size=3, on_users=told.append)
     other = inspect(model, Instances(x, y), beam_size=8, m=(2, 4))
@@ -195,7 +195,7 @@ def test_the_size_of_batches_changes_nothing_and_progress_is_told(generator):
 
 
 def test_only_the_first_users_are_looked_at(generator):
-    model, x, y = a_model("linear", 2, generator)
+    model, x, y = make_model("linear", 2, generator)
     some = inspect(model, Instances(x, y), beam_size=8, m=(4,), users=3)
     assert some.users == 3
     assert some == inspect(model, Instances(x[:3], y[:3]), beam_size=8, m=(4,))
@@ -213,7 +213,7 @@ def test_only_the_first_users_are_looked_at(generator):
     ],
 )
 def test_what_cannot_be_inspected_is_said(words, message, generator):
-    model, x, y = a_model("linear", 2, generator)
+    model, x, y = make_model("linear", 2, generator)
     with pytest.raises(ValueError, match=message):
         inspect(model, Instances(x, y), beam_size=8, **{"m": (4,), **words})
 
@@ -221,38 +221,38 @@ def test_what_cannot_be_inspected_is_said(words, message, generator):
 # In words
 
 
-def an_inspection(beam, brute_force, error=0.0, **followed):
+def make_inspection(beam, brute_force, error=0.0, **followed):
     levels = (LevelLoss(4, 16, 16, 0.9, 0.1, 0.0), LevelLoss(5, 32, 20, 0.6, 0.3, 0.2), LevelLoss(6, 64, 20, 0.5, 0, 0))
     searches = (Quality(0.1, recall, 0.1, 0.1) for recall in (beam, brute_force))
     return Inspection(1000, 10, levels, (CutLoss(10, *searches, 0.5, 0.1, error),), **followed)
 
 
 def test_advice_depends_on_what_the_beam_loses():
-    pruned = an_inspection(0.20, 0.30).advice
+    pruned = make_inspection(0.20, 0.30).advice
     assert "most at level 5 of 6" in pruned
     assert "OTM" in pruned
     assert "widen" in pruned
-    assert "rows are noisy" in an_inspection(0.241, 0.229).advice  # amazon's TDM in the prototype
-    assert "loses little" in an_inspection(0.453, 0.453).advice  # movielens
-    assert "loses little" in an_inspection(0.30, 0.303).advice
-    assert "inspect more users" in an_inspection(0.20, 0.30, error=0.06).advice
-    assert [an_inspection(*r).verdict for r in ((0.2, 0.3), (0.3, 0.2), (0.3, 0.303), (0.2, 0.3, 0.06))] == [
+    assert "rows are noisy" in make_inspection(0.241, 0.229).advice  # amazon's TDM in the prototype
+    assert "loses little" in make_inspection(0.453, 0.453).advice  # movielens
+    assert "loses little" in make_inspection(0.30, 0.303).advice
+    assert "inspect more users" in make_inspection(0.20, 0.30, error=0.06).advice
+    assert [make_inspection(*r).verdict for r in ((0.2, 0.3), (0.3, 0.2), (0.3, 0.303), (0.2, 0.3, 0.06))] == [
         1,
         -1,
         0,
         0,
     ]
-    assert "Nothing relevant is found" in an_inspection(0.0, 0.0).advice
+    assert "Nothing relevant is found" in make_inspection(0.0, 0.0).advice
 
 
 def test_no_advice_is_given_that_is_followed_already():
-    told = {name: an_inspection(*recalls) for name, recalls in SEARCHES.items()}
+    told = {name: make_inspection(*recalls) for name, recalls in SEARCHES.items()}
     assert "train with OTM, or widen the beam" in told["loses much"].advice
     assert all("share rows" in told[name].advice or "sharing rows" in told[name].advice for name in ("noisy", "little"))
-    on_beams = an_inspection(*SEARCHES["loses much"], trained_on_beams=True)
+    on_beams = make_inspection(*SEARCHES["loses much"], trained_on_beams=True)
     assert on_beams.advice.endswith(", most at level 5 of 6: widen the beam.")
     for name in ("noisy", "little"):
-        shared = an_inspection(*SEARCHES[name], shared_rows=True)
+        shared = make_inspection(*SEARCHES[name], shared_rows=True)
         assert shared.verdict == told[name].verdict
         assert "rows with ancestors" not in shared.advice
         assert "regularise" in shared.advice or "longer training or more data" in shared.advice
@@ -264,29 +264,29 @@ SEARCHES = {"loses much": (0.20, 0.30), "noisy": (0.3, 0.2), "little": (0.3, 0.3
 @pytest.mark.parametrize("recalls", [(0.0, 0.0), *SEARCHES.values()])
 def test_every_verdict_shows_the_difference_with_its_interval(recalls):
     beam, best = recalls
-    told = an_inspection(beam, best, error=0.01).advice
+    told = make_inspection(beam, best, error=0.01).advice
     assert f"{abs(best - beam) * 100:.2f} ± 1.96 points apart" in told
 
 
 def test_a_difference_inside_its_interval_is_no_verdict():
-    assert an_inspection(0.20, 0.2197, error=0.01).verdict == 1  # 1.97 ± 1.96 points
-    assert an_inspection(0.20, 0.2195, error=0.01).verdict == 0
-    assert an_inspection(0.2195, 0.20, error=0.01).verdict == 0
-    assert an_inspection(0.2197, 0.20, error=0.01).verdict == -1
+    assert make_inspection(0.20, 0.2197, error=0.01).verdict == 1  # 1.97 ± 1.96 points
+    assert make_inspection(0.20, 0.2195, error=0.01).verdict == 0
+    assert make_inspection(0.2195, 0.20, error=0.01).verdict == 0
+    assert make_inspection(0.2197, 0.20, error=0.01).verdict == -1
 
 
 def test_the_scorer_says_whether_rows_are_shared(generator):
     for share in (True, False):
-        model, x, y = a_model("deep", 2, generator)
+        model, x, y = make_model("deep", 2, generator)
         model.scorer = DeepScorer(model.tree.num_nodes, scale=1.0, share=share).double()
         assert inspect(model, Instances(x, y), beam_size=8, m=(4,), users=2).shared_rows is share
-    model, x, y = a_model("linear", 2, generator)
+    model, x, y = make_model("linear", 2, generator)
     found = inspect(model, Instances(x, y), beam_size=8, m=(4,), users=2, trained_on_beams=True)
     assert (found.trained_on_beams, found.shared_rows) == (True, False)
 
 
 def test_a_report_prints_as_tables_and_its_records_are_flat(generator):
-    model, x, y = a_model("given", 3, generator)
+    model, x, y = make_model("given", 3, generator)
     found = inspect(model, Instances(x, y), beam_size=6, m=(2, 5))
     lines = str(found).splitlines()
     assert len(lines) == 3 + model.tree.height + 2 + 1
@@ -320,46 +320,48 @@ def make_run(folder, train, val, test):
 
 
 @pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
+def run_folder(tmp_path_factory):
     """A run that was trained on 18 users, with 12 to test it."""
     folder = make_run(tmp_path_factory.mktemp("inspect"), train=18, val=0, test=12)
     (folder / "folder.png").mkdir()
     return folder
 
 
-def test_the_command_prints_saves_and_draws(a_run):
+def test_the_command_prints_saves_and_draws(run_folder):
     words = ("run", "--beam-size", "10", "--m", "5,10", "--json", "out/cells.json")
-    done = beamtree("inspect", *words, folder=a_run)
+    done = beamtree("inspect", *words, folder=run_folder)
     assert "12 of 12 users" in done.stderr
     assert "lost here" in done.stdout
     assert "Next: beamtree inspect run --beam-size" in done.stdout or "Next: beamtree evaluate run" in done.stdout
-    assert (a_run / "run" / "inspect.png").stat().st_size > 10_000
-    expected = inspect(bt.load_model(a_run / "run"), bt.load_data(a_run / "data").test, beam_size=10, m=(5, 10))
+    assert (run_folder / "run" / "inspect.png").stat().st_size > 10_000
+    expected = inspect(
+        bt.load_model(run_folder / "run"), bt.load_data(run_folder / "data").test, beam_size=10, m=(5, 10)
+    )
     assert expected.advice in done.stdout
-    records = json.loads((a_run / "out" / "cells.json").read_text())
+    records = json.loads((run_folder / "out" / "cells.json").read_text())
     assert records == expected.records()
     assert [r["level"] for r in records if r["metric"] == "survival"] == [3, 4, 5, 6]
 
 
-def test_the_command_takes_other_users_and_another_picture(a_run):
+def test_the_command_takes_other_users_and_another_picture(run_folder):
     words = ("run", "--data", "data", "--split", "train", "--users", "4", "--m", "10", "--plot", "seen.png")
-    done = beamtree("inspect", *words, folder=a_run)
+    done = beamtree("inspect", *words, folder=run_folder)
     assert "4 of 4 users" in done.stderr
     assert "100.00" in done.stdout  # a beam of 400 holds all 60 items
     assert "Next: beamtree inspect run --beam-size 200" in done.stdout  # so half of it may do
-    assert (a_run / "seen.png").exists()
+    assert (run_folder / "seen.png").exists()
 
 
-def test_the_command_takes_one_width_per_level(a_run):
+def test_the_command_takes_one_width_per_level(run_folder):
     words = ("--beam-size", "8,16,32,40", "--m", "10", "--json", "cells.json")
-    done = beamtree("inspect", "run", *words, folder=a_run)
+    done = beamtree("inspect", "run", *words, folder=run_folder)
     assert "k = 8,16,32,40" in " ".join(done.stdout.split())
     assert "--beam-size 4,8,16,20" in done.stdout
-    found = json.loads((a_run / "cells.json").read_text())
+    found = json.loads((run_folder / "cells.json").read_text())
     assert [r["value"] for r in found if r["metric"] == "candidates"] == [8, 16, 32, 60]  # all: the tree is small
-    beamtree("evaluate", "run", *words, folder=a_run)
+    beamtree("evaluate", "run", *words, folder=run_folder)
     recall = [r["value"] for r in found if r.get("search") == "beam" and r["metric"] == "recall"]
-    cells = json.loads((a_run / "cells.json").read_text())
+    cells = json.loads((run_folder / "cells.json").read_text())
     assert [r["value"] for r in cells if r["metric"] == "recall"] == pytest.approx(recall)
 
 
@@ -383,8 +385,8 @@ def test_the_command_takes_one_width_per_level(a_run):
         (["run", "--data", "run"], "holds no prepared data"),
     ],
 )
-def test_a_users_error_is_one_line(a_run, words, message):
-    done = beamtree("inspect", *words, folder=a_run, check=False)
+def test_a_users_error_is_one_line(run_folder, words, message):
+    done = beamtree("inspect", *words, folder=run_folder, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("beamtree: ")
     assert len(done.stderr.splitlines()) == 1

@@ -328,14 +328,14 @@ def test_items_of_one_call_may_be_like_each_other(shop):
 # What the run knows
 
 
-def a_catalogue_file(folder):
+def write_catalogue(folder):
     rows = [(f"i{place:02}", f"group {place // 10}", f"Title {place}") for place in range(60)]
     pl.DataFrame(rows, schema=["item", "category", "title"], orient="row").write_parquet(folder / "items.parquet")
     return folder / "items.parquet"
 
 
 def test_an_item_with_a_category_stands_beside_it_after_fit_and_after_load(tmp_path):
-    shop = bt.Recommender(steps=0, tree="category", items=a_catalogue_file(tmp_path)).fit(cyclic_log(), test_users=10)
+    shop = bt.Recommender(steps=0, tree="category", items=write_catalogue(tmp_path)).fit(cyclic_log(), test_users=10)
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
         each.add_items({"new": {"category": "group 3"}, "other": {"category": "group 5"}})

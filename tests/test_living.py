@@ -9,7 +9,7 @@ from functools import partial
 import polars as pl
 import pytest
 from sample_logs import cyclic_log
-from serving import a_run, a_service, open_shop, serving
+from serving import make_service, open_shop, save_run, serving
 
 import beamtree as bt
 from beamtree.live import Journal
@@ -23,15 +23,15 @@ def found(client, item):
 
 @pytest.fixture
 def place(tmp_path):
-    a_run(tmp_path / "one")
-    a_run(tmp_path / "two", seed=1)
+    save_run(tmp_path / "one")
+    save_run(tmp_path / "two", seed=1)
     return tmp_path
 
 
 def started(place, **how):
     journal = Journal(place / "changes")
     run = place / "one"
-    service = a_service(run, partial(open_shop, journal=journal), first=last_served_run(run, journal), **how)
+    service = make_service(run, partial(open_shop, journal=journal), first=last_served_run(run, journal), **how)
     return journal, service
 
 
@@ -60,7 +60,7 @@ def test_what_was_acknowledged_outlives_restarts_and_swaps(place):
 
 
 def test_a_service_without_a_folder_for_changes_says_what_to_do(place):
-    service = a_service(place / "one")
+    service = make_service(place / "one")
     with serving(service) as client:
         reply = client.put("/v1/items/new", json={})
         assert reply.status_code == 409
@@ -243,7 +243,7 @@ def test_a_run_that_takes_the_place_of_the_first_is_the_one_that_a_restart_serve
     journal, service = started(place, watch=0.1)
     with serving(service) as client:
         client.post("/v1/model", json={"run": "two"}).raise_for_status()
-        a_run(place / "one", seed=2)
+        save_run(place / "one", seed=2)
         while client.get("/v1/model").json()["posted"]:
             time.sleep(0.05)
         while last_served_run(place / "one", journal) != place / "one":
@@ -258,7 +258,7 @@ def test_what_was_changed_through_the_object_is_served(shop, tmp_path):
     shop.remove_items(["i06"])
     shop.save(tmp_path / "one")
     journal, changing = started(tmp_path)
-    for service in (changing, a_service(tmp_path / "one")):
+    for service in (changing, make_service(tmp_path / "one")):
         with serving(service) as client:
             assert (events_of(client, "u001")[-1], events_of(client, "ann")) == ("new", ["i40"])
             assert client.get("/v1/items/new").json()["title"] == "New"

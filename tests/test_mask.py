@@ -11,7 +11,7 @@ import beamtree as bt
 from beamtree import PAD
 
 
-def some_items(data, case):
+def draw_items(data, case):
     """A set of items: any, none, all, or one of few."""
     every = st.sets(st.integers(0, case.tree.num_items - 1))
     return data.draw(st.one_of(every, st.just(set(range(case.tree.num_items)))))
@@ -31,7 +31,7 @@ def left_below(case, allowed, excluded=()):
 
 @given(cases(), st.data())
 def test_a_node_may_be_entered_where_an_allowed_item_lies_below(case, data):
-    allowed = some_items(data, case)
+    allowed = draw_items(data, case)
     mask = case.tree.allow(torch.tensor(as_given(data, allowed), dtype=torch.int64))
     left = left_below(case, allowed)
     opened = [bool(count) for count in left]
@@ -66,7 +66,7 @@ def test_all_items_allowed_is_the_mask_of_the_tree(case, data):
 
 @given(cases(), st.data())
 def test_children_that_may_not_be_entered_are_pad(case, data):
-    allowed = some_items(data, case)
+    allowed = draw_items(data, case)
     mask, left = case.tree.allow(torch.tensor(sorted(allowed), dtype=torch.int64)), left_below(case, allowed)
     for level in range(case.height):
         nodes = torch.tensor([*case.tree.level(level), PAD])
@@ -81,9 +81,9 @@ def test_children_that_may_not_be_entered_are_pad(case, data):
 @given(cases(), st.data())
 def test_a_node_is_closed_to_a_user_where_all_that_is_allowed_below_is_excluded(case, data):
     """What is not allowed, repeats and PAD among the excluded do not matter."""
-    allowed = some_items(data, case)
+    allowed = draw_items(data, case)
     mask = case.tree.allow(torch.tensor(sorted(allowed), dtype=torch.int64))
-    users = [as_given(data, some_items(data, case)) for _ in range(3)]
+    users = [as_given(data, draw_items(data, case)) for _ in range(3)]
     width = max(map(len, users))
     lists = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in users], dtype=torch.int64).view(3, width)
     excluded = mask.excluded(case.tree.leaf_of_item(lists))
@@ -106,7 +106,7 @@ def test_a_node_is_closed_to_a_user_where_all_that_is_allowed_below_is_excluded(
 @given(cases(), st.data())
 def test_the_excluded_of_the_whole_tree_are_counted_among_its_items(case, data):
     """By the tree's own mask, whose empty slots are not allowed."""
-    row = some_items(data, case)
+    row = draw_items(data, case)
     excluded = case.tree.mask.excluded(case.tree.leaf_of_item(torch.tensor([sorted(row)], dtype=torch.int64)))
     left = left_below(case, set(range(case.tree.num_items)), row)
     for level in range(1, case.height + 1):
@@ -117,7 +117,7 @@ def test_the_excluded_of_the_whole_tree_are_counted_among_its_items(case, data):
 
 @given(cases(), st.data())
 def test_a_mask_that_is_moved_says_the_same(case, data):
-    allowed = torch.tensor(sorted(some_items(data, case)), dtype=torch.int64)
+    allowed = torch.tensor(sorted(draw_items(data, case)), dtype=torch.int64)
     mask = case.tree.allow(allowed)
     moved = mask.moved(torch.clone)
     assert torch.equal(moved.entered, mask.entered)

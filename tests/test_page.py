@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 from command import wait_for
+from page_data import SIZES, make_catalogue, make_model, recorded, sample_users, user_names
 from serving import serving
-from watched import SIZES, a_catalogue, a_model, recorded, some_people, user_names
 
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
@@ -374,8 +374,8 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser, address, place):
 
 
 def test_without_titles_ids_are_shown(watch, tmp_path):
-    model = a_model()
-    data = record({"run": model}, some_people(), user_names(), Catalogue.of_ids(model.ids), count=1, beam_sizes=(10,))
+    model = make_model()
+    data = record({"run": model}, sample_users(), user_names(), Catalogue.of_ids(model.ids), count=1, beam_sizes=(10,))
     (tmp_path / "page.html").write_text(page(data), encoding="utf-8")
     tab = watch.open(f"file://{tmp_path}/page.html")
     assert all(re.fullmatch(r"i\d+", name) for name in names_shown(tab))
@@ -385,7 +385,7 @@ def test_without_titles_ids_are_shown(watch, tmp_path):
 
 
 HISTORIES = {"ann": [3, 5, 8, 13, 21, 34], "bob": [1, 2]}
-SHOP = a_model()
+SHOP = make_model()
 
 
 def sendable(title):
@@ -393,7 +393,7 @@ def sendable(title):
     return title and title.encode("utf-8", "replace").decode()
 
 
-CATALOGUE = a_catalogue(SHOP)
+CATALOGUE = make_catalogue(SHOP)
 CATALOGUE = Catalogue(SHOP.ids, [sendable(title) for title in CATALOGUE.titles], CATALOGUE.categories)
 
 
@@ -405,7 +405,7 @@ class Shop(LiveModel):
 
 
 def open_shop(run):
-    log = SimpleNamespace(users=Ids(list(HISTORIES)), test=some_people(), val=[])
+    log = SimpleNamespace(users=Ids(list(HISTORIES)), test=sample_users(), val=[])
     return LoadedRun(Shop(SHOP, catalogue=CATALOGUE), "shop", "abc", data=log)
 
 
@@ -465,7 +465,7 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
 @pytest.mark.extended
 def test_live_losses_are_counted_over_users_of_the_log(server, watch):
     tab = watch.open(f"{server}#user=ann&hide=2&k=10&m=5&tab=losses")
-    told = losses_as_dict(inspect_for_page(SHOP, some_people(), 200))
+    told = losses_as_dict(inspect_for_page(SHOP, sample_users(), 200))
     wait_for(lambda: told["advice"] in tab.inner_text("#view"))
     assert f"{told['users']} users, k = 100" in tab.inner_text("#view")
     assert tab.locator("#view svg.loss").count() == 2

@@ -4,8 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from page_data import make_catalogue, make_model, sample_users
 from serving import serving
-from watched import a_catalogue, a_model, some_people
 
 from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import parts_of, without_part
@@ -16,8 +16,8 @@ from beamtree.query import History
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.service import Service
 
-MODEL = a_model()
-KNOWN = a_catalogue(MODEL)
+MODEL = make_model()
+KNOWN = make_catalogue(MODEL)
 CATALOGUE = Catalogue(MODEL.ids, [f"<b>{n}" for n in range(180)], KNOWN.categories)
 
 
@@ -49,14 +49,14 @@ def test_the_map_is_that_of_the_model(client):
 def test_losses_are_those_of_inspect_over_test_users_and_need_a_log(client, tmp_path):
     refused = client.get("/v1/losses")
     assert (refused.status_code, refused.json()["hint"]) == (404, "pass its folder with --data")
-    log = SimpleNamespace(test=some_people(), val=[], users=[])
+    log = SimpleNamespace(test=sample_users(), val=[], users=[])
     shop = Service(tmp_path, lambda _: LoadedRun(Shop(MODEL, catalogue=CATALOGUE), "shop", "abc", data=log), timeout=20)
     with serving(shop) as with_log:
         response = with_log.get("/v1/losses").json()
         assert response == with_log.get("/v1/losses").json()
-    found = inspect(MODEL, some_people(), beam_size=100, m=(5, 10, 20, 50))
+    found = inspect(MODEL, sample_users(), beam_size=100, m=(5, 10, 20, 50))
     assert response == json.loads(json.dumps(losses_as_dict(found)))
-    assert response["users"] == len(some_people())
+    assert response["users"] == len(sample_users())
 
 
 def test_a_users_events_are_listed_oldest_first(client):

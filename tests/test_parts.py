@@ -25,15 +25,15 @@ def tree():
     return bt.random_tree(NUM_ITEMS, arity=3, seed=1)
 
 
-def some_partners(seed=0, most=8):
+def make_partners(seed=0, most=8):
     generator = torch.Generator().manual_seed(seed)
     key = torch.randperm(NUM_ITEMS**2, generator=generator)[:400]
     weight = torch.randn(400, generator=generator)
     return strongest(key // NUM_ITEMS, key % NUM_ITEMS, weight, NUM_ITEMS, most)
 
 
-def a_sum(tree):
-    memory = MemoryScorer.from_partners([some_partners()], [recency_weights(0.5)])
+def make_sum(tree):
+    memory = MemoryScorer.from_partners([make_partners()], [recency_weights(0.5)])
     parts = {"memory": memory, "repeats": RepeatScorer(), "deep": DeepScorer(tree.num_nodes, scale=1.0)}
     return SumScorer(parts, tree.height, "deep").weigh(memory=2.0, repeats=0.5, deep=0.1)
 
@@ -86,7 +86,7 @@ def test_a_beam_over_memory_alone_finds_its_best_exactly(case, seed, m):
 
 
 def test_memory_adds_what_the_partners_say_by_recency(tree):
-    first, second = some_partners(0), some_partners(1)
+    first, second = make_partners(0), make_partners(1)
     memory = MemoryScorer.from_partners([first, second], [recency_weights(0.5), 2 * recency_weights(1.0, newest=3)])
     x = histories(NUM_ITEMS)
     found = memory.whole_level(memory.context(tree, x), tree, tree.height)
@@ -132,7 +132,7 @@ def test_repeats_of_users_without_any_history_score_0_on_every_level(tree):
 
 
 def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
-    memory = MemoryScorer.from_partners([some_partners()], [recency_weights(0.5)])
+    memory = MemoryScorer.from_partners([make_partners()], [recency_weights(0.5)])
     other = bt.random_tree(NUM_ITEMS + 1, arity=3)
     for scorer in (memory, SumScorer({"memory": memory, "repeats": RepeatScorer()}, other.height)):
         with pytest.raises(ValueError, match="memory is of 50 items and the tree has 51"):
@@ -173,7 +173,7 @@ def test_folded_factors_are_the_product_with_the_mean_below(tree):
 
 def test_a_sum_adds_its_parts_by_their_weights(tree):
     """At the leaves; above them, parts that are sparse over items are added before they are lifted."""
-    scorer, x = a_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_sum(tree), histories(NUM_ITEMS)
     weights = {"memory": 2.0, "repeats": 0.5, "deep": 0.1}
 
     def whole(one, level):
@@ -188,7 +188,7 @@ def test_a_sum_adds_its_parts_by_their_weights(tree):
 
 
 def test_parts_may_count_more_on_one_level_than_on_another(tree):
-    scorer, x = a_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_sum(tree), histories(NUM_ITEMS)
     scorer.weights[2, 0] = 7.0
     memory, repeats, deep = (scorer.part(name).whole_level(scorer.part(name).context(tree, x), tree, 2)
                              for name in scorer.names)  # fmt: skip
@@ -197,7 +197,7 @@ def test_parts_may_count_more_on_one_level_than_on_another(tree):
 
 
 def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
-    scorer, x = a_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_sum(tree), histories(NUM_ITEMS)
     fewer = scorer.without("repeats")
     assert (fewer.names, fewer.learned, fewer.weight_of("memory")) == (["memory", "deep"], "deep", 2.0)
     assert scorer.without("deep").learned is None
@@ -207,13 +207,13 @@ def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
 
 
 def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
-    scorer = a_sum(tree).weigh(deep=0.0)
+    scorer = make_sum(tree).weigh(deep=0.0)
     monkeypatch.setattr(scorer.part("deep"), "context", lambda *_: pytest.fail("it was asked"))
     scorer.whole_level(scorer.context(tree, histories(NUM_ITEMS)), tree, 2)
 
 
 def test_a_sum_trains_its_learned_part_alone(tree):
-    scorer = a_sum(tree)
+    scorer = make_sum(tree)
     assert scorer.learner() is scorer.part("deep")
     assert set(scorer.changing()) == {
         "weights",
@@ -225,7 +225,7 @@ def test_a_sum_trains_its_learned_part_alone(tree):
 
 
 def test_a_sum_is_saved_and_loaded(tree, tmp_path):
-    model, x = bt.TreeModel(tree, a_sum(tree)), histories(NUM_ITEMS)
+    model, x = bt.TreeModel(tree, make_sum(tree)), histories(NUM_ITEMS)
     bt.save_model(model, tmp_path)
     again = bt.load_model(tmp_path)
     for one, other in zip(bt.retrieve(model, x), bt.retrieve(again, x), strict=True):
@@ -234,7 +234,7 @@ def test_a_sum_is_saved_and_loaded(tree, tmp_path):
 
 
 def test_a_sum_follows_its_items_to_another_tree(tree):
-    model, x = bt.TreeModel(tree, a_sum(tree)), histories(NUM_ITEMS)
+    model, x = bt.TreeModel(tree, make_sum(tree)), histories(NUM_ITEMS)
     moved = model.on_tree(bt.random_tree(NUM_ITEMS, arity=2, seed=5))
     items = torch.arange(NUM_ITEMS).expand(len(x), -1)
     found = [each.query(x).logits(each.tree.height, each.tree.leaf_of_item(items)) for each in (model, moved)]

@@ -8,7 +8,7 @@ from beamtree.data import Events
 from beamtree.live.placement import PopularityPrior
 
 
-def a_log(sorted_tastes: bool) -> Events:
+def make_events(sorted_tastes: bool) -> Events:
     """Half of the users choose among 20 items, the other half among 300; or all of them among all."""
     generator, users = torch.Generator().manual_seed(0), 400
     common = torch.randint(0, 20, (users // 2, 30), generator=generator)
@@ -25,7 +25,7 @@ def prior_of(events: Events) -> PopularityPrior:
 
 @pytest.mark.parametrize("histories", [1, 10, 25])
 def test_where_tastes_differ_first_users_tell_how_popular_an_item_will_be(histories):
-    prior = prior_of(a_log(sorted_tastes=True))
+    prior = prior_of(make_events(sorted_tastes=True))
     generator = torch.Generator().manual_seed(2)
     few = prior.relative_popularity(torch.randint(0, 20, (histories, 20), generator=generator))
     many = prior.relative_popularity(torch.randint(20, 320, (histories, 20), generator=generator))
@@ -33,14 +33,14 @@ def test_where_tastes_differ_first_users_tell_how_popular_an_item_will_be(histor
 
 
 def test_where_all_choose_alike_they_tell_little_and_items_are_as_popular_as_others_on_average():
-    prior = prior_of(a_log(sorted_tastes=False))
+    prior = prior_of(make_events(sorted_tastes=False))
     generator = torch.Generator().manual_seed(2)
     times = [prior.relative_popularity(torch.randint(low, 320, (10, 20), generator=generator)) for low in (0, 0, 0)]
     assert all(0.5 < each < 2 for each in times)
 
 
 def test_histories_that_hold_nothing_known_say_nothing():
-    prior = prior_of(a_log(sorted_tastes=True))
+    prior = prior_of(make_events(sorted_tastes=True))
     assert prior.relative_popularity(torch.full((3, 5), -1)) == 1.0
     assert prior.relative_popularity(torch.full((3, 5), 400)) == 1.0  # items that were added since
 

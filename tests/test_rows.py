@@ -34,7 +34,7 @@ from beamtree.train.recipes import first_level
 SIZES = (2, 3)
 
 
-def a_log(users=41, num_items=53, longest=30, seed=0):
+def make_events(users=41, num_items=53, longest=30, seed=0):
     """Users of taste: those of a group choose among the same third of the items, the first most often."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(2, longest, (users,), generator=generator)
@@ -118,7 +118,7 @@ def factors_over_ranks():
     join()
     als.CELLS, found = 64, {}
     for name, (users, exchange.PULL_AT_ONCE) in FACTORS.items():
-        own = sharded_als(a_log(users), 53, **HOW)
+        own = sharded_als(make_events(users), 53, **HOW)
         assert len(own.items) == len(own_rows(53))
         found[name] = products(own)
     return found
@@ -129,7 +129,7 @@ def factors_over_ranks():
 def test_factors_do_not_depend_on_the_number_of_ranks(size):
     found = on_ranks(size, factors_over_ranks)
     for name, (users, _) in FACTORS.items():
-        alone, diagonal, everywhere = products(implicit_als(a_log(users), 53, **HOW))
+        alone, diagonal, everywhere = products(implicit_als(make_events(users), 53, **HOW))
         theirs, their_diagonal, their_everywhere = found[name]
         assert everywhere == their_everywhere
         for ours, other in ((alone, theirs), (diagonal, their_diagonal)):
@@ -156,7 +156,7 @@ def limits(name):
 def case(users):
     most = 9 if users > 2 else 53  # of few users much is equal, and which of these are the strongest says nothing
     order = torch.randperm(53, generator=torch.Generator().manual_seed(1))
-    return a_log(users), order, torch.linspace(1, 0.1, 69), most
+    return make_events(users), order, torch.linspace(1, 0.1, 69), most
 
 
 def all_partners(name, users):

@@ -22,39 +22,39 @@ from beamtree.scorers import (
 from beamtree.scorers.memory import recency_weights
 
 
-def a_linear(tree):
+def make_linear(tree):
     return LinearScorer(tree.num_nodes, 5), torch.randn(7, 5)
 
 
-def a_fixed(tree):
+def make_fixed(tree):
     return FixedScorer(torch.randn(7, tree.num_nodes)), FixedScorer.every(7)
 
 
-def a_deep(tree):
+def make_deep(tree):
     return DeepScorer(tree.num_nodes, scale=1.0), histories(tree.num_items)
 
 
-def a_deep_without_sharing(tree):
+def make_deep_without_sharing(tree):
     return DeepScorer(tree.num_nodes, scale=1.0, share=False), histories(tree.num_items)
 
 
-def a_memory(tree):
+def make_memory(tree):
     source, target = torch.randint(tree.num_items, (2, 300)).unique(dim=1)
     partners = strongest(source, target, torch.randn(len(source)), tree.num_items)
     return MemoryScorer.from_partners([partners], [recency_weights(0.5)]), histories(tree.num_items)
 
 
-def some_repeats(tree):
+def make_repeats(tree):
     return RepeatScorer(0.7), histories(tree.num_items)
 
 
-def some_factors(tree):
+def make_factors(tree):
     factors = rotate(torch.randn(tree.num_items, 6), 0.1, 0.05)
     return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
 
 
-def a_sum(tree):
-    parts = {"memory": a_memory(tree)[0], "factors": some_factors(tree)[0], "deep": a_deep(tree)[0]}
+def make_sum(tree):
+    parts = {"memory": make_memory(tree)[0], "factors": make_factors(tree)[0], "deep": make_deep(tree)[0]}
     return SumScorer(parts, tree.height, "deep").weigh(deep=0.5), histories(tree.num_items)
 
 
@@ -67,14 +67,14 @@ def histories(num_items):
 
 
 SCORERS_UNDER_TEST = {
-    "linear": a_linear,
-    "fixed": a_fixed,
-    "deep": a_deep,
-    "deep, no sharing": a_deep_without_sharing,
-    "memory": a_memory,
-    "repeats": some_repeats,
-    "factors": some_factors,
-    "sum": a_sum,
+    "linear": make_linear,
+    "fixed": make_fixed,
+    "deep": make_deep,
+    "deep, no sharing": make_deep_without_sharing,
+    "memory": make_memory,
+    "repeats": make_repeats,
+    "factors": make_factors,
+    "sum": make_sum,
 }
 
 

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 from sample_logs import random_log
-from serving import ITEMS, Gate, SteadyLoad, a_run, a_service, open_changing, serving
+from serving import ITEMS, Gate, SteadyLoad, make_service, open_changing, save_run, serving
 
 import beamtree as bt
 from beamtree.serve.http.access import Access, Limits, is_local, is_read_only
@@ -25,7 +25,7 @@ from beamtree.serve.http.server import listen
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for seed in range(3):
-        a_run(folder / f"run{seed}", ITEMS + 5 * seed, seed)
+        save_run(folder / f"run{seed}", ITEMS + 5 * seed, seed)
     return folder
 
 
@@ -40,7 +40,7 @@ def log_run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(runs):
     limits = Limits(m=50, beam_size=100, history=80, histories=4, listed=100, body=20_000, changes=20)
-    return a_service(runs / "run0", open_changing, limits=limits)
+    return make_service(runs / "run0", open_changing, limits=limits)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_filters_leave_what_they_leave_and_an_empty_answer_says_why(client):
 
 def test_users_of_the_log_and_their_new_events_are_known(log_run):
     shop = bt.Recommender.load(log_run)
-    with serving(a_service(log_run, open_changing)) as client:
+    with serving(make_service(log_run, open_changing)) as client:
         (result,) = client.post("/v1/recommend", json={"user": "u3", "m": 5}).json()["results"]
         found = shop.recommend(users=["u3"], m=5, beam_size=20)
         assert result["items"] == found["item"].to_list()
@@ -204,7 +204,7 @@ def test_an_item_needs_no_body_and_an_id(client, service):
 
 
 def test_a_service_that_cannot_change_says_so(runs):
-    with serving(a_service(runs / "run0")) as client:
+    with serving(make_service(runs / "run0")) as client:
         refused(client.put("/v1/items/new"), 409)
         refused(client.post("/v1/events", json={"user": "a", "items": ["i1"]}), 409)
 
@@ -298,7 +298,7 @@ def test_events_that_are_not_as_they_should_be_are_refused(client, body):
 
 
 def test_the_deadline_grows_with_the_histories_of_a_request(runs):
-    service = a_service(runs / "run0", timeout=0.5)
+    service = make_service(runs / "run0", timeout=0.5)
     with serving(service) as client:
         assert [service.seconds_for(count) for count in (1, 10, 20, 256)] == [0.5, 0.5, 1.0, 12.8]
         busy = Gate(service.engine)
@@ -372,7 +372,7 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
 
 
 def test_every_example_of_the_description_is_answered(log_run):
-    with serving(a_service(log_run, open_changing)) as client:
+    with serving(make_service(log_run, open_changing)) as client:
         tried = 0
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():
@@ -423,7 +423,7 @@ def test_metrics_count_by_route_and_name_no_ids(client):
 
 
 def test_a_full_queue_is_answered_429_with_retry_after(runs):
-    service = a_service(runs / "run0", max_queue=2)
+    service = make_service(runs / "run0", max_queue=2)
     with serving(service) as client, concurrent.futures.ThreadPoolExecutor(2) as pool:
         busy = Gate(service.engine)
         waiting = [pool.submit(client.post, "/v1/recommend", json={"history": ["i1"]}) for _ in range(2)]
@@ -438,7 +438,7 @@ def test_a_full_queue_is_answered_429_with_retry_after(runs):
 
 
 def test_deadlines_are_kept_and_what_missed_them_is_not_searched(runs):
-    service = a_service(runs / "run0")
+    service = make_service(runs / "run0")
     with serving(service) as client:
         client.post("/v1/recommend", json={"history": ["i1"]})
         busy = Gate(service.engine)
@@ -451,7 +451,7 @@ def test_deadlines_are_kept_and_what_missed_them_is_not_searched(runs):
 
 
 def test_a_narrowed_beam_is_told(runs):
-    service = a_service(runs / "run0")
+    service = make_service(runs / "run0")
     service.engine.load_control = SteadyLoad(1)
     with serving(service) as client:
         told = client.post("/v1/recommend", json={"history": ["i1"], "m": 4}).json()
@@ -465,7 +465,7 @@ def test_a_narrowed_beam_is_told(runs):
 
 
 def test_runs_are_swapped_without_a_failed_request(runs):
-    with serving(a_service(runs / "run0")) as client, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with serving(make_service(runs / "run0")) as client, concurrent.futures.ThreadPoolExecutor(2) as pool:
         ended, codes, versions = threading.Event(), [], set()
 
         def keep_asking():
@@ -486,7 +486,7 @@ def test_runs_are_swapped_without_a_failed_request(runs):
 
 
 def test_a_run_that_fails_is_not_served_and_is_told_of(runs):
-    with serving(a_service(runs / "run0")) as client:
+    with serving(make_service(runs / "run0")) as client:
         before = client.get("/v1/model").json()["version"]
         refused(client.post("/v1/model", json={"run": "nowhere"}), 422, "stays as it was")
         about = client.get("/v1/model").json()
@@ -508,7 +508,7 @@ def test_only_folders_beside_the_run_can_be_asked_for(runs):
 
 
 def test_tokens_for_reading_and_for_changing(runs):
-    with serving(a_service(runs / "run0", open_changing, access=Access("r-secret", "c-secret"))) as client:
+    with serving(make_service(runs / "run0", open_changing, access=Access("r-secret", "c-secret"))) as client:
         ask = {"history": ["i1"]}
 
         def with_token(token, method, path, **more):

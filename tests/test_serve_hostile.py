@@ -6,7 +6,7 @@ import warnings
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from serving import a_run, a_service, open_changing, serving
+from serving import make_service, open_changing, save_run, serving
 
 from beamtree.serve.http import server
 from beamtree.serve.http.access import Limits
@@ -39,7 +39,7 @@ CHECKS = [not_a_server_error, content_type_conformance, response_schema_conforma
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    service = a_service(a_run(folder / "shop"), open_changing, limits=Limits(body=1 << 20, seconds_of_body=0.5))
+    service = make_service(save_run(folder / "shop"), open_changing, limits=Limits(body=1 << 20, seconds_of_body=0.5))
     with serving(service) as client:
         yield client
 

@@ -99,7 +99,7 @@ def users():
     return x
 
 
-def a_model(name):
+def make_model(name):
     make, arity, chained, _ = CASES[name]
     slots = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
     some = torch.full((128 if arity == 2 else 243,), PAD)
@@ -154,7 +154,7 @@ def work(folder):
 def as_ranks_write_it(place, now):
     """The part of a model that all ranks wrote in training."""
     shards.TOP = TOP
-    model = a_model("sum")
+    model = make_model("sum")
     shard_model(model)
     write_sharded(place, model, 0, {}, set(), {})
     shard, settings = Shard.of(model.tree, now), read_settings(place)
@@ -174,7 +174,7 @@ def weights_of(model):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     for case in CASES:
-        bt.save_model(a_model(case), place / case)
+        bt.save_model(make_model(case), place / case)
     return place
 
 
@@ -191,7 +191,7 @@ def check(found, expected):
 @pytest.mark.extended
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_find_what_one_finds(found, case):
-    model = a_model(case)
+    model = make_model(case)
     for name in SEARCHES:
         expected = searched(model, name)
         for together, _ in found:
@@ -202,7 +202,7 @@ def test_ranks_find_what_one_finds(found, case):
 
 @pytest.mark.extended
 def test_a_model_that_ranks_wrote_is_searched_by_them(found):
-    expected = searched(a_model("sum"), "plain")
+    expected = searched(make_model("sum"), "plain")
     for together, _ in found:
         check(together["as ranks wrote it"], expected)
 
@@ -211,7 +211,7 @@ def test_a_model_that_ranks_wrote_is_searched_by_them(found):
 @pytest.mark.parametrize("case", ["deep", "factors", "deep, three children", "memory", "sum"])
 def test_a_rank_has_its_share_of_rows_and_partners(found, case):
     """Its own subtrees, and beside them the top and one row of zeros for each table."""
-    model, size = a_model(case), len(found)
+    model, size = make_model(case), len(found)
     tables = [each for each in model.modules() if isinstance(each, NodeTable)]
     kept = [together[case][1] for together, _ in found]
     shard = Shard.of(model.tree, Ranks(), TOP)
@@ -233,13 +233,13 @@ def test_a_kind_that_cannot_be_divided_is_refused_in_one_line(tmp_path):
 
 def test_one_rank_has_everything(folder):
     part = load_part(folder / "sum", Ranks(), top=TOP)
-    check(searched(part, "both"), searched(a_model("sum"), "both"))
-    assert part.tree.fingerprint() == a_model("sum").tree.fingerprint()
+    check(searched(part, "both"), searched(make_model("sum"), "both"))
+    assert part.tree.fingerprint() == make_model("sum").tree.fingerprint()
     assert part.ids.names[:2] == ["i0", "i1"]
 
 
 def test_a_damaged_file_is_refused(folder, tmp_path):
-    bt.save_model(a_model("deep"), tmp_path)
+    bt.save_model(make_model("deep"), tmp_path)
     path = tmp_path / "search-0.safetensors"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1

@@ -26,7 +26,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 PATIENT = {"BEAMTREE_TIME_LIMIT": "60", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def a_run(folder, seed=0):
+def save_run(folder, seed=0):
     """A run that was never trained."""
     tree = bt.random_tree(ITEMS, seed=seed)
     parts = {"deep": DeepScorer(tree.num_nodes, 6, scale=1.0, seed=seed), "repeats": RepeatScorer()}
@@ -41,7 +41,7 @@ def a_run(folder, seed=0):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
-    return a_run(place / "one"), a_run(place / "other", seed=1)
+    return save_run(place / "one"), save_run(place / "other", seed=1)
 
 
 def torchrun(size, *words, **how):

@@ -46,19 +46,19 @@ def lists_of(seed, items=ITEMS):
     return strongest(key // items, key % items, weights, items, 9)
 
 
-def a_memory():
+def make_memory():
     return MemoryScorer.from_partners(
         [lists_of(0), lists_of(1)], [recency_weights(0.5), recency_weights(2.0, newest=3)]
     )
 
 
-def a_model(dtype=torch.float32):
+def make_model(dtype=torch.float32):
     """A sum of all kinds of parts, whole on whoever makes it before ranks are joined."""
     tree = bt.random_tree(ITEMS, 3, seed=1)
     vectors = torch.randn(ITEMS, 5, generator=torch.Generator().manual_seed(3))
     factors = FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
     learned = DeepScorer(tree.num_nodes, 6, scale=0.3, seed=2).to(dtype)
-    parts = {"memory": a_memory(), "repeats": RepeatScorer(), "factors": factors, "deep": learned}
+    parts = {"memory": make_memory(), "repeats": RepeatScorer(), "factors": factors, "deep": learned}
     scorer = SumScorer(parts, tree.height, "deep").weigh(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
     model = bt.TreeModel(tree, scorer, first_level=2, ids=Ids([f"i{number}" for number in range(ITEMS)]))
     return model.eval()
@@ -126,7 +126,7 @@ def answers(model, rank, size):
 
 def answers_of_ranks(top):
     shards.TOP = top
-    model = a_model()
+    model = make_model()
     parts = {name: len(value) for name, value in model.scorer.state_dict().items() if name in whole_names()}
     model = spread(model)
     own = {name: len(value) for name, value in model.scorer.state_dict().items() if name in parts}
@@ -142,7 +142,7 @@ def whole_names():
 @pytest.mark.extended
 @pytest.mark.parametrize(("size", "top"), [(2, 5), (3, 10), (2, 1000)])
 def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
-    alone = a_model()
+    alone = make_model()
     for rank, (theirs, parts, own) in enumerate(run_ranks(size, answers_of_ranks, top)):
         with torch.no_grad():
             items, scores, levels = answers(alone, rank, size)
@@ -161,14 +161,14 @@ def test_users_of_each_rank_get_what_one_rank_gives_them(size, top):
 def saved(folder, top, dtype):
     shards.TOP = top
     sharded_table.SEND_AT_ONCE = 7
-    model = spread(a_model(dtype))
+    model = spread(make_model(dtype))
     current_backend().save_model(model, folder)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.float32), (2, torch.bfloat16)])
 def test_ranks_write_the_file_that_one_writes(tmp_path, size, dtype):
-    bt.save_model(a_model(dtype), tmp_path / "one")
+    bt.save_model(make_model(dtype), tmp_path / "one")
     run_ranks(size, saved, tmp_path / "several", TOP, dtype)
     for file in ("weights-0.safetensors", "search-0.safetensors", "tree-0.safetensors"):
         with safe_open(tmp_path / "one" / file, "pt") as one, safe_open(tmp_path / "several" / file, "pt") as several:
@@ -182,7 +182,9 @@ def test_ranks_write_the_file_that_one_writes(tmp_path, size, dtype):
         return  # what is written is all that is asked of it
     found = bt.load_model(tmp_path / "several")
     x = histories().x
-    assert torch.equal(bt.retrieve(found, x, beam_size=12, m=10)[0], bt.retrieve(a_model(), x, beam_size=12, m=10)[0])
+    assert torch.equal(
+        bt.retrieve(found, x, beam_size=12, m=10)[0], bt.retrieve(make_model(), x, beam_size=12, m=10)[0]
+    )
 
 
 def write_nothing(*arguments):
@@ -194,7 +196,7 @@ def told_by_saving(folder, moment):
     shards.TOP = TOP
     sharded_table.SEND_AT_ONCE = 7
     shop = bt.Recommender()
-    shop._model = spread(a_model())
+    shop._model = spread(make_model())
     place = nullcontext()
     if ranks().is_first and moment == "within":
         place = largest_file(9000)  # the tree fits, and some of the weights
@@ -243,7 +245,7 @@ def test_ranks_that_no_item_is_dealt_to_take_part(tmp_path):
 def trained(folder, steps, asks=False):
     """Train on to so many steps from whatever is in the folder; all weights in the end."""
     shards.TOP = TOP
-    model = a_model(torch.float64)
+    model = make_model(torch.float64)
     now = join()
     if (folder / "settings.json").exists():
         model = current_backend().load_model(folder, "cpu")
@@ -285,7 +287,7 @@ def test_a_run_with_parts_goes_on_with_any_number_of_ranks(tmp_path, monkeypatch
 
 
 def with_fewer_partners():
-    model = a_model()
+    model = make_model()
     lists = [lists_of(0).head(3), lists_of(1).head(3)]
     model.scorer.put(
         "memory", MemoryScorer.from_partners(lists, [recency_weights(0.5), recency_weights(2.0, newest=3)])
@@ -296,7 +298,7 @@ def with_fewer_partners():
 def taken_over(folder, by_all):
     """Weights of a folder in a model whose memory was made a little otherwise, saved again."""
     shards.TOP = TOP
-    given, model = a_model(), with_fewer_partners()
+    given, model = make_model(), with_fewer_partners()
     join()
     if by_all:
         write_sharded(folder / "given", spread(given), 0, {}, set(), {})
@@ -312,7 +314,7 @@ def taken_over(folder, by_all):
 def test_a_memory_takes_lists_of_other_lengths(tmp_path, by_all):
     """As of parts that were made again by another number of ranks, before a checkpoint is read."""
     run_ranks(2, taken_over, tmp_path, by_all)
-    found, expected = bt.load_model(tmp_path / "again").scorer.part("memory"), a_memory()
+    found, expected = bt.load_model(tmp_path / "again").scorer.part("memory"), make_memory()
     for name, ours in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], ours)
 
@@ -370,7 +372,7 @@ def told_by(scorer):
 
 def moved(size):
     shards.TOP = TOP
-    model = a_model()
+    model = make_model()
     other = bt.random_tree(ITEMS, 2, seed=9)
     if size > 1:
         model = spread(model)

@@ -189,30 +189,30 @@ def test_what_cannot_be_tuned_is_said(model_and_users, counted, words, message):
 
 
 @pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
+def run_folder(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("tune"), train=10, val=20, test=10)
 
 
-def test_the_command_keeps_the_beam_and_others_use_it(a_run):
+def test_the_command_keeps_the_beam_and_others_use_it(run_folder):
     done = beamtree(
-        "tune", "run", "--recall", "0.8", "--m", "5", "--widest", "20", "--json", "found.json", folder=a_run
+        "tune", "run", "--recall", "0.8", "--m", "5", "--widest", "20", "--json", "found.json", folder=run_folder
     )
-    kept = json.loads((a_run / "run" / "tune.json").read_text())
+    kept = json.loads((run_folder / "run" / "tune.json").read_text())
     assert kept.pop("model")
-    assert kept == json.loads((a_run / "found.json").read_text())
+    assert kept == json.loads((run_folder / "found.json").read_text())
     assert kept["m"] == 5
     assert kept["users"] == 10
     assert len(kept["beam_size"]) == 4
     assert kept["tried"][0]["beam_size"] == [20] * 4
-    assert (a_run / "run" / "tune.png").exists()
+    assert (run_folder / "run" / "tune.png").exists()
     assert "measuring a beam of 20\n" in done.stderr
     assert "Next: beamtree evaluate run --beam-size tuned --m 5" in done.stdout
     cells = []
     for beam in ("tuned", ",".join(map(str, kept["beam_size"]))):
-        beamtree("evaluate", "run", "--beam-size", beam, "--m", "5", "--json", "cells.json", folder=a_run)
-        cells.append(json.loads((a_run / "cells.json").read_text()))
+        beamtree("evaluate", "run", "--beam-size", beam, "--m", "5", "--json", "cells.json", folder=run_folder)
+        cells.append(json.loads((run_folder / "cells.json").read_text()))
     assert cells[0] == cells[1]
-    beamtree("retrieve", "run", "--history", "item 1", "--m", "5", "--beam-size", "tuned", folder=a_run)
+    beamtree("retrieve", "run", "--history", "item 1", "--m", "5", "--beam-size", "tuned", folder=run_folder)
 
 
 def test_a_beam_of_another_model_is_refused(tmp_path):
@@ -234,14 +234,14 @@ def test_a_beam_of_another_model_is_refused(tmp_path):
             load_tuned_beam(folder / "run")
 
 
-def test_a_users_error_is_one_line(a_run):
+def test_a_users_error_is_one_line(run_folder):
     for words, message in (
         (["--recall", "2"], "--recall 2: must be a share"),
         (["--recall", "1", "--milliseconds", "1"], "one of the two"),
         (["--plot", "data"], "data: the name of a picture must end in .png"),
         (["--widest", "0"], "--widest"),
     ):
-        done = beamtree("tune", "run", *words, folder=a_run, check=False)
+        done = beamtree("tune", "run", *words, folder=run_folder, check=False)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr

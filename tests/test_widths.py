@@ -8,7 +8,7 @@ import torch
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_filters import ROWS, a_model, as_tensors, check_search, filters, left_for, p_of
+from test_filters import ROWS, as_tensors, check_search, filters, left_for, make_model, p_of
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -21,7 +21,7 @@ from beamtree.scorers import FixedScorer
 EVERY = FixedScorer.every(ROWS)
 
 
-def some_widths(model, most=12):
+def draw_widths(model, most=12):
     """One width for each searched level of a model."""
     levels = model.tree.height + 1 - model.first_level
     return st.lists(st.integers(1, most), min_size=levels, max_size=levels)
@@ -29,7 +29,7 @@ def some_widths(model, most=12):
 
 @given(cases(), st.data(), st.integers(1, 12))
 def test_equal_widths_are_one_number(case, data, k):
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
     levels = case.height + 1 - model.first_level
     m, words = data.draw(st.integers(1, k)), as_tensors(allowed, excluded)
     one = retrieve(model, EVERY, beam_size=k, m=m, **words)
@@ -39,8 +39,8 @@ def test_equal_widths_are_one_number(case, data, k):
 
 @given(cases(ties=False), st.data())
 def test_a_walk_keeps_on_each_level_as_many_as_its_width(case, data):
-    model = a_model(data, case)
-    sizes = data.draw(some_widths(model))
+    model = make_model(data, case)
+    sizes = data.draw(draw_widths(model))
     steps = list(walk(model.query(EVERY), sizes))
     assert [step.level for step in steps] == list(range(model.first_level, case.height + 1))
     for row in range(ROWS):
@@ -54,8 +54,8 @@ def test_a_walk_keeps_on_each_level_as_many_as_its_width(case, data):
 @given(cases(ties=False), st.data())
 def test_a_search_is_the_walk_with_no_level_narrower_than_m(case, data):
     """Whether a filter is set or not: it is a tree with the other leaves empty."""
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
-    sizes = data.draw(some_widths(model))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    sizes = data.draw(draw_widths(model))
     m = data.draw(st.integers(1, sizes[-1]))
     found = retrieve(model, EVERY, beam_size=sizes, m=m, **as_tensors(allowed, excluded))
     used = [max(width, m) for width in sizes]
@@ -66,8 +66,8 @@ def test_a_search_is_the_walk_with_no_level_narrower_than_m(case, data):
 @given(cases(), st.data())
 def test_m_items_come_back_wherever_brute_force_finds_m(case, data):
     """The promise of `widths`, also where exactly m are allowed and the upper levels are as narrow as can be."""
-    model, (allowed, excluded) = a_model(data, case), data.draw(filters(case))
-    sizes = data.draw(some_widths(model, most=40))
+    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    sizes = data.draw(draw_widths(model, most=40))
     most = sizes[-1] if allowed is None else min(sizes[-1], max(1, len(allowed)))
     m = data.draw(st.just(most) | st.integers(1, sizes[-1]))
     words = as_tensors(allowed, excluded)
@@ -119,8 +119,8 @@ def test_widths_that_cannot_be_are_refused(sizes, m, message):
 
 @given(cases(ties=False), st.data())
 def test_evaluate_and_inspect_search_with_these_widths(case, data):
-    model = a_model(data, case)
-    sizes = data.draw(some_widths(model))
+    model = make_model(data, case)
+    sizes = data.draw(draw_widths(model))
     m = data.draw(st.integers(1, sizes[-1]))
     people = Instances(EVERY, case.y)
     items, _ = retrieve(model, EVERY, beam_size=sizes, m=m)

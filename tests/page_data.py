@@ -25,7 +25,7 @@ HOSTILE = (
 )
 
 
-def a_model(num_items=NUM_ITEMS, seed=1):
+def make_model(num_items=NUM_ITEMS, seed=1):
     """A sum of three parts with random weights; nothing is trained."""
     generator = torch.Generator().manual_seed(seed)
     tree = bt.random_tree(num_items, arity=2, seed=seed)
@@ -44,14 +44,14 @@ def a_model(num_items=NUM_ITEMS, seed=1):
     return model
 
 
-def some_people(num_items=NUM_ITEMS, seed=2):
+def sample_users(num_items=NUM_ITEMS, seed=2):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(8, 30, (NUM_USERS,), generator=generator)
     items = torch.randint(num_items, (int(lengths.sum()),), generator=generator, dtype=torch.int32)
     return BeforeAfter(Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), items, "test"))
 
 
-def a_catalogue(model):
+def make_catalogue(model):
     """Hostile titles, an item without one, and categories of two steps."""
     numbers = range(model.tree.num_items)
     titles = [f"{HOSTILE[n % len(HOSTILE)]} no. {n}" if n % 3 else f"Title {n}" for n in numbers]
@@ -67,9 +67,9 @@ def user_names():
 @cache
 def recorded():
     """A model with hostile titles, and what a page shows of it."""
-    model = a_model()
+    model = make_model()
     models = variants("run </title>", model)
-    return model, models, record(models, some_people(), user_names(), a_catalogue(model), count=5, beam_sizes=SIZES)
+    return model, models, record(models, sample_users(), user_names(), make_catalogue(model), count=5, beam_sizes=SIZES)
 
 
 SIZES = (5, 10, 20, 40)
