@@ -16,6 +16,7 @@ from beamtree.scorers import (
     LinearScorer,
     MemoryScorer,
     RepeatScorer,
+    SequenceScorer,
     SumScorer,
     linear,
 )
@@ -53,6 +54,10 @@ def make_factors(tree):
     return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
 
 
+def make_sequence(tree):
+    return SequenceScorer(tree.num_nodes, dim=32), histories(tree.num_items)
+
+
 def make_sum(tree):
     parts = {"memory": make_memory(tree)[0], "factors": make_factors(tree)[0], "deep": make_deep(tree)[0]}
     return SumScorer(parts, tree.height, "deep").weigh(deep=0.5), histories(tree.num_items)
@@ -74,6 +79,7 @@ SCORERS_UNDER_TEST = {
     "memory": make_memory,
     "repeats": make_repeats,
     "factors": make_factors,
+    "sequence": make_sequence,
     "sum": make_sum,
 }
 

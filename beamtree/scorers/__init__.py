@@ -2,20 +2,31 @@
 
 from beamtree.scorers.base import Scorer, TableScorer
 from beamtree.scorers.deep import DeepScorer
+from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
 from beamtree.scorers.memory import MemoryScorer
 from beamtree.scorers.repeats import RepeatScorer
+from beamtree.scorers.sequence import SequenceScorer
 from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable
 
 # What a saved model can name. A new scorer is one file and one line here; one from outside is passed to `load_model`.
-SCORERS: tuple[type[Scorer], ...] = (DeepScorer, LinearScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer)
+SCORERS: tuple[type[Scorer], ...] = (
+    DeepScorer,
+    LinearScorer,
+    FactorScorer,
+    MemoryScorer,
+    RepeatScorer,
+    SequenceScorer,
+    SumScorer,
+)
 
 __all__ = [
     "SCORERS",
     "DeepScorer",
+    "DotProductScorer",
     "FactorScorer",
     "FixedScorer",
     "LinearScorer",
@@ -23,6 +34,7 @@ __all__ = [
     "NodeTable",
     "RepeatScorer",
     "Scorer",
+    "SequenceScorer",
     "SumScorer",
     "TableScorer",
 ]

@@ -2,13 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from beamtree import kernels
 from beamtree.data.views import HISTORY, recency
-from beamtree.scorers.base import TableScorer, check_histories
+from beamtree.scorers.base import check_histories
+from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
@@ -64,12 +63,7 @@ def newest_of_each(x: Tensor) -> Tensor:
     return repeated.logical_not_() & (x != PAD)
 
 
-class FactorContext(NamedTuple):
-    vectors: Vectors  # of every node
-    user: Tensor  # [B, dim]
-
-
-class FactorScorer(TableScorer):
+class FactorScorer(DotProductScorer):
     """⟨u(x), v_n⟩: v_n is the mean of the vectors of the items below n.
 
     Args:
@@ -80,8 +74,6 @@ class FactorScorer(TableScorer):
         power: an event t events ago has the weight (1 + t)^-power.
         seed: not used; rows come from `from_factors` or from a file.
     """
-
-    reads_items = True
 
     spread: Tensor  # `Factors.gram_diagonal`, under its name in saved models
     recency: Tensor
@@ -118,38 +110,21 @@ class FactorScorer(TableScorer):
         scorer.spread = factors.gram_diagonal.cpu()
         return scorer
 
-    def item_vectors(self, tree: Tree) -> Tensor:
-        return super().item_vectors(tree).float()
-
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
         table = self.table.means_on(old, new)
         scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power)
         return scorer.to(self.spread.device)
 
     @torch.no_grad()
-    def context(self, tree: Tree, x: Tensor) -> FactorContext:
-        leaves, vectors = tree.leaf_of_item(x), self.table.read(tree, share=False)
-        (rows,) = vectors.index([(tree.height, leaves)])
-        history = self.table.reduce(tree.height, _gather(vectors, rows))
+    def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        leaves = tree.leaf_of_item(x)
+        history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # removed items have no weight
-        return FactorContext(vectors, fold_in(self.fold_in_settings(history), history, weights))
+        return fold_in(self.fold_in_settings(history), history, weights)
 
     def fold_in_settings(self, vectors: Tensor) -> Factors:
         """Vectors, with what a fold-in needs beside them."""
         return Factors(vectors, self.spread, self.penalty, self.everywhere)
-
-    def scores(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        (rows,) = context.vectors.index([(level, nodes)])
-        if kernels.fits(context.user):
-            from beamtree.kernels.dots import dots
-
-            return dots(context.vectors.values, context.user, rows)
-        if len(rows) == 1 and not rows.is_cuda:
-            return context.user @ _gather(context.vectors, rows[0]).T
-        return torch.bmm(_gather(context.vectors, rows), context.user.unsqueeze(-1)).squeeze(-1)
-
-    def forward(self, context: FactorContext, level: int, nodes: Tensor) -> Tensor:
-        return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -162,12 +137,3 @@ class FactorScorer(TableScorer):
 
     def check(self, x: Tensor) -> None:
         check_histories(x, HISTORY)
-
-
-def _gather(vectors: Vectors, rows: Tensor) -> Tensor:
-    """Rows of the values [..., dim]; any row for PAD."""
-    if rows.is_cuda:
-        return vectors.at(rows).float()
-    # NumPy gathers rows faster, and converts halves in a third of the time.
-    gathered = vectors.values.numpy().take(rows.numpy(), axis=0, mode="clip")
-    return torch.from_numpy(gathered.astype(np.float32))
