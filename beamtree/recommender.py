@@ -46,7 +46,7 @@ from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, train_model
+from beamtree.train.recipes import build_model, resolve_settings, sequence_lines, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -97,6 +97,8 @@ class Recommender:
         device: the device: cpu or cuda.
         seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
         refit: refit the closed-form parts at the end, with the events of validation users too.
+        sequence: train a transformer over the order of events too, and add it where validation users find more with it.
+            Default: on a GPU.
         frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 
@@ -121,6 +123,7 @@ class Recommender:
         device: str = "cpu",
         seed: int = 0,
         refit: bool = False,
+        sequence: bool | None = None,
         frame: str | None = None,
     ) -> None:
         check_device(device)
@@ -131,6 +134,7 @@ class Recommender:
             method=method, tree=tree, items=items, vectors=vectors, arity=arity, scorer=scorer, recipe=recipe,
             beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr,
             optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
+            sequence=sequence,
         )  # fmt: skip
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
@@ -240,8 +244,9 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            closed_form = settings.recipe.start is not None
-            report.line(progress.as_report(data.num_items, len(data.val), closed_form))
+            for line in sequence_lines(model):
+                report.line(line)
+            report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
             report.line(f"Fitted in {clock(time_now() - began)}.")
         self._data, self._model, self._run, self.progress = data, model, run, progress
         self._run["frame"] = frame_kind(log)

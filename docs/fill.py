@@ -137,6 +137,32 @@ def parts(cuts: Sequence[int]) -> str:
     return by_log({names.get(m, m): of_model(m) for m in order}, cuts, LOGS, "recall", bold=False)
 
 
+def sequence() -> str:
+    """What the sequence part adds: means over the seeds."""
+    cells = cells_of("sequence")
+    lines = []
+    for log in dict.fromkeys(c["log"] for c in cells):
+        for row in ("closed form", "sequence alone", "with sequence"):
+            found = [c for c in cells if (c["log"], c["row"]) == (log, row)]
+            means = [
+                sum(each) / len(found) for each in zip(*((*c["recall"], c["ndcg@10"]) for c in found), strict=True)
+            ]
+            lines.append([log, row, str(len(found)), *map(two_digits, means)])
+    return grid(["log", "row", "seeds", *(f"R@{m}" for m in CUTS), "NDCG@10"], lines)
+
+
+def inner_nodes() -> str:
+    """Recall@10 by how the vectors of inner nodes were made, and by beam."""
+    cells = cells_of("inner_nodes")
+    rows = dict.fromkeys((c["log"], c["parts"], c["inner nodes"], c["every leaf"]) for c in cells)
+    values = {(c["log"], c["parts"], c["inner nodes"], c["k"]): c["recall@10"] for c in cells}
+    lines = [
+        [log, parts, name, *(two_digits(values[log, parts, name, k]) for k in (400, 50, 20)), two_digits(every)]
+        for log, parts, name, every in rows
+    ]
+    return grid(["log", "parts", "inner nodes", "k = 400", "k = 50", "k = 20", "every leaf"], lines)
+
+
 def narrow(at_ten: bool) -> str:
     """What narrow beams find: recall@k, or recall@10."""
     lines = []
@@ -388,6 +414,8 @@ PARTS = {
     "elsewhere": lambda: elsewhere([200]),
     "elsewhere_all": lambda: elsewhere(CUTS),
     "parts": lambda: parts([200]),
+    "sequence": sequence,
+    "inner_nodes": inner_nodes,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),
     "narrow_10": lambda: narrow(at_ten=True),

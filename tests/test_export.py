@@ -46,6 +46,7 @@ KINDS = [
     test_scorers.make_memory,
     test_scorers.make_repeats,
     test_scorers.make_factors,
+    test_scorers.make_sequence,
     test_scorers.make_sum,
     make_varied_sum,
 ]

@@ -21,7 +21,16 @@ from beamtree.distributed.remote_search import Coordinator, follow
 from beamtree.distributed.sharded_search import LocalTable
 from beamtree.distributed.sharding import shard_model
 from beamtree.distributed.training import join
-from beamtree.scorers import DeepScorer, FactorScorer, LinearScorer, MemoryScorer, NodeTable, RepeatScorer, SumScorer
+from beamtree.scorers import (
+    DeepScorer,
+    FactorScorer,
+    LinearScorer,
+    MemoryScorer,
+    NodeTable,
+    RepeatScorer,
+    SequenceScorer,
+    SumScorer,
+)
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import recency_weights
 from beamtree.storage.settings import fingerprint, read_settings
@@ -71,6 +80,7 @@ CASES = {
     "deep, chained": (deep, 2, True, TOP),
     "factors": (factors, 2, False, TOP),
     "factors, three children": (factors, 3, False, TOP),
+    "sequence": (lambda tree: SequenceScorer(tree.num_nodes, 32, seed=2), 3, False, TOP),
     "memory": (memory, 2, False, TOP),
     "repeats": (lambda tree: SumScorer({"repeats": RepeatScorer()}, tree.height), 3, False, TOP),
     "sum": (everything, 2, False, TOP),

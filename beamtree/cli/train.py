@@ -23,7 +23,14 @@ from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, steps_done, usual_m
 from beamtree.train.backend import current_backend
-from beamtree.train.recipes import TrainingSettings, build_model, resolve_settings, train_model
+from beamtree.train.recipes import (
+    TrainingSettings,
+    build_model,
+    resolve_settings,
+    sequence_lines,
+    start_parts,
+    train_model,
+)
 from beamtree.train.runs import (
     LOG,
     RUN,
@@ -35,6 +42,7 @@ from beamtree.train.runs import (
     read_run,
     write_run,
 )
+from beamtree.train.sequence import STAGE
 
 LOG_EVERY = 50  # steps
 
@@ -60,6 +68,7 @@ def train(
     device: Annotated[str, options.training_option("device")] = "cpu",
     threads: options.Threads = None,
     refit: Annotated[bool, options.training_option("refit", flag=True)] = False,
+    sequence: Annotated[bool | None, options.training_option("sequence")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what was chosen on the validation users.")] = False,
 ) -> None:
@@ -76,7 +85,7 @@ def train(
     training = TrainingOptions(
         method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
         nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
-        seed=seed, device=device, refit=refit,
+        seed=seed, device=device, refit=refit, sequence=sequence,
     )  # fmt: skip
     join(device)
     backend = current_backend()
@@ -131,7 +140,7 @@ def _train_in(
     current_backend().save_model(model, folder)
     if settings.refit:
         write("Refitted the closed-form parts with the validation users; the recall was measured before:")
-    report = result.as_report(data.num_items, len(data.val), settings.recipe.start is not None).replace("`lr`", "--lr")
+    report = result.as_report(data.num_items, len(data.val), start_parts(model)).replace("`lr`", "--lr")
     write(report, bold=True)
     write(f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}")
 
@@ -173,16 +182,18 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
     if settings.recipe.start is None:
         return build_model(settings, data, tree)
     start = time.monotonic()
-    with progress(100, "% of the closed form") as (advance, _):
+    stages, what = (2, "the closed form and the sequence part") if settings.sequence else (1, "the closed form")
+    with progress(100 * stages, f"% of {what}") as (advance, _):
         before = 0
 
-        def on_progress(what: str, done: int, total: int) -> None:
+        def on_progress(stage: str, done: int, total: int) -> None:
             nonlocal before
-            advance(done - before)
-            before = done
+            now = 100 * done // total + (100 if stage == STAGE else 0)
+            advance(now - before)
+            before = now
 
         model = build_model(settings, data, tree, on_progress)
-    write(f"Fitted the closed form in {time.monotonic() - start:.0f} s")
+    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *sequence_lines(model))
     return model
 
 

@@ -65,18 +65,23 @@ class Candidates:
         return scores, gain, real
 
     def recalls(self, weights: Sequence[float]) -> Tensor:
-        """Recall at each cut of the items in the order of the weighted sum."""
-        by = torch.tensor(weights, device=self.units.device) * self.units
+        """Recall at each cut of the items in the order of the sum, weighted in units."""
+        return self._recalls(torch.tensor(weights, device=self.units.device) * self.units).mean(0)
 
+    def user_recalls(self, weights: Mapping[str, float]) -> Tensor:
+        """Recall of each user at each cut, by the weights of the parts [U, cuts]."""
+        return self._recalls(self.units.new_tensor([weights[name] for name in self.names]))
+
+    def _recalls(self, weights: Tensor) -> Tensor:
         def of_users(rows: slice) -> Tensor:
-            total = (self._scores[rows] @ by).masked_fill(~self._real[rows], -torch.inf)
+            total = (self._scores[rows] @ weights).masked_fill(~self._real[rows], -torch.inf)
             order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
             gain = self._gain[rows].gather(1, order).cumsum(1)
             return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]]
 
         users, step = len(self._gain), BATCH if self._gain.device.type == "cpu" else len(self._gain)
         rows = [slice(start, start + step) for start in range(0, users, step)]
-        return torch.cat(for_each_batch(of_users, rows, self._gain.device)).mean(0).cpu()
+        return torch.cat(for_each_batch(of_users, rows, self._gain.device)).cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b of σ(a g + b), the probability that an item with the sum g is chosen, for the best items [2]."""

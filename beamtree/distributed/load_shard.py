@@ -19,7 +19,16 @@ from beamtree.distributed.group import Ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_search import LocalSubtreeMax, LocalTable, ShardedScorer
 from beamtree.model import TreeModel
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
+from beamtree.scorers import (
+    DeepScorer,
+    DotProductScorer,
+    FactorScorer,
+    MemoryScorer,
+    RepeatScorer,
+    Scorer,
+    SequenceScorer,
+    SumScorer,
+)
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.storage.models import read_tree
 from beamtree.storage.settings import check_files, explain_damage, file_path, read_settings
@@ -159,9 +168,10 @@ class PartReader:
         self.tree, self.shard, self.weights = tree, shard, weights
         self._readers: dict[str, Callable[[Mapping[str, Any], str], Scorer]] = {
             DeepScorer.__name__: self._deep,
-            FactorScorer.__name__: self._factors,
+            FactorScorer.__name__: partial(self._dot_product, FactorScorer),
             MemoryScorer.__name__: self._memory,
             RepeatScorer.__name__: self._repeats,
+            SequenceScorer.__name__: partial(self._dot_product, SequenceScorer),
             SumScorer.__name__: self._sum,
         }
 
@@ -182,8 +192,10 @@ class PartReader:
                 rows[self.shard.rows(level)] += above.repeat_interleave(self.shard.arity, dim=0)
         return self._with_table(scorer, prefix, rows)
 
-    def _factors(self, settings: Mapping[str, Any], prefix: str) -> Scorer:
-        scorer = FactorScorer(**{**settings, "num_nodes": 1}, seed=None)
+    def _dot_product(
+        self, make: type[FactorScorer] | type[SequenceScorer], settings: Mapping[str, Any], prefix: str
+    ) -> Scorer:
+        scorer = make(**{**settings, "num_nodes": 1}, seed=None)
         return self._with_table(scorer, prefix, self._rows(f"{prefix}{TABLE}"))
 
     def _memory(self, settings: Mapping[str, Any], prefix: str) -> Scorer:
@@ -237,7 +249,7 @@ class PartReader:
             rows[own_rows] = self.weights.read(name, nodes)
         return rows
 
-    def _with_table(self, scorer: DeepScorer | FactorScorer, prefix: str, rows: Tensor) -> Scorer:
+    def _with_table(self, scorer: DeepScorer | DotProductScorer, prefix: str, rows: Tensor) -> Scorer:
         """A scorer with its rows and all other weights."""
         scorer.table = LocalTable(self.shard, rows)
         state = {name: self.weights.whole(f"{prefix}{name}") for name in scorer.state_dict() if name != TABLE}

@@ -12,7 +12,7 @@ from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.model import TreeModel
-from beamtree.scorers import SCORERS, DeepScorer, FactorScorer, MemoryScorer, Scorer, SumScorer
+from beamtree.scorers import SCORERS, DeepScorer, DotProductScorer, MemoryScorer, Scorer, SumScorer
 from beamtree.storage.sharded_files import MEMORY_TENSORS, memories_of, memory_names, merge_parts
 from beamtree.tree import PAD
 
@@ -95,7 +95,7 @@ def shard_model(model: TreeModel, shard: Shard | None = None) -> TreeModel:
     """Keep this rank's part of a model, in place; parts that are sharded already stay as they are."""
     shard = Shard.of(model.tree, ranks()) if shard is None else shard
     for module in list(model.modules()):
-        if isinstance(module, DeepScorer | FactorScorer) and not isinstance(module.table, ShardedTable):
+        if isinstance(module, DeepScorer | DotProductScorer) and not isinstance(module.table, ShardedTable):
             module.table = ShardedTable.of(module.table, shard)
         if isinstance(module, SumScorer):
             for name in module.names:

@@ -56,6 +56,7 @@ class TrainingOptions:
     device: str = "cpu"
     seed: int = 0
     refit: bool = False
+    sequence: bool | None = None
 
     @property
     def method_name(self) -> str:

@@ -22,6 +22,7 @@ from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.schedule import Schedule, constant, cosine
+from beamtree.train.sequence import SEQUENCE, add_sequence, sequence_report
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -83,6 +84,7 @@ class TrainingSettings:
     seed: int = 0
     device: str = "cpu"
     refit: bool = False
+    sequence: bool = False
     check_every: int | None = None  # steps between validation checks; None: a twentieth of all
 
     def instances(self, data: Prepared) -> Data:
@@ -137,6 +139,7 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
     settings = TrainingSettings(
         recipe, method, beam_size, batch_size, options.epochs, options.steps, lr,
         options.optimizer, options.patience, options.seed, options.device, options.refit,
+        _trains_sequence(data, options, recipe),
     )  # fmt: skip
     if options.epochs is not None or options.steps is not None:
         return settings
@@ -144,6 +147,23 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         return replace(settings, steps=CLOSED_FORM_STEPS, check_every=CLOSED_FORM_STEPS // 3, patience=1)
     steps_per_epoch = max(1, per_epoch(settings.instances(data), batch_size))
     return replace(settings, epochs=recipe.epochs or max(1, round(sizes.steps / steps_per_epoch)))
+
+
+def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -> bool:
+    """Whether to train a sequence part; a ValueError where it was asked for and cannot be."""
+    if options.sequence is False:
+        return False
+    obstacle = None
+    if recipe.start is None:
+        obstacle = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
+    elif not len(data.val):
+        obstacle = "validation users: prepare with `val_users`"
+    elif not current_backend().fits_sequences:
+        obstacle = "a single process: train without torchrun"
+    if options.sequence and obstacle:
+        raise ValueError(f"`sequence` needs {obstacle}")
+    on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0
+    return obstacle is None and (options.sequence or on_gpu)
 
 
 def _scorer_function(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
@@ -157,7 +177,7 @@ def _scorer_function(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
 def build_model(
     settings: TrainingSettings, data: Prepared, tree: Tree, on_progress: OnProgress = no_progress
 ) -> TreeModel:
-    """The model before the first step; fitting closed-form parts calls `on_progress`."""
+    """The model before the first step; fitting closed-form parts and a sequence part calls `on_progress`."""
     backend = current_backend()
     tree = backend.tree(tree)
     top = first_level(tree, settings.beam_size)
@@ -165,8 +185,25 @@ def build_model(
     if settings.recipe.start is not None:
         scorer.check(data.train.observations())
         parts = settings.recipe.start(backend.closed_form(tree, data, settings.seed, settings.device, top, on_progress))
+        if settings.sequence:
+            parts = add_sequence(
+                parts, tree, data,
+                first_level=top, device=settings.device, seed=settings.seed, on_progress=on_progress,
+            )  # fmt: skip
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
     return backend.place(TreeModel(tree, scorer, first_level=top, ids=data.items), settings.device)
+
+
+def sequence_lines(model: TreeModel) -> list[str]:
+    """What the sequence part of a model brought, as lines of a report."""
+    return sequence_report(model.scorer.made) if isinstance(model.scorer, SumScorer) else []
+
+
+def start_parts(model: TreeModel) -> str:
+    """What a model had before the first step, as text; empty where that was nothing but a network."""
+    if not isinstance(model.scorer, SumScorer):
+        return ""
+    return "the closed form and the sequence part" if SEQUENCE in model.scorer.names else "the closed form"
 
 
 def train_model(

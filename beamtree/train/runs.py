@@ -54,6 +54,7 @@ def describe_run(data: Path, options: TrainingOptions, settings: TrainingSetting
         "seed": settings.seed,
         "device": settings.device,
         "refit": settings.refit,
+        "sequence": settings.sequence,
     }
 
 

@@ -35,18 +35,18 @@ class Progress:
         what = f"recall@{usual_m(num_items)} {self.start * 100:.1f}"
         return f"{what} %" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
 
-    def as_report(self, num_items: int, num_users: int, closed_form: bool) -> str:
-        """A sentence about recall; `closed_form` is whether training began with closed-form parts."""
+    def as_report(self, num_items: int, num_users: int, parts: str) -> str:
+        """A sentence about recall; `parts` is what training began with, empty for a network alone."""
         if self.start is None or self.best_step < 0:
             return "There are no validation users, so nothing was measured, and the last step is the model."
         line = f"Recall@{usual_m(num_items)} on {num_users:,} validation users: {self.start * 100:.1f} %"
-        by = " by the closed form" if closed_form else " at the start"
+        by = f" by {parts}" if parts else " at the start"
         if not self.kept_the_start:
             return f"{line}{by}, {self.best * 100:.1f} % after {self.best_step:,} steps of training."
         if self.step == 0:
             return f"{line}{by}, without training."
-        if closed_form:
-            return f"{line}{by}. Training found nothing better, as on most logs: the model is the closed form."
+        if parts:
+            return f"{line}{by}. Training found nothing better, as on most logs: the model is {parts}."
         return f"{line}{by}. Training did not improve on it: train longer, with another `lr`, or with more users."
 
     @property

@@ -6,6 +6,7 @@ users only, and every table is a buffer. Nodes are [B, W]; scores at PAD are arb
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from beamtree.scorers import (
     MemoryScorer,
     RepeatScorer,
     Scorer,
+    SequenceScorer,
     SumScorer,
 )
 from beamtree.scorers.deep import HIDDEN
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 from beamtree.scorers.memory import SubtreeMaxScorer
+from beamtree.scorers.sequence import oldest_first
 from beamtree.tree import PAD, Tree
 
 Context = list[Any]  # private to the scorer that made it
@@ -132,6 +135,25 @@ class ExportedFactors(ExportedScorer):
         rows = _rows(self.weight, leaves).float()
         weights = newest_of_each(x) * self.recency[: x.shape[1]]
         return [fold_in(Factors(rows, self.spread, self.penalty, self.everywhere), rows, weights)]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
+
+
+class ExportedSequence(ExportedScorer):
+    """`SequenceScorer`."""
+
+    weight: Tensor
+
+    def __init__(self, scorer: SequenceScorer, tree: Tree) -> None:
+        super().__init__()
+        self.encoder = deepcopy(scorer.encoder).requires_grad_(False)
+        add_buffer(self, "weight", scorer.table.weight.detach())
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        leaves, count = oldest_first(leaves)
+        history = _rows(self.weight, leaves).float() * (leaves != PAD).unsqueeze(-1)
+        return [self.encoder.last(history, count)]
 
     def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
         return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
@@ -276,5 +298,6 @@ EXPORTED: dict[type[Scorer], Callable[..., ExportedScorer]] = {
     FactorScorer: ExportedFactors,
     MemoryScorer: _export_subtree_max,
     RepeatScorer: _export_subtree_max,
+    SequenceScorer: ExportedSequence,
     SumScorer: ExportedSum,
 }

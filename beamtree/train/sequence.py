@@ -1,0 +1,339 @@
+"""The sequence part of a sum: a transformer trained to predict coming events at every position of a history.
+
+The loss is the cross-entropy over all items, or over a sample of them where there are too many. The part is added to
+the sum with the weight that validation users choose, and only where the sum then finds more for them.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, softplus
+
+from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights
+from beamtree.data import HISTORY, Events, Prepared
+from beamtree.data.seeds import epoch_order, mix
+from beamtree.metrics import num_relevant
+from beamtree.progress import OnProgress, log, no_progress
+from beamtree.scorers import SequenceScorer, SumScorer
+from beamtree.scorers.sequence import SequenceEncoder
+from beamtree.tree import PAD, Tree
+
+SEQUENCE = "sequence"  # the name of the part
+STAGE = "Training the sequence part"  # as progress is shown
+
+DENSE = 100  # events per item from which a log is dense: it needs less dropout and no weight decay
+MAX_REACH = 100  # events that a target may lie ahead
+MAX_TARGETS = 8  # of a position
+LAYERS = 2
+LR, WARM_UP, BETAS = 3e-3, 200, (0.9, 0.98)
+BATCH = 128  # windows in a step
+AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
+PATIENCE = 3  # checks without a rise after which training stops
+FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
+CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # logits that are computed at once
+
+
+@dataclass(frozen=True)
+class SequenceSettings:
+    """Sizes of the transformer and of its training."""
+
+    dim: int
+    dropout: float
+    weight_decay: float
+    reach: int  # how many events ahead a target may lie
+    steps: int  # at most
+    check_every: int
+    sampled: int | None  # negatives of the loss; None for all items
+    layers: int = LAYERS
+    lr: float = LR
+    batch_size: int = BATCH
+
+    @property
+    def targets(self) -> int:
+        """Targets of a position."""
+        return min(self.reach, MAX_TARGETS)
+
+
+def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
+    """Settings for a log: regularization by how dense it is, and a reach of as many events as users are asked for."""
+    dense = int(data.train.events.counts().sum()) >= DENSE * data.num_items
+    users = data.val.sample(USERS)
+    _, y = users.batch(torch.arange(len(users)))
+    reach = int(num_relevant(y).float().mean().round().clamp(1, MAX_REACH))
+    on_cpu = torch.device(device).type == "cpu"
+    return SequenceSettings(
+        dim=64 if on_cpu else 128,
+        dropout=0.2 if dense else 0.5,
+        weight_decay=0.0 if dense else 0.1,
+        reach=reach,
+        steps=3_000 if on_cpu else 10_000,
+        check_every=500,
+        sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
+        batch_size=32 if on_cpu else BATCH,
+    )
+
+
+def add_sequence(
+    parts: SumScorer,
+    tree: Tree,
+    data: Prepared,
+    *,
+    first_level: int,
+    device: str = "cpu",
+    seed: int = 0,
+    settings: SequenceSettings | None = None,
+    on_progress: OnProgress = no_progress,
+) -> SumScorer:
+    """The sum with a trained sequence part; the sum as it was where validation users do not find more with it.
+
+    Args:
+        parts: the closed-form parts, with their weights.
+        tree: T.
+        data: the log, with validation users.
+        first_level: of the search.
+        device: where the part is trained.
+        seed: of all that is random.
+        settings: sizes; `sequence_settings` unless given.
+        on_progress: called with how much is done.
+    """
+    settings = settings or sequence_settings(data, device)
+    selection = Selection(parts, tree, data, first_level, device)
+
+    def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
+        on_progress(STAGE, step, settings.steps)
+        return selection.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
+
+    parts.cpu()  # where the tree is
+    start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
+    fit_sequence(data.train.events, data.num_items, settings, device=device, seed=seed, start=start, on_check=on_check)
+    return selection.result()
+
+
+def sequence_report(made: Mapping[str, Any]) -> list[str]:
+    """A line on what the sequence part brought, from the records of a sum; nothing where none was trained."""
+    if SEQUENCE not in made:
+        return []
+    gain, users = made[SEQUENCE]["gain"], made[SEQUENCE]["users"]
+    if not gain:
+        return [f"A sequence part was trained and left out: {users:,} validation users do not find more with it."]
+    return [f"The sequence part raises recall on {users:,} validation users by {gain:.1%} of what it was."]
+
+
+class Selection:
+    """Measures the sum with the sequence part during training, and keeps the best."""
+
+    def __init__(self, parts: SumScorer, tree: Tree, data: Prepared, first_level: int, device: str) -> None:
+        self.parts, self.tree, self.device, self.first_level = parts, tree, device, first_level
+        self.users = data.val.sample(USERS)
+        self.best = 0.0  # the gain of the sum, relative to its recall without the part
+        self.scorer: SequenceScorer | None = None
+        self.weights: dict[str, float] = {}
+        self.calibration = parts.calibration
+        self._alone, self._since_best = 0.0, 0
+
+    def check(self, step: int, scorer: SequenceScorer) -> bool:
+        """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
+        parts = self.parts.drop_zero_parts()
+        now = {name: parts.weight_of(name) for name in parts.names} | {SEQUENCE: 0.0}
+        both = {name: parts.part(name) for name in parts.names} | {SEQUENCE: scorer}
+        candidates = Candidates(self.tree, both, self.users, self.first_level, self.device)
+        weights = choose_weights(candidates, now)
+        before, after = candidates.user_recalls(now), candidates.user_recalls(weights)
+        rise = ((after - before) / before.mean(0).clamp(min=1e-9)).mean(1)  # of each user
+        gain, error = float(rise.mean()), float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
+        alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in now}).mean())
+        log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, 100 * alone, 100 * gain)
+        self._since_best += 1
+        if alone > self._alone:
+            self._alone, self._since_best = alone, 0
+        if weights[SEQUENCE] and gain > max(self.best, error):  # more than chance on few users
+            self.best, self.scorer, self.weights, self._since_best = gain, scorer, weights, 0
+            self.calibration = candidates.calibration(weights).cpu()
+        return self._since_best >= PATIENCE
+
+    def result(self) -> SumScorer:
+        """The sum with the best part, or without one."""
+        scorer = self.parts
+        if self.scorer is not None:
+            scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).weigh(**self.weights)
+            scorer.calibration = self.calibration
+        scorer.made[SEQUENCE] = {"gain": self.best, "users": len(self.users)}
+        return scorer
+
+
+def fit_sequence(
+    events: Events,
+    num_items: int,
+    settings: SequenceSettings,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    start: Tensor | None = None,
+    on_check: Callable[[int, SequenceEncoder, Tensor], bool] = lambda step, encoder, vectors: False,
+) -> tuple[SequenceEncoder, Tensor]:
+    """Train an encoder and the vectors of the items; returns the running means of their weights.
+
+    Args:
+        events: of the training users.
+        num_items: M.
+        settings: sizes.
+        device: where it is trained.
+        seed: of all that is random.
+        start: vectors of the items [M, any], such as factors, that theirs begin with.
+        on_check: called with the step, the encoder and the vectors; training stops where it returns True.
+    """
+    events = events.to(device)
+    users = _windows(events)
+    if not len(users):
+        raise ValueError("nothing to train on: no user has two events")
+    encoder = SequenceEncoder(settings.dim, settings.layers, settings.dropout, seed=seed).to(device)
+    vectors = nn.Parameter(_first_vectors(num_items, settings.dim, start, seed).to(device))
+    weights = [*encoder.parameters(), vectors]
+    average, means = deepcopy(encoder), [weight.detach().clone() for weight in weights]
+    popularity = events.popularity(num_items)
+    shares = popularity / popularity.sum()
+    on_gpu = torch.device(device).type == "cuda"
+    optimizer = torch.optim.AdamW(weights, settings.lr, BETAS, weight_decay=settings.weight_decay, fused=on_gpu or None)
+    per_epoch = -(-len(users) // settings.batch_size)
+    generator, order = torch.Generator(device), users
+
+    def averaged() -> tuple[SequenceEncoder, Tensor]:
+        with torch.no_grad():
+            for weight, mean in zip(average.parameters(), means, strict=False):
+                weight.copy_(mean)
+        return average.eval(), means[-1]
+
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.manual_seed(mix(seed, 8))  # of dropout
+        for t in range(settings.steps):
+            epoch, batch = divmod(t, per_epoch)
+            if batch == 0:
+                order = users[epoch_order(len(users), seed, epoch).to(users.device)]
+            rows = order[batch * settings.batch_size :][: settings.batch_size]
+            generator.manual_seed(mix(seed, t))
+            x, y = draw_windows(events, rows, settings.reach, settings.targets, generator)
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
+                states = encoder.train()(embedding(x.clamp(min=0), vectors))
+            real = (y != PAD).any(2)
+            states, y = states[real].float(), y[real]
+            if settings.sampled is None:
+                loss = cross_entropy(states, vectors, y)
+            else:
+                loss = sampled_cross_entropy(states, vectors, y, shares, settings.sampled, generator)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * min(1.0, (t + 1) / WARM_UP)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_lerp_(means, [weight.detach() for weight in weights], max(AVERAGE, 1 / (t + 10)))
+            due = (t + 1) % settings.check_every == 0 or t + 1 == settings.steps
+            if due and on_check(t + 1, *averaged()):
+                break
+    return averaged()
+
+
+def _windows(events: Events) -> Tensor:
+    """The user of each window: one for every HISTORY events, of users with at least two."""
+    counts = events.counts()
+    users = (counts > 1).nonzero().squeeze(1)
+    return users.repeat_interleave(-(-counts[users] // HISTORY))
+
+
+def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) -> Tensor:
+    """Vectors of the items before training [M, dim], the bias last: random, or near given vectors."""
+    generator = torch.Generator().manual_seed(mix(seed, 2))
+    vectors: Tensor = torch.randn(num_items, dim, generator=generator) * dim**-0.5
+    vectors[:, -1] = 0
+    if start is not None:
+        start = start[:, : dim - 1].float().cpu()
+        width = start.shape[1]
+        unit = float(start.norm(dim=1).mean().clamp(min=1e-9))
+        vectors[:, :width] = FACTOR_SHARE * vectors[:, :width] + start / unit
+    return vectors
+
+
+def draw_windows(
+    events: Events, users: Tensor, reach: int, targets: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """A random run of events of each user x [B, T], and targets y [B, T + 1, targets] of every position.
+
+    A target lies 1 to `reach` events ahead of its position, log-uniformly, and is PAD after the last event. The first
+    position is before the first event.
+    """
+    device = events.offsets.device
+    start, stop = events.offsets[users], events.offsets[users + 1]
+    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    start = start + (torch.rand(len(users), generator=generator, device=device) * (spare + 1)).long().minimum(spare)
+    length = min(HISTORY, int((stop - start).max()) - 1)
+    index = start.unsqueeze(1) + torch.arange(length + 1, device=device)  # of the next event
+    ahead = (stop.unsqueeze(1) - index).unsqueeze(2)  # events that come
+    most = ahead.clamp(min=1, max=reach)
+    share = torch.rand(*index.shape, targets, generator=generator, device=device)
+    offset = (most + 1.0).pow(share).long().clamp(min=1).minimum(most) - 1
+    real = (ahead > 0).expand_as(offset)
+    y = torch.where(real, events.items[torch.where(real, index.unsqueeze(2) + offset, 0)].long(), PAD)
+    x = events.after(start, stop, length)
+    return x, y
+
+
+def cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
+    """The mean over targets [N, K], PAD for none, of -log softmax(⟨s, v⟩) over all items [M]."""
+    loss: Tensor = _CrossEntropy.apply(states, vectors, targets)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradients are computed together with the loss, so that only a chunk of the logits exists at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
+        dtype = torch.bfloat16 if states.is_cuda else states.dtype
+        v, total = vectors.to(dtype), states.new_zeros(())
+        grad_states, grad_vectors = torch.empty_like(states), torch.zeros_like(vectors)
+        rows = max(1, CHUNK[states.device.type] // len(vectors))
+        for start in range(0, len(states), rows):
+            s, target = states[start : start + rows].to(dtype), targets[start : start + rows]
+            real, index = (target != PAD).float(), target.clamp(min=0)
+            logits = (s @ v.T).float()
+            norm = logits.logsumexp(1, keepdim=True)
+            total += ((norm - logits.gather(1, index)) * real).sum()
+            grad = logits.sub_(norm).exp_().mul_(real.sum(1, keepdim=True))  # count · p - z
+            grad = grad.scatter_add_(1, index, -real).to(dtype)
+            grad_states[start : start + rows] = grad @ v
+            grad_vectors += grad.T @ s
+        count = (targets != PAD).sum().clamp(min=1)
+        ctx.save_for_backward(grad_states / count, grad_vectors / count)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        states, vectors = ctx.saved_tensors
+        return states * grads[0], vectors * grads[0], None
+
+
+def sampled_cross_entropy(
+    states: Tensor, vectors: Tensor, targets: Tensor, shares: Tensor, sampled: int, generator: torch.Generator
+) -> Tensor:
+    """The same over a target and a sample: half of it uniform, half targets of the batch.
+
+    By the log Q correction an item that is expected n times in the sample has 1/n of its weight. `shares` is how often
+    items are targets [M].
+    """
+    half = sampled // 2
+    uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
+    positives = targets[:, 0]
+    others = positives[torch.randint(len(positives), (half,), generator=generator, device=targets.device)]
+    negatives = torch.cat([uniform, others])
+    expected = (sampled - half) / len(vectors) + half * shares[negatives]
+    logits = states @ embedding(negatives, vectors).T - expected.log()
+    for target in targets.unbind(1):
+        logits = logits.masked_fill(negatives == target.unsqueeze(1), -torch.inf)
+    own = torch.bmm(embedding(targets.clamp(min=0), vectors), states.unsqueeze(-1)).squeeze(-1)  # [N, K]
+    real = targets != PAD
+    loss = softplus(logits.logsumexp(1, keepdim=True) - own) * real
+    return loss.sum() / real.sum().clamp(min=1)

@@ -1,0 +1,68 @@
+"""What the sequence part finds beside the closed form, on the test users of a prepared log.
+
+python benchmarks/sequence_part.py prepared/LOG --device cuda --seed 0 --out runs/LOG
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import beamtree as bt
+from beamtree.data import Prepared
+from beamtree.train.backend import current_backend
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings
+from beamtree.train.sequence import SEQUENCE, add_sequence, sequence_settings
+
+M = (10, 50, 100, 200)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", default="{}", help="SequenceSettings that differ from the default, as JSON")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    data = bt.load_data(args.folder)
+    options = TrainingOptions(steps=0, beam_size=400, device=args.device, seed=args.seed)
+    began = time.monotonic()
+    tree = bt.cluster_tree(data, arity=2, seed=args.seed)
+    model = build_model(resolve_settings(data, options), data, tree)
+    model.scorer = model.scorer.drop_zero_parts()
+    report(args, "closed form", model, data, began)
+    settings = replace(sequence_settings(data, args.device), **json.loads(args.settings))
+    began = time.monotonic()
+    scorer = add_sequence(
+        model.scorer, tree, data, first_level=model.first_level, device=args.device, seed=args.seed, settings=settings
+    )
+    both = current_backend().place(model.with_scorer(scorer), args.device).eval()
+    report(args, "with sequence", both, data, began, **scorer.made.get(SEQUENCE, {}))
+    if SEQUENCE in scorer.names:
+        report(args, "sequence alone", both.with_scorer(scorer.part(SEQUENCE)), data, began)
+    if args.out:
+        bt.save_model(both.cpu(), args.out)
+
+
+def report(
+    args: argparse.Namespace, row: str, model: bt.TreeModel, data: Prepared, began: float, **more: object
+) -> None:
+    """Print recall at M and NDCG@10 of the test users as a line of JSON."""
+    seconds = round(time.monotonic() - began)
+    result = bt.evaluate(model, data.test, beam_size=400, m=M, metrics=("recall", "ndcg"))
+    line = {
+        "log": args.folder.name,
+        "seed": args.seed,
+        "row": row,
+        "recall": [round(100 * float(result["recall", m]), 2) for m in M],
+        "ndcg@10": round(100 * float(result["ndcg", 10]), 2),
+        "seconds": seconds,
+    }
+    print(json.dumps({**line, **more}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

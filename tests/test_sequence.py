@@ -1,0 +1,304 @@
+"""The sequence scorer against a literal transformer, its losses against their definitions, and when it is added."""
+
+import math
+from dataclasses import replace
+
+import polars as pl
+import pytest
+import torch
+from torch.nn.functional import gelu, layer_norm
+
+import beamtree as bt
+from beamtree import PAD
+from beamtree.data import Events
+from beamtree.live.edits import with_items
+from beamtree.live.placement import Placement
+from beamtree.scorers import SequenceScorer
+from beamtree.scorers.sequence import SequenceEncoder, oldest_first
+from beamtree.train.sequence import (
+    SEQUENCE,
+    SequenceSettings,
+    add_sequence,
+    cross_entropy,
+    draw_windows,
+    fit_sequence,
+    sampled_cross_entropy,
+    sequence_report,
+    sequence_settings,
+)
+
+
+def some_events(counts, num_items, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.tensor([0, *counts]).cumsum(0)
+    return Events(offsets, torch.randint(num_items, (int(offsets[-1]),), generator=generator), "some")
+
+
+def literal_state(encoder, vectors):
+    """u after all of the vectors [T, dim]: the transformer with loops over positions and heads."""
+    dim = encoder.dim
+    x = [encoder.start, *vectors]
+    x = [row + encoder.positions[t] for t, row in enumerate(x)]
+    for block in encoder.blocks:
+        norm = [layer_norm(row, (dim,), block.before_attention.weight, block.before_attention.bias) for row in x]
+        query, key, value = zip(*((block.attention_in(row)).chunk(3) for row in norm), strict=True)
+        size = dim // block.heads
+        mixed = []
+        for t in range(len(x)):
+            heads = []
+            for head in range(block.heads):
+                part = slice(head * size, (head + 1) * size)
+                weights = torch.stack([query[t][part] @ key[s][part] / math.sqrt(size) for s in range(t + 1)]).softmax(
+                    0
+                )
+                heads.append(sum(weight * value[s][part] for s, weight in enumerate(weights)))
+            mixed.append(torch.cat(heads))
+        x = [row + block.attention_out(each) for row, each in zip(x, mixed, strict=True)]
+        first, _, second, _ = block.mlp
+        norm = [layer_norm(row, (dim,), block.before_mlp.weight, block.before_mlp.bias) for row in x]
+        x = [row + second(gelu(first(each))) for row, each in zip(x, norm, strict=True)]
+    state = layer_norm(x[-1], (dim,), encoder.norm.weight, encoder.norm.bias)
+    return torch.cat([state[:-1], torch.ones(1)])
+
+
+@torch.no_grad()
+def test_scores_are_those_of_the_literal_transformer():
+    torch.manual_seed(0)
+    tree = bt.random_tree(20, seed=1)
+    encoder, items = SequenceEncoder(64, 2, 0.3, seed=3), torch.randn(20, 64).half().float()
+    scorer = SequenceScorer.from_items(tree, encoder, items)
+    for history in ([4, 7, 4, 19, 0], [3], []):
+        x = torch.full((1, 9), PAD)
+        x[0, : len(history)] = torch.tensor(history[::-1], dtype=torch.int64)  # newest first
+        user = literal_state(encoder, [items[item] for item in history])
+        leaves = tree.leaf_of_item(torch.arange(20)).unsqueeze(0)
+        expected = (items @ user).unsqueeze(0)
+        torch.testing.assert_close(scorer(scorer.context(tree, x), tree.height, leaves), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_inner_node_has_the_mean_of_the_items_below():
+    tree = bt.random_tree(13, arity=3, seed=1)
+    items = torch.randn(13, 32)
+    scorer = SequenceScorer.from_items(tree, SequenceEncoder(32, 1, 0.0), items)
+    leaves = tree.leaf_of_item(torch.arange(13))
+    for level in range(tree.height + 1):
+        for node in tree.level(level):
+            below = items[tree.ancestor(leaves, level) == node]
+            expected = below.mean(0) if len(below) else torch.zeros(32)
+            torch.testing.assert_close(scorer.table.weight[node].float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_items_without_a_leaf_are_left_out_of_the_history():
+    tree = bt.random_tree(20, seed=1)
+    slots = tree.items().clone()
+    slots[slots == 5] = PAD
+    removed = tree.with_items(slots, 20)
+    scorer = SequenceScorer(tree.num_nodes, seed=1)
+    users = [scorer.context(removed, torch.tensor([x])).user for x in ([3, 5, 8, PAD], [3, 8, PAD, PAD])]
+    torch.testing.assert_close(*users)
+
+
+def test_oldest_first():
+    sequence, count = oldest_first(torch.tensor([[3, PAD, 1, 2], [PAD, PAD, PAD, PAD]]))
+    assert sequence.tolist() == [[2, 1, 3, PAD], [PAD] * 4]
+    assert count.tolist() == [3, 0]
+
+
+def test_cross_entropy_is_that_of_torch(monkeypatch):
+    monkeypatch.setattr("beamtree.train.sequence.CHUNK", {"cpu": 25})  # two rows at once
+    torch.manual_seed(0)
+    states, vectors = torch.randn(7, 4, requires_grad=True), torch.randn(12, 4, requires_grad=True)
+    targets = torch.randint(12, (7, 3))
+    targets[0, 1:] = targets[4, 2] = PAD
+    loss = cross_entropy(states, vectors, targets)
+    loss.backward()
+    grads = states.grad, vectors.grad
+    states, vectors = (part.detach().requires_grad_() for part in (states, vectors))
+    row, column = (targets != PAD).nonzero(as_tuple=True)
+    expected = torch.nn.functional.cross_entropy((states @ vectors.T)[row], targets[row, column])
+    expected.backward()
+    torch.testing.assert_close((loss, *grads), (expected, states.grad, vectors.grad))
+
+
+def test_sampled_cross_entropy_is_as_defined():
+    torch.manual_seed(0)
+    states, vectors, targets = torch.randn(5, 4), torch.randn(30, 4), torch.randint(30, (5, 2))
+    targets[3, 1] = PAD
+    shares = torch.rand(30).softmax(0)
+    loss = sampled_cross_entropy(states, vectors, targets, shares, 9, torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.randint(30, (5,), generator=generator).tolist()
+    negatives = uniform + targets[torch.randint(5, (4,), generator=generator), 0].tolist()
+    total = count = 0
+    for state, row in zip(states, targets.tolist(), strict=True):
+        others = sum(
+            math.exp(float(state @ vectors[item])) / float(5 / 30 + 4 * shares[item])
+            for item in negatives
+            if item not in row
+        )
+        for target in row:
+            if target != PAD:
+                own = math.exp(float(state @ vectors[target]))
+                total, count = total - math.log(own / (own + others)), count + 1
+    assert float(loss) == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("reach", [1, 4])
+def test_targets_are_coming_events(reach):
+    events = Events(torch.tensor([0, 3, 200]), torch.arange(200), "own numbers")
+    users = torch.tensor([0, 1] * 20)
+    x, y = draw_windows(events, users, reach, 5, torch.Generator().manual_seed(0))
+    assert x.shape == (40, 69)
+    assert y.shape == (40, 70, 5)
+    ahead = set()
+    for user, history, targets in zip(users.tolist(), x.tolist(), y.tolist(), strict=True):
+        stop = (3, 200)[user]
+        real = [item for item in history if item != PAD]
+        assert real == list(range(real[0], real[0] + len(real)))
+        for position, row in enumerate(targets):
+            next_event = real[0] + position
+            for target in row:
+                if next_event >= stop:
+                    assert target == PAD
+                else:
+                    assert next_event <= target < min(next_event + reach, stop)
+                    ahead.add(target - next_event)
+    assert ahead == set(range(reach))
+
+
+def test_the_same_seed_gives_the_same_encoder():
+    events = some_events([5, 80, 2, 1, 9] * 4, 30)
+    settings = SequenceSettings(32, 0.2, 0.1, 3, 12, 5, None, batch_size=4)
+    one, other = (fit_sequence(events, 30, settings, seed=4) for _ in range(2))
+    assert torch.equal(one[1], other[1])
+    assert all(map(torch.equal, one[0].parameters(), other[0].parameters()))
+    assert not torch.equal(one[1], fit_sequence(events, 30, settings, seed=5)[1])
+
+
+def test_training_stops_where_it_is_told_to():
+    steps = []
+    settings = SequenceSettings(32, 0.2, 0.1, 1, 50, 5, 8, batch_size=4)
+    fit_sequence(some_events([5, 80], 30), 30, settings, on_check=lambda step, *_: steps.append(step) or step == 10)
+    assert steps == [5, 10]
+
+
+def walks(users, items, length):
+    """Users who walk around a ring of items, each with a stride of their own: only the order tells the next item."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(items, (users, 1), generator=generator)
+    stride = torch.tensor([1, 2, 3, 5, 7])[torch.randint(5, (users, 1), generator=generator)]
+    item = (start + stride * torch.arange(length)) % items
+    user, time = torch.meshgrid(torch.arange(users), torch.arange(length), indexing="ij")
+    columns = {"user": user, "item": item, "time": time}
+    return pl.DataFrame({name: column.flatten().numpy() for name, column in columns.items()})
+
+
+SMALL = SequenceSettings(
+    dim=32, dropout=0.1, weight_decay=0.0, reach=4, steps=300, check_every=150, sampled=None, batch_size=32
+)
+
+
+def with_sequence(shop):
+    """The model of a shop with a sequence part, where that helps."""
+    model = shop.model
+    scorer = add_sequence(
+        model.scorer.drop_zero_parts(), model.tree, shop.data, first_level=model.first_level, settings=SMALL
+    )
+    return model.with_scorer(scorer).eval()
+
+
+@pytest.fixture(scope="module")
+def walkers():
+    return bt.Recommender(beam_size=20, steps=0).fit(walks(200, 61, 16), verbose=False)
+
+
+@pytest.fixture(scope="module")
+def model(walkers):
+    return with_sequence(walkers)
+
+
+def test_the_part_is_added_where_it_helps(walkers, model):
+    assert model.scorer.weight_of(SEQUENCE) > 0
+    assert model.scorer.made[SEQUENCE]["gain"] > 0
+    plain, better = (
+        bt.evaluate(each, walkers.data.test, beam_size=20, m=(10,), metrics=("recall",))["recall", 10]
+        for each in (walkers.model, model)
+    )
+    assert better > plain
+
+
+def test_a_model_with_the_part_is_saved_and_loaded(model, tmp_path):
+    bt.save_model(model, tmp_path / "run")
+    other = bt.load_model(tmp_path / "run")
+    x = torch.tensor([[3, 4, 5], [7, PAD, PAD], [PAD, PAD, PAD]])
+    assert other.scorer.part(SEQUENCE).table.weight.dtype == torch.float16
+    for one, two in zip(*(bt.retrieve(each, x, beam_size=20, m=5) for each in (model, other)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_new_events_change_the_user_at_once(model):
+    scorer = model.scorer.part(SEQUENCE)
+    one, other = (scorer.context(model.tree, torch.tensor([x])).user for x in ([3, 4], [5, 3]))
+    assert not torch.allclose(one, other)
+
+
+def test_the_part_moves_to_another_tree(model):
+    tree = bt.random_tree(61, seed=5)
+    moved = model.on_tree(tree)
+    x = torch.tensor([[3, 4, 5]])
+    scores = [
+        each.scorer.part(SEQUENCE)(
+            each.scorer.part(SEQUENCE).context(each.tree, x),
+            each.tree.height,
+            each.tree.leaf_of_item(torch.arange(61)).unsqueeze(0),
+        )
+        for each in (model, moved)
+    ]
+    torch.testing.assert_close(*scores, rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_an_item_that_is_added_is_scored_like_similar_items(model):
+    like = torch.tensor([10])
+    grown = with_items(model, {"new": Placement(like, torch.ones(1))})
+    leaves = grown.tree.leaf_of_item(torch.tensor([10, grown.tree.num_items - 1])).unsqueeze(0)
+    scorer = grown.scorer.part(SEQUENCE)
+    old, new = scorer(scorer.context(grown.tree, torch.tensor([[9, 8]])), grown.tree.height, leaves)[0]
+    assert float(new) == pytest.approx(float(old), abs=1e-2)
+
+
+def test_the_part_is_left_out_where_it_does_not_help(walkers):
+    """A part that scores at random gains nothing beyond chance."""
+    noise = replace(SMALL, lr=0.0, steps=2, check_every=1)
+    scorer = walkers.model.scorer.drop_zero_parts()
+    result = add_sequence(
+        scorer, walkers.model.tree, walkers.data, first_level=walkers.model.first_level, settings=noise, seed=3
+    )
+    assert SEQUENCE not in result.names
+    assert result.made[SEQUENCE]["gain"] == 0
+    assert "left out" in sequence_report(result.made)[0]
+
+
+@pytest.mark.extended
+def test_fit_trains_it_where_it_is_asked_for(capsys):
+    shop = bt.Recommender(beam_size=20, steps=0, sequence=True).fit(walks(200, 61, 16))
+    assert shop.model.scorer.weight_of(SEQUENCE) > 0
+    assert "The sequence part raises recall" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"recipe": "deep"}, "closed-form parts"), ({"method": "plt"}, "closed-form parts")],
+)
+def test_it_needs_closed_form_parts(options, message, tmp_path):
+    log = walks(30, 20, 12)
+    with pytest.raises(ValueError, match=f"`sequence` needs {message}"):
+        bt.Recommender(sequence=True, **options).fit(log, verbose=False)
+
+
+def test_settings_follow_the_log(walkers):
+    settings = sequence_settings(walkers.data, "cpu")
+    assert settings.reach == 8  # the second half of 16 events
+    assert settings.dropout == 0.5  # fewer than 100 events per item
+    assert settings.sampled is None
