@@ -64,7 +64,7 @@ class SteadyLoad:
         self.waits.append(waited)
         return self.step
 
-    def recover(self, idle):
+    def step_after(self, idle):
         return self.step
 
 

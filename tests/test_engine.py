@@ -158,6 +158,16 @@ def test_without_requests_the_beam_is_soon_as_wide_as_before(shop):
     engine.stop()
 
 
+def test_monitoring_does_not_widen_the_beam(shop):
+    engine = make_engine(shop)
+    submit(engine, ["i1"]).result(60)
+    time.sleep(0.3)  # long enough for one step
+    engine.load_control.step = MAX_STEPS
+    assert engine.steps_narrowed < MAX_STEPS
+    assert engine.load_control.step == MAX_STEPS
+    engine.stop()
+
+
 def test_after_a_stop_what_waits_is_answered_and_nothing_more_is_taken(shop):
     engine = make_engine(shop)
     gate = Gate(engine)

@@ -94,7 +94,7 @@ class Engine:
     def steps_narrowed(self) -> int:
         """How many steps the beam is narrowed by at present."""
         idle = time.monotonic() - self._last_batch_end if self._idle else 0.0
-        return self.load_control.recover(idle) if idle else self.load_control.step
+        return self.load_control.step_after(idle)
 
     @property
     def current_beam(self) -> Beam:

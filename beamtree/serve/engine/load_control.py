@@ -38,7 +38,7 @@ class LoadControl:
 
     def observe(self, now: float, waited: float, idle: float) -> int:
         """Record how long the oldest request of a batch waited and how long the thread was idle before; the step."""
-        self.recover(idle)
+        self.step = self.step_after(idle)
         self._idle += idle
         if waited > self.slow / 2:
             self._last_long_wait = now
@@ -52,10 +52,9 @@ class LoadControl:
                 self._set_step(self.step - 1, now)
         return self.step
 
-    def recover(self, idle: float) -> int:
-        """The step after some seconds without requests."""
-        self.step = max(0, self.step - int(idle / QUIET_SECONDS_IF_SPARE))
-        return self.step
+    def step_after(self, idle: float) -> int:
+        """The step after some seconds without requests; only `observe` changes the current one."""
+        return max(0, self.step - int(idle / QUIET_SECONDS_IF_SPARE))
 
     def _set_step(self, step: int, now: float) -> None:
         self.step, self._last_step, self._idle = step, now, 0.0
