@@ -29,6 +29,11 @@ def started(data, **how):
     return build_model(settings, data, bt.cluster_tree(data))
 
 
+@pytest.mark.parametrize("method", ["plt", "otm"])
+def test_a_model_is_chained_from_the_start_if_its_method_is(data, method):
+    assert started(data, method=method, recipe="deep").chained == (method == "plt")
+
+
 def test_the_start_is_as_good_as_each_of_its_parts(data, caplog):
     with caplog.at_level("DEBUG", logger="beamtree"):
         model = started(data)

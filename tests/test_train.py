@@ -9,7 +9,7 @@ from beamtree.beam import retrieve
 from beamtree.data import Instances, relevant_items
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.theory import regret
-from beamtree.train import Schedule, constant
+from beamtree.train import Schedule, Validation, constant
 
 fit = partial(bt.fit, schedule=Schedule(1e-2, constant))
 
@@ -60,6 +60,19 @@ def test_every_method_learns(name):
     assert lost(model, data) < 0.6 * before
     assert model.chained == (name in {"plt", "hsm"})
     assert not model.training
+
+
+@pytest.mark.parametrize(("method", "warm_up"), [(bt.plt(), bt.tdm(10)), (bt.otm(5), bt.plt())])
+def test_recall_is_measured_as_the_finished_model_is_searched(method, warm_up):
+    """Also before the first step, and during a warm-up with the other p_g."""
+    data, model = setting(train=100)
+    chained = []
+    val = Validation(data.test, 5, 5, every=1, on_check=lambda step, recall: chained.append(model.chained))
+    schedule = Schedule(1e-2, constant, warm_up, 0.5)
+    progress = bt.fit(model, data.train, method, steps=4, batch_size=30, schedule=schedule, val=val)
+    assert chained == [method.chained] * 5
+    assert model.chained == method.chained
+    assert val.recall(model) == progress.best
 
 
 @pytest.mark.extended

@@ -65,7 +65,10 @@ def fit(
     backend.check_equal(tree=model.tree.fingerprint(), scorer=model.scorer.settings(), **run.describe())
     with backend.lock(Path(checkpoints.folder)) if checkpoints is not None else nullcontext():
         step, batches, checkpointer, monitor = run.begin(backend)
-        progress = monitor.begin(checkpointer.resume(run.total))
+        progress = checkpointer.resume(run.total)
+        # Set before the first check, and also during a warm-up: recall is measured as the finished model is searched.
+        model.chained = method.chained
+        progress = monitor.begin(progress)
         check = FiniteCheck(run, backend)
         for t in range(progress.step, run.total):
             if monitor.is_over(progress):
@@ -79,7 +82,7 @@ def fit(
                 checkpointer.save(progress, last=t + 1 == run.total or monitor.is_over(progress))
             if on_step is not None:
                 on_step(t + 1, run.total, loss)
-        model.chained, model.trained_on_beams = method.chained, method.walks
+        model.trained_on_beams = method.walks
         checkpointer.restore_best(progress)
     model.ids = model.ids if data.ids is None else data.ids
     items = data.item_numbers().flatten().cpu()
@@ -157,7 +160,7 @@ class Run:
         learner = model = backend.place(self.model, device)
         scorer, grace = model.scorer.learner(), 0
         if scorer is not model.scorer:  # only a part of the scorer is trained by gradients
-            learner = TreeModel(model.tree, scorer, chained=model.chained, first_level=model.first_level)
+            learner = TreeModel(model.tree, scorer, chained=self.method.chained, first_level=model.first_level)
             grace = self.schedule.warm_steps(self.total)
         optimizer = self.optimizer(learner, self.schedule.lr)
         checkpointer = backend.checkpointer(self.checkpoints, model, optimizer, self.describe())

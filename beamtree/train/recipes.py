@@ -191,7 +191,8 @@ def build_model(
                 first_level=top, device=settings.device, seed=settings.seed, on_progress=on_progress,
             )  # fmt: skip
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
-    return backend.place(TreeModel(tree, scorer, first_level=top, ids=data.items), settings.device)
+    model = TreeModel(tree, scorer, chained=settings.method.chained, first_level=top, ids=data.items)
+    return backend.place(model, settings.device)
 
 
 def sequence_lines(model: TreeModel) -> list[str]:

@@ -23,7 +23,6 @@ class Stepper:
 
     def __call__(self, method: Method, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """The loss of a batch before the step."""
-        self.model.chained = method.chained  # p_g is what the method trains it to be
 
         def step(x: Tensor, y: Tensor) -> tuple[Tensor]:
             return (self.take(method, x, y, generator),)
