@@ -30,7 +30,7 @@ class BeamLevel(NamedTuple):
     level: int
     candidates: Tensor  # B̃_h: the children of the beam above [B, W], [1, W] while all are kept
     beam: Tensor  # B_h: the best k of them in no order, PAD where there are fewer [B or 1, ≤ k]
-    rank: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
+    scores: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
 def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]:
@@ -78,28 +78,29 @@ def walk(
     *,
     mask: NodeMask | None = None,
     excluded: Tensor | None = None,
-    choices: bool = False,
+    skip_full_levels: bool = False,
 ) -> Iterator[BeamLevel]:
     """Eq. 3, level by level from the top: expand the beam, score the children, keep the best k.
 
     Args:
         query: a model and a batch of users.
         beam_size: k, or the width of each level.
-        expand: how candidates are ranked. Default: by p_g.
+        expand: how candidates are scored. Default: by p_g.
         mask: which nodes may be entered. Default: those with an item below.
         excluded: the slots that are excluded for each user, from `mask.excluded` [B, E].
-        choices: do not score levels that fit into the beam: correct if the ranking of a node does not depend on its
-            parent's.
+        skip_full_levels: do not score levels that fit into the beam. A chained model scores them all, because the
+            score of a node depends on its parent's.
     """
     expand = expand or query.model.expand
+    skips = skip_full_levels and not query.model.chained
     tree, mask = query.tree, mask or query.tree.mask
     beam = mask.nodes(query.levels.start - 1).unsqueeze(0)  # the same for every row
     state: State = (torch.zeros(beam.shape, device=tree.device),)
     candidates = tree.children(beam, mask=mask).flatten(1)  # [1, kb]
     for level, k in zip(query.levels, widths(query.model, beam_size), strict=True):
-        if choices and mask is not tree.mask and not candidates.is_cuda and len(candidates) == 1:
+        if skips and mask is not tree.mask and not candidates.is_cuda and len(candidates) == 1:
             candidates = candidates[candidates != PAD].unsqueeze(0)  # of a filter that leaves few, so that all are kept
-        if choices and candidates.shape[1] <= k and level < tree.height:
+        if skips and candidates.shape[1] <= k and level < tree.height:
             candidates = tree.children(candidates, level, mask).flatten(1)
             continue
         if excluded is not None:
@@ -114,18 +115,18 @@ def walk(
 
 
 def _select(
-    tree: Tree, mask: NodeMask, candidates: Tensor, rank: Tensor, k: int, level: int
+    tree: Tree, mask: NodeMask, candidates: Tensor, scores: Tensor, k: int, level: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The best k candidates, their columns (None if all are kept), and their children, above the leaves."""
     below = level < tree.height
     if candidates.shape[1] <= k:
         return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
-    if kernels.fits(rank) and rank.shape[1] <= WIDEST:
+    if kernels.fits(scores) and scores.shape[1] <= WIDEST:
         from beamtree.kernels.select import select
 
         entered = None if mask.full_to == tree.height else mask.entered
-        return select(candidates, rank, k, tree.arity, entered, below)
-    best = rank.topk(k, sorted=False).indices
+        return select(candidates, scores, k, tree.arity, entered, below)
+    best = scores.topk(k, sorted=False).indices
     beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
     return beam, best, tree.children(beam, level, mask).flatten(1) if below else beam
 
@@ -134,7 +135,7 @@ def gumbel_expand(generator: torch.Generator, drawn: Drawn | None = None) -> Exp
     """Stochastic beam search (Kool et al. 2019): walk with it draws k leaves without replacement.
 
     A leaf is drawn by going down, each child with the probability of its share of its siblings' p_g. The state is the
-    perturbed log-probability, which ranks and whose maximum over siblings is that of their parent, and the
+    perturbed log-probability, which is the score and whose maximum over siblings is that of their parent, and the
     log-probability itself. `drawn` is `Query.drawn`, for a query that has a part of a batch.
     """
 
@@ -189,10 +190,10 @@ def retrieve(
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
-        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, choices=not model.chained)
-        items = model.tree.item_of_leaf(last.beam).expand_as(last.rank)
-        items, rank = _best(items, last.rank, m)
-        return items, model.rank_to_log_prob(rank)
+        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
+        items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
+        items, scores = _best(items, last.scores, m)
+        return items, model.scores_to_log_prob(scores)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     mask.searches += 1
@@ -255,12 +256,12 @@ def brute_force(
     return items, scores
 
 
-def _best(items: Tensor, rank: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The m items [B, m] of highest rank, PAD where there are fewer."""
-    rank = rank.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
+def _best(items: Tensor, scores: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The m items [B, m] with the highest scores, PAD where there are fewer."""
+    scores = scores.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
     if exclude is not None and exclude.shape[1]:
-        rank = rank.masked_fill(hits(items, exclude), -torch.inf)
-    best = rank.topk(min(m, rank.shape[1]))
+        scores = scores.masked_fill(hits(items, exclude), -torch.inf)
+    best = scores.topk(min(m, scores.shape[1]))
     items = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
     missing = m - items.shape[1]
     return pad(items, (0, missing), value=PAD), pad(best.values, (0, missing), value=-torch.inf)

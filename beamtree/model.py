@@ -73,8 +73,8 @@ class TreeModel(nn.Module):
         if tree.num_items != self.tree.num_items:
             raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
         tree = tree.moved(lambda part: part.to(self.tree.device))
-        choices = len(self.tree.level(self.first_level))  # as many, or the next more
-        first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= choices), tree.height)
+        min_width = len(self.tree.level(self.first_level))
+        first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= min_width), tree.height)
         scorer = self._table_scorer().on_tree(self.tree, tree)
         return TreeModel(tree, scorer, chained=self.chained, first_level=first_level).with_items_of(self)
 
@@ -102,7 +102,7 @@ class TreeModel(nn.Module):
         return Query(self, x, part)
 
     def expand(self, logits: Tensor, parents: State) -> State:
-        """The ranking of children [B, nb] under their parents [B or 1, n].
+        """The scores of children [B, nb] under their parents [B or 1, n].
 
         A direct model compares logits: they order as p_g does, and never saturate.
         """
@@ -111,9 +111,9 @@ class TreeModel(nn.Module):
         log_p = logsigmoid(logits).unflatten(1, (parents[0].shape[1], -1))
         return ((parents[0].unsqueeze(-1) + log_p).flatten(1),)
 
-    def rank_to_log_prob(self, rank: Tensor) -> Tensor:
-        """log p_g(z_n = 1 | x) of leaves from what `expand` ranked them by."""
-        return rank if self.chained else logsigmoid(self.scorer.calibrated(self.tree.height, rank))
+    def scores_to_log_prob(self, scores: Tensor) -> Tensor:
+        """log p_g(z_n = 1 | x) of leaves from the scores of `expand`."""
+        return scores if self.chained else logsigmoid(self.scorer.calibrated(self.tree.height, scores))
 
     def log_prob(self, x: Tensor, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) of nodes [B, W] of one level."""

@@ -57,7 +57,7 @@ def check(literal: TreeModel, ours: TreeModel, x: torch.Tensor, beam_size: int, 
             expected_items, expected_scores = retrieve(literal, x, beam_size=beam_size, m=M)
     torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
     for one, other in zip(expected_steps, steps, strict=True):
-        torch.testing.assert_close(other.rank.sort().values, one.rank.sort().values, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(other.scores.sort().values, one.scores.sort().values, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(scores, expected_scores, rtol=tolerance, atol=tolerance)
     same = (items.unsqueeze(2) == expected_items.unsqueeze(1)).any(2).float().mean()
     assert same > 0.95, f"only {same:.1%} of the items are the same: more than ties allow"

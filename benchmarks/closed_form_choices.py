@@ -21,7 +21,7 @@ def main() -> None:
     seconds = time.monotonic() - start
     result = shop.evaluate(m=(10, 50, 100, 200), metrics="recall", data=shop.data.test)
     recalls = [round(100 * result["recall", m], 2) for m in (10, 50, 100, 200)]
-    print(json.dumps({"recall": recalls, "seconds": round(seconds, 1), "chosen": shop.model.scorer.made}))
+    print(json.dumps({"recall": recalls, "seconds": round(seconds, 1), "chosen": shop.model.scorer.hyperparameters}))
 
 
 if __name__ == "__main__":

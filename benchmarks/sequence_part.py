@@ -40,7 +40,7 @@ def main() -> None:
         model.scorer, tree, data, first_level=model.first_level, device=args.device, seed=args.seed, settings=settings
     )
     both = current_backend().place(model.with_scorer(scorer), args.device).eval()
-    report(args, "with sequence", both, data, began, **scorer.made.get(SEQUENCE, {}))
+    report(args, "with sequence", both, data, began, **scorer.hyperparameters.get(SEQUENCE, {}))
     if SEQUENCE in scorer.names:
         report(args, "sequence alone", both.with_scorer(scorer.part(SEQUENCE)), data, began)
     if args.out:

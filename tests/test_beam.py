@@ -101,7 +101,7 @@ def test_log_prob_agrees_with_the_beam(case):
         x = FixedScorer.every(len(case.logits))
         for step in walk(model.query(x), 5):
             expected = model.log_prob(x, step.level, step.beam)
-            torch.testing.assert_close(model.rank_to_log_prob(step.rank), expected)
+            torch.testing.assert_close(model.scores_to_log_prob(step.scores), expected)
 
 
 def test_stochastic_beam_draws_leaves_in_proportion_to_their_probability():
@@ -133,7 +133,7 @@ def test_stochastic_beam_draws_without_replacement_and_no_empty_node(case, k):
             nodes = [n for n in row if n != PAD]
             assert len(set(nodes)) == len(nodes) == min(k, len([n for n in candidates if n != PAD]))
             assert all(case.tree.mask.allows(torch.tensor(n)) for n in nodes)
-        assert not step.rank.isnan().any()
+        assert not step.scores.isnan().any()
 
 
 def test_a_parents_perturbed_score_is_its_best_childs():
@@ -141,8 +141,8 @@ def test_a_parents_perturbed_score_is_its_best_childs():
     model = bt.TreeModel(tree, FixedScorer(torch.randn(4, tree.num_nodes, generator=torch.Generator().manual_seed(1))))
     steps = list(walk(model.query(FixedScorer.every(4)), 8, gumbel_expand(torch.Generator().manual_seed(2))))
     for above, below in pairwise(steps):
-        best = below.rank.unflatten(1, (-1, 2)).amax(-1)
-        torch.testing.assert_close(best, above.rank)
+        best = below.scores.unflatten(1, (-1, 2)).amax(-1)
+        torch.testing.assert_close(best, above.scores)
 
 
 @given(cases(), st.integers(1, 40), st.booleans())
@@ -150,11 +150,11 @@ def test_a_search_that_passes_over_levels_it_keeps_whole_finds_the_same(case, k,
     """In every tie as well."""
     model, x = case.model(chained), FixedScorer.every(3)
     *_, last = walk(model.query(x), k)
-    rank, best = last.rank.topk(1)
+    scores, best = last.scores.topk(1)
     items, log_p = bt.retrieve(model, x, beam_size=k, m=1)
-    assert torch.equal(log_p, model.rank_to_log_prob(rank))
+    assert torch.equal(log_p, model.scores_to_log_prob(scores))
     assert torch.equal(items, case.tree.item_of_leaf(last.beam.expand(3, -1).gather(1, best)))
     if not chained:
-        steps = list(walk(model.query(x), k, choices=True))
+        steps = list(walk(model.query(x), k, skip_full_levels=True))
         assert all(step.candidates.shape[1] > k for step in steps[:-1])
         assert torch.equal(steps[-1].beam, last.beam)

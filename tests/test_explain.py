@@ -108,7 +108,7 @@ def test_the_beam_is_that_of_the_search_and_what_it_finds_is_what_is_retrieved(c
     if not words:
         for level, step in zip(found.levels, walk(model.query(x), k), strict=True):
             beam = step.beam[step.beam != PAD]
-            assert level.kth == pytest.approx(float(step.rank[step.rank > -torch.inf].min()))
+            assert level.kth == pytest.approx(float(step.scores[step.scores > -torch.inf].min()))
             assert level.kept == len(beam)
 
 

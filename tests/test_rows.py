@@ -271,7 +271,9 @@ def start_of(folder):
     first = first_level(tree, 60)
     parts = current_backend().closed_form(tree, data, 0, "cpu", first).all_parts()
     x = data.test.batch(torch.arange(len(data.test)))[0]
-    return parts.made, bt.retrieve(bt.TreeModel(tree, parts, first_level=first), x, beam_size=60, m=10)[1].tolist()
+    return parts.hyperparameters, bt.retrieve(bt.TreeModel(tree, parts, first_level=first), x, beam_size=60, m=10)[
+        1
+    ].tolist()
 
 
 def start_over_ranks(folder):

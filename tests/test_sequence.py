@@ -220,7 +220,7 @@ def model(walkers):
 
 def test_the_part_is_added_where_it_helps(walkers, model):
     assert model.scorer.weight_of(SEQUENCE) > 0
-    assert model.scorer.made[SEQUENCE]["gain"] > 0
+    assert model.scorer.hyperparameters[SEQUENCE]["gain"] > 0
     plain, better = (
         bt.evaluate(each, walkers.data.test, beam_size=20, m=(10,), metrics=("recall",))["recall", 10]
         for each in (walkers.model, model)
@@ -276,8 +276,8 @@ def test_the_part_is_left_out_where_it_does_not_help(walkers):
         scorer, walkers.model.tree, walkers.data, first_level=walkers.model.first_level, settings=noise, seed=3
     )
     assert SEQUENCE not in result.names
-    assert result.made[SEQUENCE]["gain"] == 0
-    assert "left out" in sequence_report(result.made)[0]
+    assert result.hyperparameters[SEQUENCE]["gain"] == 0
+    assert "left out" in sequence_report(result.hyperparameters)[0]
 
 
 @pytest.mark.extended

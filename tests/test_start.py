@@ -80,7 +80,7 @@ def test_without_validation_users_defaults_are_taken_and_said(tmp_path, caplog):
     with caplog.at_level("DEBUG", logger="beamtree"):
         model = started(data)
     assert "no validation users" in caplog.text
-    assert start.PENALTIES[model.scorer.made["together, λ"]] == 100.0
+    assert start.PENALTIES[model.scorer.hyperparameters["together, λ"]] == 100.0
     assert recall(model, data.test) > 0.3
     assert model.scorer.weight_of("factors") > 0
 
@@ -184,7 +184,7 @@ def test_what_a_start_retrieves_comes_with_probabilities(data):
 def test_refitting_adds_the_validation_users_and_chooses_nothing_again(data, tmp_path):
     plain = bt.Recommender(steps=0, beam_size=60).fit(data)
     again = bt.Recommender(steps=0, beam_size=60, refit=True).fit(data)
-    assert again.model.scorer.made == plain.model.scorer.made
+    assert again.model.scorer.hyperparameters == plain.model.scorer.hyperparameters
     assert torch.equal(again.model.scorer.weights, plain.model.scorer.weights)
     factors = [shop.model.scorer.part("factors").table.weight for shop in (plain, again)]
     assert not torch.equal(*factors)
@@ -192,7 +192,7 @@ def test_refitting_adds_the_validation_users_and_chooses_nothing_again(data, tmp
     assert not torch.equal(*(bt.retrieve(shop.model, x, beam_size=60)[1] for shop in (plain, again)))
     again.save(tmp_path / "run")
     loaded = bt.Recommender.load(tmp_path / "run").model.scorer
-    assert loaded.made["weights"] == again.model.scorer.made["weights"]
+    assert loaded.hyperparameters["weights"] == again.model.scorer.hyperparameters["weights"]
     with pytest.raises(ValueError, match="refit"):
         bt.Recommender(recipe="deep", refit=True).fit(data)
 

@@ -33,7 +33,7 @@ def test_the_width_that_an_item_needs_is_the_rank_of_its_ancestor(case, data, ch
     m = data.draw(st.integers(1, k))
     needed, weights = needed_widths(model, Instances(EVERY, distinct(case.y)), [k] * case.height, m)
     items, _ = bt.retrieve(model, EVERY, beam_size=k, m=m)
-    steps = [(step.beam.expand(ROWS, -1).tolist(), step.rank.tolist()) for step in walk(model.query(EVERY), k)]
+    steps = [(step.beam.expand(ROWS, -1).tolist(), step.scores.tolist()) for step in walk(model.query(EVERY), k)]
     expected = []
     for row in range(ROWS):
         for item in (item for item in distinct(case.y)[row].tolist() if item != PAD and item in items[row].tolist()):
@@ -65,11 +65,11 @@ def test_nodes_are_counted_as_a_search_scores_them(case, data, chained):
     """At most, since of a few nodes of a level more may be empty than of the whole; exactly where none is empty."""
     model = case.model(chained)
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=case.height, max_size=case.height))
-    steps = walk(model.query(EVERY), sizes, choices=not chained)
+    steps = walk(model.query(EVERY), sizes, skip_full_levels=True)
     scored = [int((step.candidates != PAD).sum(1).max()) for step in steps]
     assert sum(scored) <= max_nodes_scored(model, sizes)
     full = TreeModel(bt.Tree(range(case.b**case.height), case.b), FixedScorer(case.logits), chained=chained)
-    steps = walk(full.query(EVERY), sizes, choices=not chained)
+    steps = walk(full.query(EVERY), sizes, skip_full_levels=True)
     assert sum(step.candidates.shape[1] for step in steps) == max_nodes_scored(full, sizes)
 
 

@@ -59,7 +59,7 @@ class ClosedFormBuilder:
         first_level: of the search.
         on_progress: called with the progress.
         events: the events to fit. Default: those of the training users.
-        choices: of an earlier fit, to be used again: indices into the grid, and weights.
+        hyperparameters: of an earlier fit, to be used again: indices into the grid, and weights.
     """
 
     tree: Tree
@@ -69,7 +69,7 @@ class ClosedFormBuilder:
     first_level: int
     on_progress: OnProgress = no_progress
     events: Events | None = None
-    choices: dict[str, Any] = field(default_factory=dict)
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = Stages("Fitting the closed form", STAGE_SHARES, self.on_progress)
@@ -102,8 +102,8 @@ class ClosedFormBuilder:
                 parts["memory"] = self.memory(
                     [partners.head(most) for partners, _ in active], [recency for _, recency in active]
                 )
-            scorer = SumScorer(parts, self.tree.height, made=self.choices)
-            scorer.calibration = torch.tensor(self.choices["calibration"])
+            scorer = SumScorer(parts, self.tree.height, hyperparameters=self.hyperparameters)
+            scorer.calibration = torch.tensor(self.hyperparameters["calibration"])
             return scorer.weigh(factors=weights["factors"], repeats=weights["repeats"])
 
         scorer = with_partners(self.num_partners(with_partners) if active else self.most)
@@ -168,28 +168,28 @@ class ClosedFormBuilder:
         fits = {"together": self.cooccurring_items, "next": self.next_items}
         if self.ordered:
             fits["follows"] = self.later_items
-        weights = self.choices.get("weights")
+        weights = self.hyperparameters.get("weights")
         return {name: fit() for name, fit in fits.items() if weights is None or weights[name]}
 
     def num_partners(self, with_partners: Callable[[int], SumScorer]) -> int:
         """N: half of the fitted partners, if recall is nearly the same at every cut."""
         self.stages.begin("partners", 1)
-        if "partners" not in self.choices:
-            self.choices["partners"] = self.most
+        if "partners" not in self.hyperparameters:
+            self.hyperparameters["partners"] = self.most
             if self.validates:
                 half = self.recalls(with_partners(self.most // 2), CUTS)
                 full = self.recalls(with_partners(self.most), CUTS)
                 if all(half[cut] >= (1 - LOSS) * full[cut] for cut in full):
-                    self.choices["partners"] = self.most // 2
-            log.debug("partners of an item: %s", self.choices["partners"])
-        number: int = self.choices["partners"]
+                    self.hyperparameters["partners"] = self.most // 2
+            log.debug("partners of an item: %s", self.hyperparameters["partners"])
+        number: int = self.hyperparameters["partners"]
         return number
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
         """The weight of each part; the calibration of their sum is recorded with them."""
         self.stages.begin("weights", 1)
-        if "weights" in self.choices:
-            earlier: dict[str, float] = self.choices["weights"]
+        if "weights" in self.hyperparameters:
+            earlier: dict[str, float] = self.hyperparameters["weights"]
             return earlier
         users = self.users if self.validates else self.data.train.sample(USERS)
         candidates = self.candidates(parts, users)
@@ -201,7 +201,10 @@ class ClosedFormBuilder:
             weights = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
         weights = self.agree(weights)
         log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
-        self.choices |= {"weights": weights, "calibration": self.agree(candidates.calibration(weights).tolist())}
+        self.hyperparameters |= {
+            "weights": weights,
+            "calibration": self.agree(candidates.calibration(weights).tolist()),
+        }
         return weights
 
     # The grid
@@ -249,11 +252,11 @@ class ClosedFormBuilder:
         return self._choose(what, values, choose, len(values) // 2)
 
     def _choose(self, what: str, values: Sequence[T], choose: Callable[[], int], default: int) -> T:
-        if what not in self.choices:
-            self.choices[what] = choose() if self.validates and len(values) > 1 else default
+        if what not in self.hyperparameters:
+            self.hyperparameters[what] = choose() if self.validates and len(values) > 1 else default
             if self.validates:
-                log.debug("%s: %s", what, values[self.choices[what]])
-        value: T = values[self.choices[what]]
+                log.debug("%s: %s", what, values[self.hyperparameters[what]])
+        value: T = values[self.hyperparameters[what]]
         return value
 
     def power(self, what: str, make: Callable[[float], Scorer]) -> float:

@@ -99,7 +99,7 @@ def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str
 
 
 def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
-    """a > 0 and b: the logistic regression of choices on scores, by Newton's method [2]."""
+    """a > 0 and b: the logistic regression of labels on scores, by Newton's method [2]."""
     g, z = scores.double(), chosen.double()
     share = z.mean().clamp(1e-6, 1 - 1e-6)
     middle, unit = g.mean(), g.std(correction=0).clamp(min=1e-9)

@@ -274,7 +274,7 @@ def explain(
         last = levels[-1]
         last_items = model.tree.item_of_leaf(last.nodes[: last.kept])
         real = (last_items != PAD).nonzero().squeeze(1)[:m]  # admitted empty leaves have no item
-        p = model.rank_to_log_prob(last.scores[real]).exp()
+        p = model.scores_to_log_prob(last.scores[real]).exp()
         found = tuple(zip(last_items[real].tolist(), p.tolist(), strict=True))
     may_be_found = mask.allows(model.tree.leaf_of_item(followed)) & ~torch.isin(followed, hidden)
     return Explanation(
@@ -292,16 +292,16 @@ def explain(
 
 def _levels(query: Query, sizes: tuple[int, ...], mask: NodeMask, hidden: Tensor) -> Iterator[SearchLevel]:
     """Every level, including those that the search passes over because it keeps all of their nodes."""
-    ranks: list[Tensor] = []
+    candidate_scores: list[Tensor] = []
 
     def expand(logits: Tensor, parents: State) -> State:
         state = query.model.expand(logits, parents)
-        ranks.append(state[0])
+        candidate_scores.append(state[0])
         return state
 
     tree = query.tree
     excluded = mask.excluded(tree.leaf_of_item(hidden)) if hidden.shape[1] else None
-    searched = walk(query, sizes, expand, mask=mask, excluded=excluded, choices=not query.model.chained)
+    searched = walk(query, sizes, expand, mask=mask, excluded=excluded, skip_full_levels=True)
     step = next(searched)
     beam = mask.nodes(query.levels.start - 1)
     for level in query.levels:
@@ -314,7 +314,7 @@ def _levels(query: Query, sizes: tuple[int, ...], mask: NodeMask, hidden: Tensor
             kept = torch.ones_like(nodes, dtype=torch.bool)
         else:
             real = step.candidates[0] != PAD
-            nodes, scores = step.candidates[0][real], ranks[-1][0][real]
+            nodes, scores = step.candidates[0][real], candidate_scores[-1][0][real]
             kept = torch.isin(nodes, step.beam[0])
         if not len(nodes):  # everything that is allowed is excluded
             return
@@ -350,12 +350,12 @@ def _paths(query: Query, levels: Sequence[SearchLevel], items: Tensor, may_be_fo
 
 def _steps(query: Query, levels: Sequence[SearchLevel], leaves: Tensor) -> Iterator[list[PathStep]]:
     """The ancestors of leaves [1, n] on each level."""
-    rank = torch.zeros(leaves.shape, device=leaves.device)
+    path_scores = torch.zeros(leaves.shape, device=leaves.device)
     for level in levels:
         nodes = query.tree.ancestor(leaves, level.level)
-        (rank,) = query.model.expand(query.logits(level.level, nodes), (rank,))
+        (path_scores,) = query.model.expand(query.logits(level.level, nodes), (path_scores,))
         positions, scores, kth, steps = level.positions(), level.scores.tolist(), level.kth, []
-        for node, own_score in zip(nodes[0].tolist(), rank[0].tolist(), strict=True):
+        for node, own_score in zip(nodes[0].tolist(), path_scores[0].tolist(), strict=True):
             before = positions.get(node)
             score = own_score if before is None else scores[before]
             kept = before is not None and before < level.kept
@@ -396,7 +396,7 @@ class Parts:
         self._contexts: dict[str, Any] = {}  # by part, made on first use
 
     def of(self, level: int, nodes: Tensor, above: Tensor) -> tuple[tuple[PartScores, ...], PartScores | None]:
-        """The parts for two nodes [2] of a level, and those combined in one maximum; `above` ranks the parents [2]."""
+        """The parts for two nodes [2] of a level, and those combined in one maximum; `above`: their parents' scores."""
         if self.query.model.chained:
             here = logsigmoid(self.query.logits(level, nodes.unsqueeze(0)))[0]
             return (_part("levels above", above), _part(f"level {level}", here)), None

@@ -190,7 +190,7 @@ class _Bench:
     def _nodes_scored(self, sizes: tuple[int, ...]) -> float:
         """The number of nodes that a search scores, mean over users."""
         query = self.model.query(self.checking.x[:BATCH].to(self.model.tree.device))
-        steps = walk(query, widths(self.model, sizes, self.m), choices=not self.model.chained)
+        steps = walk(query, widths(self.model, sizes, self.m), skip_full_levels=True)
         return sum(float((step.candidates != PAD).sum(1).double().mean()) for step in steps)
 
     def _recall(self, sizes: tuple[int, ...]) -> float:
@@ -233,9 +233,9 @@ def needed_widths(model: TreeModel, users: Instances, sizes: Sequence[int], m: i
         ranks = []
         for step in walk(model.query(x), sizes):
             ancestor = model.tree.ancestor(leaves, step.level).unsqueeze(1)
-            rank = step.rank[user]  # [N, k]
+            scores = step.scores[user]  # [N, k]
             is_other = step.beam.expand(len(x), -1)[user] != ancestor
-            ranks.append((rank >= rank.masked_fill(is_other, -torch.inf).amax(1, keepdim=True)).sum(1))
+            ranks.append((scores >= scores.masked_fill(is_other, -torch.inf).amax(1, keepdim=True)).sum(1))
         needed.append(torch.stack(ranks, dim=1).cpu())
         weights.append((1 / (y != PAD).sum(1) / len(users))[user].double().cpu())
     return torch.cat(needed), torch.cat(weights)

@@ -13,7 +13,7 @@ from beamtree.kernels import rows_apart
 def select_rows(
     candidates,
     rows_apart,
-    rank,
+    scores,
     width,
     k,
     occupied,
@@ -28,7 +28,7 @@ def select_rows(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < width
-    bits = tl.load(rank + row * width + column, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+    bits = tl.load(scores + row * width + column, mask=inside, other=0.0).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the numbers
     # The k-th highest key, one bit after another: the highest number that at least k keys reach.
     lowest = -2147483648
@@ -55,22 +55,22 @@ def select_rows(
 
 
 def select(
-    candidates: Tensor, rank: Tensor, k: int, arity: int, occupied: Tensor | None, expand: bool
+    candidates: Tensor, scores: Tensor, k: int, arity: int, occupied: Tensor | None, expand: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best k of candidates [B or 1, W] by rank [B, W], their columns [B, k], and their children [B, kb].
+    """The best k of candidates [B or 1, W] by scores [B, W], their columns [B, k], and their children [B, kb].
 
     `occupied` says which nodes may be children; None: all. Without `expand` there are none, as below the leaves.
     """
-    batch, width = rank.shape
-    rank = rank.contiguous()
+    batch, width = scores.shape
+    scores = scores.contiguous()
     candidates, apart = rows_apart(candidates)
-    beam = torch.empty(batch, k, dtype=torch.int64, device=rank.device)
+    beam = torch.empty(batch, k, dtype=torch.int64, device=scores.device)
     index = torch.empty_like(beam)
-    children = torch.empty(batch, k * arity if expand else 0, dtype=torch.int64, device=rank.device)
+    children = torch.empty(batch, k * arity if expand else 0, dtype=torch.int64, device=scores.device)
     padded = triton.next_power_of_2(width)
     select_rows[(batch,)](
-        candidates, apart, rank, width, k,
-        rank if occupied is None else occupied.view(torch.uint8), beam, index, children,
+        candidates, apart, scores, width, k,
+        scores if occupied is None else occupied.view(torch.uint8), beam, index, children,
         ARITY=arity, PADDED=padded, EXPAND=expand, ADMIT_EMPTY=occupied is None,
         num_warps=4 if padded <= 2048 else 8,
     )  # fmt: skip

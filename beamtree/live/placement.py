@@ -161,8 +161,8 @@ class BackgroundUsers:
 
 def _lowest_shown(model: TreeModel, x: Tensor, shown: int) -> Tensor:
     """The score of the last item that each user is shown [B]."""
-    *_, last = walk(model.query(x), max(BEAM, shown), choices=not model.chained)
-    return last.rank.topk(min(shown, last.rank.shape[1])).values[:, -1]
+    *_, last = walk(model.query(x), max(BEAM, shown), skip_full_levels=True)
+    return last.scores.topk(min(shown, last.scores.shape[1])).values[:, -1]
 
 
 def _user_factors(model: TreeModel, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
-    if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.made:
+    if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.hyperparameters:
         live.replace_model(_refit(live, live.model.scorer, data, seed))
 
 
@@ -53,7 +53,7 @@ def _refit(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> Tre
     events = _all_events(data, live)
     data = replace(data, description={**data.description, "num_items": count})
     parts = ClosedFormBuilder(
-        model.tree, data, seed, device, model.first_level, events=events, choices=dict(scorer.made)
+        model.tree, data, seed, device, model.first_level, events=events, hyperparameters=dict(scorer.hyperparameters)
     ).all_parts()
     changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names}
     popularity = events.popularity(count)

@@ -31,7 +31,7 @@ class SumScorer(TableScorer):
         parts: scorers by name; those with rows of nodes for the same tree.
         height: H of the tree.
         learned: the name of the part that training changes; none unless given.
-        made: how the parts were fitted, as the closed-form builder records it.
+        hyperparameters: how the parts were fitted, as the closed-form builder records it.
     """
 
     weights: Tensor
@@ -42,13 +42,13 @@ class SumScorer(TableScorer):
         parts: Mapping[str, Scorer],
         height: int,
         learned: str | None = None,
-        made: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not parts or (learned is not None and learned not in parts):
             raise ValueError(f"a sum of {', '.join(parts) or 'nothing'} cannot have {learned!r} for its learned part")
         self.parts = nn.ModuleDict(parts)
-        self.learned, self.made = learned, dict(made or {})
+        self.learned, self.hyperparameters = learned, dict(hyperparameters or {})
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
         self._active: tuple[object, ActiveParts] = None, ([], [])
@@ -122,7 +122,7 @@ class SumScorer(TableScorer):
 
     def _of(self, parts: Mapping[str, Scorer], weights: Tensor, learned: str | None) -> "SumScorer":
         """A sum of other parts or weights with the same records and calibration."""
-        scorer = SumScorer(parts, len(weights) - 1, learned, self.made).to(weights.device)
+        scorer = SumScorer(parts, len(weights) - 1, learned, self.hyperparameters).to(weights.device)
         scorer.weights, scorer.calibration = weights, self.calibration.clone()
         return scorer
 
@@ -214,7 +214,7 @@ class SumScorer(TableScorer):
 
     def settings(self) -> dict[str, Any]:
         parts = {name: [self.part(name).kind, self.part(name).settings()] for name in self.names}
-        how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.made}
+        how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.hyperparameters}
         known = [part.settings() for part in map(self.part, self.names)]
         sizes = {key: min(each[key] for each in known if key in each) for key in SIZES if any(key in e for e in known)}
         return {"parts": parts, **how, **sizes}

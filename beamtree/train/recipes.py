@@ -197,7 +197,7 @@ def build_model(
 
 def sequence_lines(model: TreeModel) -> list[str]:
     """What the sequence part of a model brought, as lines of a report."""
-    return sequence_report(model.scorer.made) if isinstance(model.scorer, SumScorer) else []
+    return sequence_report(model.scorer.hyperparameters) if isinstance(model.scorer, SumScorer) else []
 
 
 def start_parts(model: TreeModel) -> str:
@@ -248,11 +248,11 @@ def refit(model: TreeModel, data: Prepared, seed: int) -> None:
     λ, α₀, recency and weights stay as they were chosen. Recall on the validation users has no meaning afterwards.
     """
     scorer, backend = model.scorer, current_backend()
-    if not isinstance(scorer, SumScorer) or not scorer.made:
+    if not isinstance(scorer, SumScorer) or not scorer.hyperparameters:
         raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
     device, events = str(model.tree.device), data.with_validation()
     builder = backend.closed_form(
-        model.tree, data, seed, device, model.first_level, events=events, choices=dict(scorer.made)
+        model.tree, data, seed, device, model.first_level, events=events, hyperparameters=dict(scorer.hyperparameters)
     )
     parts = builder.all_parts()
     for name in parts.names:

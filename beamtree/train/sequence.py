@@ -161,7 +161,7 @@ class Selection:
         if self.scorer is not None:
             scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).weigh(**self.weights)
             scorer.calibration = self.calibration
-        scorer.made[SEQUENCE] = {"gain": self.best, "users": len(self.users)}
+        scorer.hyperparameters[SEQUENCE] = {"gain": self.best, "users": len(self.users)}
         return scorer
 
 

@@ -56,17 +56,17 @@ class SearchModule(nn.Module):
         """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer."""
         context = self.scorer.context(x, self.leaf_of_item[x + 1] if self.reads_items else x)
         nodes = self.start.unsqueeze(0).expand(x.shape[0], -1)
-        rank = torch.zeros(nodes.shape, device=nodes.device)
+        scores = torch.zeros(nodes.shape, device=nodes.device)
         for level, width in enumerate(self.widths, self.first_level):
             nodes = self._children(nodes, level)
             if not self.chained and level < self.height and nodes.shape[1] <= width:
-                continue  # all nodes are kept, and their ranks are not needed
+                continue  # all nodes are kept, and their scores are not needed
             logits = self.scorer.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
-            rank = self._rank(logits, rank)
+            scores = self._path_scores(logits, scores)
             if nodes.shape[1] > width:
-                best = rank.topk(width, sorted=False).indices
-                nodes, rank = nodes.gather(1, best), rank.gather(1, best)
-        return self._best(nodes, rank)
+                best = scores.topk(width, sorted=False).indices
+                nodes, scores = nodes.gather(1, best), scores.gather(1, best)
+        return self._best(nodes, scores)
 
     def _children(self, nodes: Tensor, level: int) -> Tensor:
         """The children of nodes, on `level`, with PAD for those that may not be entered [B, W b]."""
@@ -77,15 +77,15 @@ class SearchModule(nn.Module):
         children = children.clamp(min=0)  # the children of PAD become the root, which is never entered
         return torch.where(self.entered[children], children, PAD)
 
-    def _rank(self, logits: Tensor, parents: Tensor) -> Tensor:
+    def _path_scores(self, logits: Tensor, parents: Tensor) -> Tensor:
         if not self.chained:
             return logits
         below = logsigmoid(logits).unflatten(1, (parents.shape[1], self.arity))
         return torch.add(below, parents.unsqueeze(-1)).flatten(1)
 
-    def _best(self, leaves: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+    def _best(self, leaves: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         items = torch.where(leaves == PAD, PAD, self.item_of_slot[(leaves - self.first_leaf).clamp(min=0)])
-        best = rank.masked_fill(items == PAD, -torch.inf).topk(min(self.m, rank.shape[1]))
+        best = scores.masked_fill(items == PAD, -torch.inf).topk(min(self.m, scores.shape[1]))
         top = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
         log_p = best.values if self.chained else logsigmoid(best.values * self.scale + self.bias)
         missing = self.m - top.shape[1]
