@@ -19,7 +19,7 @@ from beamtree.tree import PAD, Tree
 Expand = Callable[[Tensor, State], State]
 Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
-WIDEST = 4096  # candidates that the GPU version of `_select` can hold
+MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
 REHEARSALS = 16  # searches of one shape before they are recorded: more than a validation between steps needs
 _RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
 
@@ -121,7 +121,7 @@ def _select(
     below = level < tree.height
     if candidates.shape[1] <= k:
         return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
-    if kernels.fits(scores) and scores.shape[1] <= WIDEST:
+    if kernels.fits(scores) and scores.shape[1] <= MAX_KERNEL_WIDTH:
         from beamtree.kernels.select import select
 
         entered = None if mask.full_to == tree.height else mask.entered

@@ -15,8 +15,8 @@ from beamtree.model import Query
 from beamtree.tree import PAD, Tree, first_of_each
 
 # A level of at most this many times b|I_x| nodes has no lists: cheaper than a list per row, and still O(b|I_x|).
-WHOLE_LEVEL = 8
-MOST = 128  # targets that the GPU version of `best_child` can hold
+WHOLE_LEVEL_FACTOR = 8
+MAX_KERNEL_TARGETS = 128  # targets that the GPU version of `best_child` can hold
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def mark(tree: Tree, level: int, nodes: Tensor, whole: int | None = None) -> Tar
     Labels run over the whole level if it has at most `whole` times bP nodes.
     """
     span = tree.level(level)
-    if len(span) > (WHOLE_LEVEL if whole is None else whole) * tree.arity * nodes.shape[1]:
+    if len(span) > (WHOLE_LEVEL_FACTOR if whole is None else whole) * tree.arity * nodes.shape[1]:
         nodes = nodes.sort(dim=1).values
         return Targets(span, nodes, nodes != PAD, nodes.shape[1])
     labels = torch.zeros(len(nodes), 1 + len(span), dtype=torch.bool, device=nodes.device)
@@ -71,7 +71,7 @@ def any_relevant(tree: Tree, y: Tensor, whole: int | None = None) -> list[Target
     """z_n (Eq. 1) of levels 0 … H: 1 where one of the items y [B, P] is below. It marks S_h⁺."""
     leaves = tree.leaf_of_item(y).sort(dim=1).values
     most = leaves.shape[1]
-    small = (WHOLE_LEVEL if whole is None else whole) * tree.arity * most
+    small = (WHOLE_LEVEL_FACTOR if whole is None else whole) * tree.arity * most
     lists = range(sum(len(tree.level(h)) <= small for h in range(tree.height + 1)), tree.height + 1)
     real = leaves != PAD
     levels = [  # ancestors of sorted leaves are sorted
@@ -118,7 +118,7 @@ def best_child(query: Query, positives: list[Targets]) -> list[Targets]:
     tree = query.tree
     above = positives[: query.levels.start]
     listed = [positives[level] for level in query.levels]
-    if kernels.fits(listed[-1].labels) and all(t.nodes is not None and t.most <= MOST for t in listed):
+    if kernels.fits(listed[-1].labels) and all(t.nodes is not None and t.most <= MAX_KERNEL_TARGETS for t in listed):
         return [*above, *_pass_up(query, listed)]
     parents, children = _families(query, positives[-1].nodes)
     scored = dict(zip(children, query.logits_of(list(children.items())), strict=True))

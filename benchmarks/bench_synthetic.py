@@ -18,12 +18,12 @@ from beamtree.research.paper.synthetic import BATCH_SIZE, DEFAULT_ROWS, DIM, ITE
 from beamtree.scorers import linear
 
 REPEATS, WARM_UP = 15, 3
-WHOLE = (targets.WHOLE_LEVEL, linear.WHOLE_LEVEL)
+WHOLE = (targets.WHOLE_LEVEL_FACTOR, linear.WHOLE_LEVEL_SIZE)
 GATHERED = (0, 0)
 
 
 def set_limits(limits: tuple[int, int]) -> None:
-    targets.WHOLE_LEVEL, linear.WHOLE_LEVEL = limits
+    targets.WHOLE_LEVEL_FACTOR, linear.WHOLE_LEVEL_SIZE = limits
 
 
 def stepper(method: Method, bias: float) -> Callable[[int], torch.Tensor]:

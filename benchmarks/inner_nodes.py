@@ -152,7 +152,7 @@ def main() -> None:
             began = time.monotonic()
             trained = InnerNodes(deepcopy(scorer), whole.tree.height).to(args.device)
             model = bt.TreeModel(whole.tree, trained, first_level=top)
-            instances = data.train.stretches()
+            instances = data.train.random_crops()
             trained.calibrate(model, instances, args.beam)
             if own:
                 instances = OwnBest(instances, base, args.beam // 2)

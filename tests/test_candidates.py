@@ -41,7 +41,7 @@ def drawn(case, sampler, seed=0):
 @given(case=cases())
 def test_candidates_are_distinct_occupied_nodes_of_their_level(name, whole_level, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        patch.setattr(targets, "WHOLE_LEVEL_FACTOR", whole_level)
         found = drawn(case, SAMPLERS[name])
     levels = [case.height] if name == "uniform_leaves" else list(range(1, case.height + 1))
     assert list(found) == levels

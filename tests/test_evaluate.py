@@ -168,7 +168,7 @@ def test_logs_too_short_for_windows_are_told():
     short = BeforeAfter(Events(torch.tensor([0, 3]), torch.tensor([1, 2, 3]), "short"))
     tree = bt.random_tree(4)
     with pytest.raises(ValueError, match="needs a user with eight events"):
-        bt.fit(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)), short.windows(), bt.hsm(), steps=1)
+        bt.fit(bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes)), short.sliding_windows(), bt.hsm(), steps=1)
 
 
 def test_one_metric_and_one_m_need_no_list():

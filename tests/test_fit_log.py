@@ -33,7 +33,7 @@ def train(model, checkpoints=None, validation=None, **changes):
         "checkpoints": checkpoints,
         **changes,
     }
-    return bt.fit(model, two_tastes().stretches(), bt.otm_mixed(4, 4), **options)
+    return bt.fit(model, two_tastes().random_crops(), bt.otm_mixed(4, 4), **options)
 
 
 def weights(model):
@@ -128,7 +128,7 @@ def test_a_run_stopped_anywhere_ends_like_one_that_was_not(tmp_path, monkeypatch
 
 def test_the_first_steps_are_those_of_the_warm_up_alone():
     """With all steps in the warm-up, the method does not matter."""
-    data = two_tastes().stretches()
+    data = two_tastes().random_crops()
     models = [make_model(), make_model()]
     bt.fit(models[0], data, bt.otm(4), **OPTIONS, schedule=Schedule(warm_up=bt.tdm(8), warm_share=1.0))
     bt.fit(models[1], data, bt.tdm(8), **OPTIONS)

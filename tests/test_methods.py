@@ -33,7 +33,7 @@ ROWS = {
 def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level, case):
     method, optimal = ROWS[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        patch.setattr(targets, "WHOLE_LEVEL_FACTOR", whole_level)
         model = case.model(method.chained)
         x = FixedScorer.every(len(case.y))
         loss = method.loss(model, x, case.y, torch.Generator().manual_seed(1))

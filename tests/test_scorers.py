@@ -135,7 +135,7 @@ def test_users_do_not_influence_each_other(scored):
 @pytest.mark.parametrize("whole_level", [4096, 0])
 def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, whole_level):
     tree, scorer, x = scored
-    monkeypatch.setattr(linear, "WHOLE_LEVEL", whole_level)
+    monkeypatch.setattr(linear, "WHOLE_LEVEL_SIZE", whole_level)
     nodes = torch.tensor([[tree.level(2).start, PAD]])
     for some in (nodes, nodes.expand(len(x), -1)):
         logits = scorer(scorer.context(tree, x), 2, some)
@@ -257,7 +257,7 @@ def test_linear_gathers_where_a_level_is_large(monkeypatch):
     x, nodes = torch.randn(4, 3), torch.tensor(tree.level(6))[:10].expand(4, -1)
     results = []
     for size in (4096, 0, 8):
-        monkeypatch.setattr(linear, "WHOLE_LEVEL", size)
+        monkeypatch.setattr(linear, "WHOLE_LEVEL_SIZE", size)
         context = scorer.context(tree, x)
         logits = scorer(context, 6, nodes)
         (grad,) = torch.autograd.grad(logits.square().sum(), scorer.table.weight)

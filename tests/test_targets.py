@@ -27,7 +27,7 @@ def every_label(case, levels):
 @given(case=cases())
 def test_any_relevant_is_equation_1(whole_level, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        patch.setattr(targets, "WHOLE_LEVEL_FACTOR", whole_level)
         levels = any_relevant(case.tree, case.y)
         for _, n, relevant, label in every_label(case, levels):
             assert label == oracle.z(case.slots, case.b, case.height, n, relevant)
@@ -37,7 +37,7 @@ def test_any_relevant_is_equation_1(whole_level, case):
 @given(case=cases(), chained=st.booleans())
 def test_best_child_is_equation_15(whole_level, case, chained):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        patch.setattr(targets, "WHOLE_LEVEL_FACTOR", whole_level)
         levels = best_child(case.query(chained), any_relevant(case.tree, case.y))
         for row, n, relevant, label in every_label(case, levels):
             score = case.logits[row].tolist().__getitem__
@@ -48,7 +48,7 @@ def test_best_child_is_equation_15(whole_level, case, chained):
 @given(case=cases())
 def test_relevant_lists_each_positive_once(whole_level, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "WHOLE_LEVEL", whole_level)
+        patch.setattr(targets, "WHOLE_LEVEL_FACTOR", whole_level)
         for level, marked in enumerate(any_relevant(case.tree, case.y)):
             listed = marked.relevant()
             assert listed.shape[1] <= max(marked.most, 1)
@@ -93,5 +93,5 @@ def test_one_instance_costs_what_the_paper_says(arity, targets_per_user):
         assert beam <= tree.height * arity * k
         best_child(query, any_relevant(tree, y))
         total = sum(model.scorer.scored.values())
-        # A small level is held whole: at most WHOLE_LEVEL·b|I_x| nodes, so the bound has that constant.
-        assert total - beam <= targets.WHOLE_LEVEL * tree.height * arity * targets_per_user
+        # A small level is held whole: at most WHOLE_LEVEL_FACTOR·b|I_x| nodes, so the bound has that constant.
+        assert total - beam <= targets.WHOLE_LEVEL_FACTOR * tree.height * arity * targets_per_user

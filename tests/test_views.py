@@ -1,4 +1,4 @@
-"""Instances from events: cut at a fixed place, in stretches that are drawn, and in sliding windows."""
+"""Instances from events: cut at a fixed place, cropped at random, and in sliding windows."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beamtree import PAD
-from beamtree.data import BeforeAfter, Events, Instances, Stretches, Windows, stretches
-from beamtree.data.views import FIRST_TARGET, REACH
+from beamtree.data import BeforeAfter, Events, Instances, RandomCrops, SlidingWindows, random_crops
+from beamtree.data.views import FIRST_TARGET, MAX_HISTORY
 
 
 def events_of(users):
@@ -53,8 +53,8 @@ def test_what_was_seen_is_all_that_came_before_the_targets(users):
     events, every = events_of(users), torch.arange(len(users))
     halves = [items[: len(items) // 2] for items in users]
     assert [real(row) for row in BeforeAfter(events, history=3).seen(every)] == halves
-    assert [real(row) for row in Stretches(events, history=3).seen(every)] == halves
-    windows = Windows(events, history=3)
+    assert [real(row) for row in RandomCrops(events, history=3).seen(every)] == halves
+    windows = SlidingWindows(events, history=3)
     if len(windows):
         expected = [items[:i] for items in users for i in range(FIRST_TARGET, len(items))]
         assert [real(row) for row in windows.seen(torch.arange(len(windows)))] == expected
@@ -78,7 +78,7 @@ def test_events_of_some_users_read_like_the_whole(users):
 
 
 def test_random_splits_reach_every_place_and_leave_something_on_both_sides():
-    data = stretches(events_of([list(range(5))]), forget=0.0, reach=None)
+    data = random_crops(events_of([list(range(5))]), item_dropout=0.0, max_history=None)
     generator = torch.Generator().manual_seed(0)
     splits = set()
     for _ in range(100):
@@ -92,9 +92,9 @@ def test_random_splits_reach_every_place_and_leave_something_on_both_sides():
 
 def test_some_of_a_history_is_forgotten_and_targets_are_limited():
     events = events_of([list(range(100))] * 50)
-    data = stretches(events, forget=0.3, targets=7)
+    data = random_crops(events, item_dropout=0.3, targets=7)
     x, y = data.batch(torch.arange(50), torch.Generator().manual_seed(1))
-    whole, _ = stretches(events, forget=0.0).batch(torch.arange(50), torch.Generator().manual_seed(1))
+    whole, _ = random_crops(events, item_dropout=0.0).batch(torch.arange(50), torch.Generator().manual_seed(1))
     assert ((x == whole) | (x == PAD)).all()
     kept = float((x != PAD).sum() / (whole != PAD).sum())
     assert kept == pytest.approx(0.7, abs=0.05)
@@ -105,7 +105,7 @@ def test_some_of_a_history_is_forgotten_and_targets_are_limited():
 
 def test_an_instance_reaches_as_far_ahead_as_back_and_short_ways_are_as_frequent_as_long_ones():
     events = events_of([list(range(1000))] * 2000)
-    data = Stretches(events, history=1000, forget=0.0, targets=1000, reach=100, least=5)
+    data = RandomCrops(events, history=1000, item_dropout=0.0, targets=1000, max_history=100, min_history=5)
     x, y = data.batch(torch.arange(2000), torch.Generator().manual_seed(0))
     back = []
     for a, b in zip(x, y, strict=True):
@@ -130,13 +130,13 @@ def test_order_is_strong_where_items_follow_each_other_again_and_again():
     strength = [events.order_strength for events in logs]
     assert strength[0] > 2 > strength[1] > 1.1 > strength[2]
     assert events_of(fast[:, :8].tolist()).order_strength == 1  # too short to tell
-    drawn = [BeforeAfter(events).stretches() for events in logs]
-    assert [data.reach for data in drawn] == [REACH, REACH, None]
-    assert [data.least for data in drawn[:2]] == [1, 5]
+    drawn = [BeforeAfter(events).random_crops() for events in logs]
+    assert [data.max_history for data in drawn] == [MAX_HISTORY, MAX_HISTORY, None]
+    assert [data.min_history for data in drawn[:2]] == [1, 5]
 
 
 def test_the_shortest_way_back_is_taken_often_and_still_looks_ahead():
-    data = Stretches(events_of([list(range(1000))] * 500), forget=0.0, reach=100, least=1)
+    data = RandomCrops(events_of([list(range(1000))] * 500), item_dropout=0.0, max_history=100, min_history=1)
     x, y = data.batch(torch.arange(500), torch.Generator().manual_seed(0))
     short = (x != PAD).sum(1) == 1
     assert 0.1 < float(short.float().mean()) < 0.2  # log 2 / log 100
@@ -145,7 +145,7 @@ def test_the_shortest_way_back_is_taken_often_and_still_looks_ahead():
 
 @given(histories)
 def test_windows_are_every_event_from_the_eighth_with_what_came_before(users):
-    windows = Windows(events_of(users), history=4)
+    windows = SlidingWindows(events_of(users), history=4)
     expected = [
         (events[max(0, i - 4) : i][::-1], events[i]) for events in users for i in range(FIRST_TARGET, len(events))
     ]
@@ -160,8 +160,8 @@ def test_a_single_event_is_a_target_without_history():
     assert (real(x[0]), real(y[0])) == ([], [7])
 
 
-def test_users_of_one_event_have_no_stretch():
-    view = stretches(events_of([[7], [1, 2], [8], [3, 4]]), forget=0.0)
+def test_users_of_one_event_have_no_crop():
+    view = random_crops(events_of([[7], [1, 2], [8], [3, 4]]), item_dropout=0.0)
     assert len(view) == 2
     x, y = view.batch(torch.arange(2), torch.Generator().manual_seed(0))
     assert [(real(xs), real(ys)) for xs, ys in zip(x, y, strict=True)] == [([1], [2]), ([3], [4])]
@@ -175,11 +175,11 @@ def test_what_changes_instances_changes_their_name():
         BeforeAfter(events, history=7),
         BeforeAfter(events, torch.tensor([1])),
         BeforeAfter(events, torch.tensor([2])),
-        BeforeAfter(events).stretches(),
-        stretches(events, forget=0.5),
-        Stretches(events, reach=7),
-        Stretches(events, reach=7, least=2),
-        BeforeAfter(events).windows(),
+        BeforeAfter(events).random_crops(),
+        random_crops(events, item_dropout=0.5),
+        RandomCrops(events, max_history=7),
+        RandomCrops(events, max_history=7, min_history=2),
+        BeforeAfter(events).sliding_windows(),
         BeforeAfter(replace(events, name="b")),
     ]
     assert len({view.fingerprint() for view in views}) == len(views)

@@ -8,7 +8,7 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries
 from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
-from beamtree.data.views import HISTORY, stretches
+from beamtree.data.views import HISTORY, random_crops
 from beamtree.scorers.factors import newest_of_each
 from beamtree.scorers.memory import PARTNERS
 from beamtree.threads import one_thread
@@ -77,7 +77,7 @@ def pairs_of_cuts(
     events: Events, recency: Tensor, readings: int, seed: int, part: int = 0, parts: int = 1
 ) -> tuple[Iterator[Entries], Iterator[Entries]]:
     """The entries of PᵀP and of PᵀF; with `parts`, those of every `parts`-th batch of users, from `part` on."""
-    view = stretches(events, forget=0.0)
+    view = random_crops(events, item_dropout=0.0)
     device = events.offsets.device
     generator = torch.Generator(device)
 
@@ -86,9 +86,9 @@ def pairs_of_cuts(
         for _ in range(readings):
             batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
             for index, rows in enumerate(batches):
-                stretch = view.drawn(rows, generator)  # also of other parts, so that all draw the same
+                crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
                 if index % parts == part:
-                    yield view.read(*stretch)
+                    yield view.read(*crop)
 
     past = _pair_up((x, x, recency, recency) for x, _ in cuts())
     future = _pair_up((x, y, recency, None) for x, y in cuts())

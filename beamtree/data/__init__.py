@@ -6,7 +6,7 @@ from beamtree.data.ids import Ids
 from beamtree.data.instances import Data, Instances
 from beamtree.data.prepared import Prepared, load_data
 from beamtree.data.synthetic import Gaussian, gaussian, relevant_items, toy
-from beamtree.data.views import HISTORY, BeforeAfter, Stretches, Windows, stretches
+from beamtree.data.views import HISTORY, BeforeAfter, RandomCrops, SlidingWindows, random_crops
 
 __all__ = [
     "HISTORY",
@@ -17,12 +17,12 @@ __all__ = [
     "Ids",
     "Instances",
     "Prepared",
-    "Stretches",
-    "Windows",
+    "RandomCrops",
+    "SlidingWindows",
     "factors",
     "gaussian",
     "load_data",
+    "random_crops",
     "relevant_items",
-    "stretches",
     "toy",
 ]

@@ -10,7 +10,7 @@ from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
 
-APART = 10  # events between the distant pairs of `order_strength`
+FAR_GAP = 10  # events between the distant pairs of `order_strength`
 MAX_EVENTS = 1 << 22  # that `order_strength` reads
 
 
@@ -57,8 +57,8 @@ class Events:
         users = int(torch.searchsorted(self.offsets, self.offsets[0] + MAX_EVENTS))
         user = torch.repeat_interleave(self.offsets[: users + 1].diff())
         items = self.item_numbers()[: len(user)].long()
-        first = (user[APART:] == user[:-APART]).nonzero().squeeze(1)
-        near, far = (_share_of_repeats(items[first], items[first + apart]) for apart in (1, APART))
+        first = (user[FAR_GAP:] == user[:-FAR_GAP]).nonzero().squeeze(1)
+        near, far = (_share_of_repeats(items[first], items[first + gap]) for gap in (1, FAR_GAP))
         return near / max(far, 1e-9) if near else 1.0
 
     def before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:

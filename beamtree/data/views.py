@@ -1,8 +1,8 @@
 """Views of events as instances: a history x, and the items y that followed it.
 
 - `BeforeAfter`: one instance per user, cut at a fixed position. For validation and testing, and training as published.
-- `Stretches`: a random stretch of a user's events, drawn at every read. For training.
-- `Windows`: one target at a time, with the events before it. For methods with a single target.
+- `RandomCrops`: a random part of a user's events, drawn at every read. For training.
+- `SlidingWindows`: one target at a time, with the events before it. For methods with a single target.
 """
 
 import hashlib
@@ -15,18 +15,19 @@ from beamtree.data.events import Events
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
 
-WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # windows of the history, newest first, each averaged (supplement C.3)
-HISTORY = sum(WINDOWS)  # events of a history
-REACH = 400  # maximum of events of a stretch before its cut
-LEAST = 5  # minimum of events after the cut, and before it unless the order is strong
+POOLING_WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first, each averaged (supplement C.3)
+HISTORY = sum(POOLING_WINDOWS)  # events of a history
+MAX_HISTORY = 400  # most events before the cut
+MIN_HISTORY = 5  # fewest events before the cut, unless the order is strong
+MIN_TARGETS = 5  # fewest events after the cut
 ORDERED, RECENT = 1.1, 2.0  # order strength from which a log has an order, and a strong one
 FIRST_TARGET = 7  # a sliding window's first target is a user's eighth event
 
 
-def window_of_behaviour() -> Tensor:
+def window_matrix() -> Tensor:
     """1 where an event of the history belongs to a window [windows, HISTORY]."""
-    window = [index for index, size in enumerate(WINDOWS) for _ in range(size)]
-    return torch.eye(len(WINDOWS), device="cpu")[:, window]
+    window = [index for index, size in enumerate(POOLING_WINDOWS) for _ in range(size)]
+    return torch.eye(len(POOLING_WINDOWS), device="cpu")[:, window]
 
 
 def recency(power: float, length: int = HISTORY) -> Tensor:
@@ -103,13 +104,13 @@ class BeforeAfter(View):
         events = self.events.of(rows, f"{self.events.name}, {count} users")
         return replace(self, events=events, cuts=None if self.cuts is None else self.cuts[rows])
 
-    def stretches(self) -> "Stretches":
+    def random_crops(self) -> "RandomCrops":
         """The same users for training: different instances at every read."""
-        return stretches(self.events)
+        return random_crops(self.events)
 
-    def windows(self) -> "Windows":
+    def sliding_windows(self) -> "SlidingWindows":
         """The same users for training with a single target."""
-        return Windows(self.events)
+        return SlidingWindows(self.events)
 
 
 @dataclass(frozen=True)
@@ -123,40 +124,49 @@ class OtherUsers(BeforeAfter):
         return numbers[numbers < self.num_items]
 
 
-def stretches(events: Events, *, forget: float = 0.1, targets: int = 100, reach: int | None = REACH) -> "Stretches":
-    """Stretches that fit the log: full histories if it has no order, and short ones from one event if it is strong.
+def random_crops(
+    events: Events, *, item_dropout: float = 0.1, targets: int = 100, max_history: int | None = MAX_HISTORY
+) -> "RandomCrops":
+    """Crops that fit the log: full histories if it has no order, and short ones from one event if it is strong.
 
     Users with a single event are left out.
 
     Args:
         events: the log.
-        forget: the share of a history that is left out at random.
+        item_dropout: the share of a history that is left out at random.
         targets: items of y, at most.
-        reach: events before the cut, at most; None for full histories.
+        max_history: events before the cut, at most; None for full histories.
     """
     counts = events.counts()
     users = None if bool((counts > 1).all()) else (counts > 1).nonzero().squeeze(1)
-    strength = events.order_strength if reach is not None else 1.0
+    strength = events.order_strength if max_history is not None else 1.0
     if strength <= ORDERED:
-        reach = None
-    least = 1 if strength > RECENT else LEAST
-    return Stretches(events, forget=forget, targets=targets, reach=reach, least=least, users=users)
+        max_history = None
+    min_history = 1 if strength > RECENT else MIN_HISTORY
+    return RandomCrops(
+        events,
+        item_dropout=item_dropout,
+        targets=targets,
+        max_history=max_history,
+        min_history=min_history,
+        users=users,
+    )
 
 
 @dataclass(frozen=True)
-class Stretches(View):
+class RandomCrops(View):
     """Every read draws a cut and a length, which limits events before and after it, and drops some of the history.
 
     The length is log-uniform, 5 to 10 events as often as 50 to 100, so that users with many events also train the model
-    for short histories. `stretches` chooses the lengths for a log.
+    for short histories. `random_crops` chooses the lengths for a log.
     """
 
     events: Events
     history: int = HISTORY
-    forget: float = 0.1  # the share of a history that is left out at random
+    item_dropout: float = 0.1  # the share of a history that is left out at random
     targets: int = 100  # items of y, at most
-    reach: int | None = REACH  # events before the cut, at most; None: all events before and after it
-    least: int = LEAST  # events before the cut, at least
+    max_history: int | None = MAX_HISTORY  # events before the cut, at most; None: all events before and after it
+    min_history: int = MIN_HISTORY  # events before the cut, at least
     users: Tensor | None = None  # rows of the events that are read [n]; all unless given
     varies = True
 
@@ -164,18 +174,18 @@ class Stretches(View):
         return len(self.events) if self.users is None else len(self.users)
 
     def __repr__(self) -> str:
-        lengths = "full" if self.reach is None else f"{self.least} to {self.reach} events long"
-        return f"Stretches({self.events!r}, {lengths})"
+        lengths = "full" if self.max_history is None else f"{self.min_history} to {self.max_history} events long"
+        return f"RandomCrops({self.events!r}, {lengths})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] newest first, and y [B, P], of some users; without a generator they are cut in halves."""
         x, y = self.read(*self.drawn(rows, generator))
-        if self.forget and generator is not None:
-            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.forget, PAD)
+        if self.item_dropout and generator is not None:
+            x = x.masked_fill(torch.rand(x.shape, generator=generator, device=x.device) < self.item_dropout, PAD)
         return x, y
 
     def drawn(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The start, cut and end of stretches of some users [B] each."""
+        """The start, cut and end of crops of some users [B] each."""
         offsets, rows = self.events.offsets, self._rows(rows)
         start, stop = offsets[rows], offsets[rows + 1]
         if generator is None:
@@ -184,16 +194,16 @@ class Stretches(View):
         count = stop - start
         share = torch.rand(len(count), generator=generator, device=count.device)
         cut = start + 1 + (share * (count - 1)).long().clamp(max=count - 2)
-        if self.reach is not None:
-            most = (cut - start).clamp(max=self.reach)
-            least = most.clamp(min=1, max=self.least)
-            share = torch.rand(len(most), generator=generator, device=most.device)
-            length = (least * (most / least).pow(share)).long().minimum(most)
-            start, stop = cut - length, torch.minimum(stop, cut + length.clamp(min=LEAST))
+        if self.max_history is not None:
+            longest = (cut - start).clamp(max=self.max_history)
+            shortest = longest.clamp(min=1, max=self.min_history)
+            share = torch.rand(len(longest), generator=generator, device=longest.device)
+            length = (shortest * (longest / shortest).pow(share)).long().minimum(longest)
+            start, stop = cut - length, torch.minimum(stop, cut + length.clamp(min=MIN_TARGETS))
         return start, cut, stop
 
     def read(self, start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of such stretches, without dropping any of the history."""
+        """x and y of such crops, without dropping any of the history."""
         return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
 
     def _rows(self, rows: Tensor) -> Tensor:
@@ -205,17 +215,18 @@ class Stretches(View):
         return BeforeAfter(self.events).seen(self._rows(rows))
 
     def fingerprint(self) -> str:
-        reach = self.reach and f"{self.least}-{self.reach}"
-        drawn = f"forget={self.forget} targets={self.targets} reach={reach}"
+        # The words are those of 0.2, whose runs can be resumed.
+        reach = self.max_history and f"{self.min_history}-{self.max_history}"
+        drawn = f"forget={self.item_dropout} targets={self.targets} reach={reach}"
         return f"stretches of {self.events.name} history={self.history} {drawn}"
 
-    def to(self, device: torch.device | str) -> "Stretches":
+    def to(self, device: torch.device | str) -> "RandomCrops":
         users = None if self.users is None else self.users.to(device)
         return replace(self, events=self.events.to(device), users=users)
 
 
 @dataclass(frozen=True)
-class Windows(View):
+class SlidingWindows(View):
     """A window that slides over every user's events: one target, and the `history` events before it."""
 
     events: Events
@@ -231,7 +242,7 @@ class Windows(View):
         return int(self.firsts[-1])
 
     def __repr__(self) -> str:
-        return f"Windows({len(self):,} over {self.events!r})"
+        return f"SlidingWindows({len(self):,} over {self.events!r})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] and y [B, 1] of some windows."""
@@ -250,5 +261,5 @@ class Windows(View):
     def fingerprint(self) -> str:
         return f"windows of {self.events.name} history={self.history}"
 
-    def to(self, device: torch.device | str) -> "Windows":
+    def to(self, device: torch.device | str) -> "SlidingWindows":
         return replace(self, events=self.events.to(device))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from beamtree import kernels
 from beamtree.data.seeds import mix
-from beamtree.data.views import WINDOWS, window_of_behaviour
+from beamtree.data.views import POOLING_WINDOWS, window_matrix
 from beamtree.kernels.products import Products, cache_halves, make_products, score_level
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
@@ -62,10 +62,10 @@ class DeepScorer(TableScorer):
         self.windows: Tensor
         self._cached: tuple[object, Tensor, Products] | None = None
         self.table = NodeTable(num_nodes, dim, scale, seed)
-        self.register_buffer("windows", window_of_behaviour(), persistent=False)
+        self.register_buffer("windows", window_matrix(), persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed or 0, 3))
-            self.of_user = nn.Linear(len(WINDOWS) * dim, HIDDEN[0])  # both halves of the first layer
+            self.of_user = nn.Linear(len(POOLING_WINDOWS) * dim, HIDDEN[0])  # both halves of the first layer
             self.of_node = nn.Linear(dim, HIDDEN[0], bias=False)
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(HIDDEN, (*HIDDEN[1:], 1), strict=True))
         self.slopes = nn.ParameterList(nn.Parameter(torch.full((size,), SLOPE)) for size in HIDDEN)
@@ -76,7 +76,7 @@ class DeepScorer(TableScorer):
         with torch.no_grad():
             self.table.weight.mul_(RANDOM_SHARE * USUAL_SCALE / self.scale)
         self.table.add_means(tree, vectors[:, :dim].to(self.table.weight), share=self.share)
-        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(WINDOWS), dim)
+        start_as_product(self.of_user, self.of_node, self._linear_layers(), len(POOLING_WINDOWS), dim)
         return self
 
     def start_dim(self, known: int) -> int:

@@ -10,7 +10,7 @@ from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
 
 # Up to this size one matrix product over a whole level is cheaper than gathering a row per node.
-WHOLE_LEVEL = 4096
+WHOLE_LEVEL_SIZE = 4096
 
 
 class LinearContext(NamedTuple):
@@ -32,7 +32,7 @@ class LinearScorer(TableScorer):
     def context(self, tree: Tree, x: Tensor) -> LinearContext:
         x = torch.nn.functional.pad(x.detach(), (0, 1), value=1.0)
         spans = [tree.level(level) for level in range(tree.height + 1)]
-        small = [span for span in spans if len(span) <= WHOLE_LEVEL]
+        small = [span for span in spans if len(span) <= WHOLE_LEVEL_SIZE]
         rows = [part for span in small for part in (self._pad_row(), self.table.span(span))]
         logits = x @ torch.cat(rows or [x[:0]]).T
         return LinearContext(x, [span.start for span in spans], logits.split([1 + len(span) for span in small], dim=1))

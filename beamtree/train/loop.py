@@ -46,7 +46,7 @@ def fit(
 
     Args:
         model: the model to train. It keeps the ids of the data's items.
-        data: instances, such as `data.train` or `data.train.stretches()`.
+        data: instances, such as `data.train` or `data.train.random_crops()`.
         method: a row of `beamtree.methods`, such as `bt.otm(beam_size=400)`.
         epochs: how long, in passes over the data.
         steps: or in steps.

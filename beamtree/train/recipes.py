@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from beamtree.closed_form.builder import LEARNED, ClosedFormBuilder
-from beamtree.data import Data, Prepared, Windows
+from beamtree.data import Data, Prepared, SlidingWindows
 from beamtree.errors import lookup
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
@@ -60,7 +60,7 @@ def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
     return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
 
 
-DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.stretches())
+DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
 RECIPES = {
     "beamtree": replace(DEEP, start=ClosedFormBuilder.all_parts),
     "deep": DEEP,
@@ -90,7 +90,7 @@ class TrainingSettings:
     def instances(self, data: Prepared) -> Data:
         """The training instances."""
         if self.method.single_target:
-            return Windows(data.train.events)
+            return SlidingWindows(data.train.events)
         return self.recipe.instances(data.train)
 
     def num_steps(self, data: Prepared) -> int:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from beamtree.data import BeforeAfter, Events, stretches
+from beamtree.data import BeforeAfter, Events, random_crops
 from beamtree.data.factors import choose_factors, factors
 from beamtree.data.seeds import epoch_order, mix
-from beamtree.data.views import WINDOWS, window_of_behaviour
+from beamtree.data.views import POOLING_WINDOWS, window_matrix
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.research.baselines.networks import USERS, OnStep, train_network
 from beamtree.tree import PAD
@@ -38,10 +38,10 @@ class TwoTower(nn.Module):
         self.history = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
         self.items = nn.Parameter(torch.randn(num_items, DIM, generator=generator) * 0.05)
         self.bias = nn.Parameter(torch.zeros(num_items))
-        self.register_buffer("windows", window_of_behaviour(), persistent=False)  # [windows, T]
+        self.register_buffer("windows", window_matrix(), persistent=False)  # [windows, T]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(seed, 6))
-            sizes = (len(WINDOWS) * DIM, *HIDDEN, DIM)
+            sizes = (len(POOLING_WINDOWS) * DIM, *HIDDEN, DIM)
             layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.PReLU(b))]
             self.tower = nn.Sequential(*layers[:-1])
         self._index: Any = None
@@ -123,7 +123,7 @@ def two_tower(
     val: BeforeAfter | None = None,
     on_step: OnStep | None = None,
 ) -> TwoTower:
-    """Train on stretches of every user's events, as trees are, by sampled softmax.
+    """Train on random crops of every user's events, as trees are, by sampled softmax.
 
     Items start from their co-occurrence factors. Negatives are drawn uniformly, the same for a whole batch. With `val`,
     the best weights of CHECKS validations are returned.
@@ -133,7 +133,7 @@ def two_tower(
     model = TwoTower(num_items, seed)
     model.start_from(factors(events, num_items) if val is None else choose_factors(events, val, num_items)[1])
     model.to(device)
-    view = stretches(events).to(device)
+    view = random_crops(events).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator(device)
