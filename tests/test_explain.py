@@ -59,7 +59,7 @@ def check_path(path, case, first_level, expected, p, may):
     assert path.score == pytest.approx(p(leaf), rel=1e-6)
     if not path.may_be_found:
         assert not path.steps
-        assert path.rank is path.loss is None
+        assert path.rank is path.pruned is None
         return
     way = [leaf]
     while len(way) < len(expected):
@@ -73,15 +73,15 @@ def check_path(path, case, first_level, expected, p, may):
     lost = [place for place, (_, beam) in enumerate(expected) if way[place] not in beam]
     if not lost:
         assert path.rank == expected[-1][1].index(leaf) + 1
-        assert path.loss is None
+        assert path.pruned is None
         return
     assert path.rank is None
     assert path.would_rank == 1 + sum(p(n) > p(leaf) for n in expected[-1][1])
-    assert path.loss.step == path.steps[lost[0]]
-    assert path.loss.to == expected[lost[0]][1][-1]
-    below = oracle.items_below(case.slots, case.b, case.height, path.loss.to)
-    assert path.loss.to_item == max(below, key=lambda item: p(leaf_of(case, item)))
-    assert path.loss.to_items == len(below)
+    assert path.pruned.step == path.steps[lost[0]]
+    assert path.pruned.to == expected[lost[0]][1][-1]
+    below = oracle.items_below(case.slots, case.b, case.height, path.pruned.to)
+    assert path.pruned.to_item == max(below, key=lambda item: p(leaf_of(case, item)))
+    assert path.pruned.to_items == len(below)
 
 
 def leaf_of(case, item):
@@ -119,7 +119,7 @@ def test_an_item_of_the_last_beam_is_found_and_every_other_is_lost_once(case, k,
     leaves = found.levels[-1]
     last = set(case.tree.item_of_leaf(leaves.nodes[: leaves.kept]).tolist())
     assert {path.item for path in found.items if path.rank is not None} == last
-    assert {path.item for path in found.items if path.loss is None} == last
+    assert {path.item for path in found.items if path.pruned is None} == last
     assert sorted(path.rank for path in found.items if path.rank) == list(range(1, len(last) + 1))
 
 
@@ -142,19 +142,19 @@ def test_what_the_parts_say_adds_up_to_the_scores(seed, k):
     model = TreeModel(tree, make_sum(tree)).eval()
     x = torch.randint(NUM_ITEMS, (1, 12), generator=torch.Generator().manual_seed(seed))
     found = explain(model, x, beam_size=k, m=1, items=range(NUM_ITEMS))
-    losses = [path.loss for path in found.items if path.loss is not None]
-    assert losses
-    for loss in losses:
-        assert [part.name for part in loss.parts] == ["memory", "repeats", "deep"]
-        parts = loss.parts if loss.combined is None else (loss.combined, loss.parts[-1])
-        assert sum(part.item for part in parts) == pytest.approx(loss.step.score, abs=1e-4)
-        assert sum(part.kept for part in parts) == pytest.approx(loss.step.kth, abs=1e-4)
-        if loss.combined is not None:
-            assert loss.combined.name == "memory, repeats"
-            assert loss.combined.item <= sum(part.item for part in loss.parts[:2]) + 1e-4
-        differences = {part.name: part.difference for part in loss.parts}
-        if loss.decided is not None:
-            assert differences[loss.decided] == min(differences.values()) < 0
+    prunings = [path.pruned for path in found.items if path.pruned is not None]
+    assert prunings
+    for pruned in prunings:
+        assert [part.name for part in pruned.parts] == ["memory", "repeats", "deep"]
+        parts = pruned.parts if pruned.combined is None else (pruned.combined, pruned.parts[-1])
+        assert sum(part.item for part in parts) == pytest.approx(pruned.step.score, abs=1e-4)
+        assert sum(part.kept for part in parts) == pytest.approx(pruned.step.kth, abs=1e-4)
+        if pruned.combined is not None:
+            assert pruned.combined.name == "memory, repeats"
+            assert pruned.combined.item <= sum(part.item for part in pruned.parts[:2]) + 1e-4
+        differences = {part.name: part.difference for part in pruned.parts}
+        if pruned.decided is not None:
+            assert differences[pruned.decided] == min(differences.values()) < 0
 
 
 def test_parts_that_do_not_count_say_nothing():
@@ -163,23 +163,23 @@ def test_parts_that_do_not_count_say_nothing():
     path = lost_item(
         explain(TreeModel(tree, scorer).eval(), histories(NUM_ITEMS)[:1], beam_size=2, m=1, items=range(50))
     )
-    assert [part.name for part in path.loss.parts] == ["memory", "deep"]
-    assert path.loss.combined is None
+    assert [part.name for part in path.pruned.parts] == ["memory", "deep"]
+    assert path.pruned.combined is None
 
 
 def lost_item(found):
-    return next(path for path in found.items if path.loss is not None)
+    return next(path for path in found.items if path.pruned is not None)
 
 
 @given(cases(rows=1, max_items=30, ties=False), st.integers(1, 3))
 def test_a_chained_score_is_what_the_levels_above_say_and_what_this_one_says(case, k):
     found = explain(case.model(chained=True), FixedScorer.every(1), beam_size=k, m=1, items=range(case.tree.num_items))
-    for loss in (path.loss for path in found.items if path.loss is not None):
-        above, here = loss.parts
+    for pruned in (path.pruned for path in found.items if path.pruned is not None):
+        above, here = pruned.parts
         assert above.name == "levels above"
-        assert above.item + here.item == pytest.approx(loss.step.score)
-        assert above.kept + here.kept == pytest.approx(loss.step.kth)
-        assert loss.decided == min(loss.parts, key=lambda part: part.difference).name
+        assert above.item + here.item == pytest.approx(pruned.step.score)
+        assert above.kept + here.kept == pytest.approx(pruned.step.kth)
+        assert pruned.decided == min(pruned.parts, key=lambda part: part.difference).name
 
 
 def test_a_number_you_can_do_in_your_head():
@@ -190,11 +190,11 @@ def test_a_number_you_can_do_in_your_head():
     assert found.found == ((0, 0.5),)
     assert found.scored == 4
     lost, kept = found.items
-    assert (lost.loss.step.level, lost.loss.step.before, lost.loss.step.margin, lost.loss.to) == (1, 1, -1.0, 1)
-    assert (lost.loss.to_item, lost.loss.to_items, lost.would_rank) == (0, 2, 1)
+    assert (lost.pruned.step.level, lost.pruned.step.before, lost.pruned.step.margin, lost.pruned.to) == (1, 1, -1.0, 1)
+    assert (lost.pruned.to_item, lost.pruned.to_items, lost.would_rank) == (0, 2, 1)
     assert lost.score == pytest.approx(1 / (1 + math.exp(-3)))
-    assert lost.loss.decided is None
-    assert (kept.rank, kept.loss) == (1, None)
+    assert lost.pruned.decided is None
+    assert (kept.rank, kept.pruned) == (1, None)
 
 
 # For people and for JSON

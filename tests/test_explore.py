@@ -128,9 +128,9 @@ def check_search(search, expected):
         assert len(told[12]) == len(told[13]) == 64
     for path, told in zip(expected.items, search["paths"], strict=True):
         assert told[2:4] == [path.rank, path.would_rank]
-        if path.loss is not None:
-            assert told[6][0] == path.loss.step.level
-            assert told[6][4] == path.loss.decided
+        if path.pruned is not None:
+            assert told[6][0] == path.pruned.step.level
+            assert told[6][4] == path.pruned.decided
 
 
 def test_a_page_grows_with_what_is_recorded_and_not_with_the_catalogue():

@@ -451,7 +451,7 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     path = ask(["i3", "i5", "i8"], ["i13", "i21", "i34"], k=8, m=4).items[0]
     tab.locator("#truth .item").first.click()
     tab.wait_for_selector("#why .what")
-    words = f"Lost on level {path.loss.step.level}" if path.loss else f"at rank {path.rank}"
+    words = f"Lost on level {path.pruned.step.level}" if path.pruned else f"at rank {path.rank}"
     assert words in tab.inner_text("#why")
     slide(tab, "k", 5)
     wait_for(lambda: tab.locator("#controls output").first.inner_text() == "32")

@@ -73,8 +73,8 @@ class PathStep(NamedTuple):
         return self.score - self.kth
 
 
-class Loss(NamedTuple):
-    """Where an item was lost, and to which node."""
+class Pruning(NamedTuple):
+    """Where the beam dropped an item, and the last node that it kept there."""
 
     step: PathStep
     to: int  # the last node that was kept there
@@ -109,7 +109,7 @@ class ItemPath(NamedTuple):
     would_rank: int | None  # of a lost item: the rank that its own leaf's score would have
     score: float | None  # p_g(z_n = 1 | x) of its own leaf
     steps: tuple[PathStep, ...]  # its ancestors on the searched levels, the leaf last
-    loss: Loss | None
+    pruned: Pruning | None  # of a lost item
 
     def as_dict(self, name: Name) -> dict[str, Any]:
         return {
@@ -119,7 +119,7 @@ class ItemPath(NamedTuple):
             "would_rank": self.would_rank,
             "score": self.score,
             "steps": [{**step._asdict(), "margin": step.margin} for step in self.steps],
-            "lost": None if self.loss is None else self.loss.as_dict(name),
+            "lost": None if self.pruned is None else self.pruned.as_dict(name),
         }
 
 
@@ -345,7 +345,7 @@ def _paths(query: Query, levels: Sequence[SearchLevel], items: Tensor, may_be_fo
             continue
         better = real & (last.scores[: last.kept] >= leaf.score)
         index = next(index for index, step in enumerate(steps) if not step.kept)
-        yield ItemPath(item, True, None, int(better.sum()) + 1, p, steps, _loss(query, levels, steps, index, parts))
+        yield ItemPath(item, True, None, int(better.sum()) + 1, p, steps, _pruning(query, levels, steps, index, parts))
 
 
 def _steps(query: Query, levels: Sequence[SearchLevel], leaves: Tensor) -> Iterator[list[PathStep]]:
@@ -363,8 +363,10 @@ def _steps(query: Query, levels: Sequence[SearchLevel], leaves: Tensor) -> Itera
         yield steps
 
 
-def _loss(query: Query, levels: Sequence[SearchLevel], steps: Sequence[PathStep], index: int, parts: "Parts") -> Loss:
-    """The loss at the level of this index: to which node, and why."""
+def _pruning(
+    query: Query, levels: Sequence[SearchLevel], steps: Sequence[PathStep], index: int, parts: "Parts"
+) -> Pruning:
+    """Why the item was pruned at the level of this index, and which node was kept."""
     step, level, tree = steps[index], levels[index], query.tree
     last = level.nodes[level.kept - 1]
     nodes = torch.stack([last.new_tensor(step.node), last])
@@ -378,7 +380,7 @@ def _loss(query: Query, levels: Sequence[SearchLevel], steps: Sequence[PathStep]
     leaves = leaves[tree.mask.allows(leaves) & (tree.item_of_leaf(leaves) != PAD)]
     scores = torch.cat([query.log_prob(tree.height, part.unsqueeze(0))[0] for part in leaves.split(CHUNK)])
     best_item = int(tree.item_of_leaf(leaves[scores.argmax()]))
-    return Loss(step, int(last), num_items, best_item, *parts.of(level.level, nodes, above))
+    return Pruning(step, int(last), num_items, best_item, *parts.of(level.level, nodes, above))
 
 
 class Parts:

@@ -10,7 +10,7 @@ from beamtree.data import Ids
 from beamtree.data.ids import as_id
 from beamtree.query import RecommendRequest, RecommendResponse
 from beamtree.serve.http.errors import ApiError, check_limit, json_response
-from beamtree.serve.http.schemas import MAX_INT, Infer
+from beamtree.serve.http.schemas import MAX_INT, InferBody
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
@@ -52,7 +52,7 @@ def inference_routes(service: Service) -> APIRouter:
         check_model(name, version)
         return json_response({"name": name, "ready": not service.stopping}, 503 if service.stopping else 200)
 
-    async def infer(body: Infer, name: str, version: str = "") -> Response:
+    async def infer(body: InferBody, name: str, version: str = "") -> Response:
         """The m best items for each history: ids, oldest first, padded with `""`; or item numbers, padded with -1."""
         check_model(name, version)
         request = parse_inference(body, service.loaded.ids)
@@ -82,7 +82,7 @@ def inference_routes(service: Service) -> APIRouter:
     return router
 
 
-def parse_inference(body: Infer, ids: Ids) -> RecommendRequest:
+def parse_inference(body: InferBody, ids: Ids) -> RecommendRequest:
     """The tensor `history` and the parameters of a body as a request."""
     for name, value in body.parameters.items():
         if name not in PARAMETERS:
@@ -116,7 +116,7 @@ def _item_id(value: Any, datatype: str, ids: Ids) -> str:
     raise ApiError(422, f"history: a value is not {datatype}", "send ids as BYTES, or item numbers as INT64")
 
 
-def output_tensors(body: Infer, response: RecommendResponse, m: int) -> list[dict[str, Any]]:
+def output_tensors(body: InferBody, response: RecommendResponse, m: int) -> list[dict[str, Any]]:
     """The results as tensors; rows with fewer than m items are padded with "" and 0."""
     shape = [len(response.results), m]
     items = [name for result in response.results for name in (*result.items, *[""] * (m - len(result.items)))]

@@ -39,7 +39,7 @@ def add_examples(app: FastAPI, service: Service) -> None:
 
 
 def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
-    for name in ("Recommend", "Explain"):
+    for name in ("RecommendBody", "ExplainBody"):
         fields = schemas[name]["properties"]
         fields["m"]["maximum"] = limits.m
         for field, limit in (("allowed", limits.listed), ("exclude", limits.listed), ("history", limits.history)):
@@ -47,7 +47,7 @@ def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
                 if kind.get("type") == "array":
                     kind["maxItems"] = limit
     for field in ("histories", "users"):
-        schemas["Recommend"]["properties"][field]["anyOf"][0]["maxItems"] = limits.histories
+        schemas["RecommendBody"]["properties"][field]["anyOf"][0]["maxItems"] = limits.histories
     schemas["ItemsRequest"]["properties"]["items"]["maxItems"] = limits.changes
     schemas["EventsRequest"]["properties"]["events"]["anyOf"][0]["maxItems"] = limits.changes
 

@@ -14,7 +14,7 @@ from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
 from beamtree.serve.http.access import Limits
 from beamtree.serve.http.errors import ApiError, check_limit, json_response
-from beamtree.serve.http.schemas import Explain, Explanation, Recommend, Recommendations
+from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
 MAX_EXPLAINED = 100  # items whose path one request may follow
@@ -26,7 +26,7 @@ def recommend_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/recommend", responses={200: {"model": Recommendations}})
-    async def recommend(body: Recommend) -> Response:
+    async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
         start = time.perf_counter()
         request = parse_request(body, service.limits)
@@ -43,8 +43,8 @@ def recommend_routes(service: Service) -> APIRouter:
         response = await service.recommend(request)
         return json_response(recommend_json(service.loaded.name, request, response, start))
 
-    @router.post("/v1/explain", responses={200: {"model": Explanation}})
-    async def explain_search(body: Explain) -> Response:
+    @router.post("/v1/explain", responses={200: {"model": ExplainResponse}})
+    async def explain_search(body: ExplainBody) -> Response:
         """The beam level by level, and where items were lost, by how much, to which node and why."""
         start = time.perf_counter()
         check_limit("items", len(body.items), MAX_EXPLAINED, "ids")
@@ -60,12 +60,12 @@ def recommend_routes(service: Service) -> APIRouter:
     return router
 
 
-def parse_request(body: Recommend | Explain, limits: Limits) -> RecommendRequest:
+def parse_request(body: RecommendBody | ExplainBody, limits: Limits) -> RecommendRequest:
     """The request of a body, with ids as text; a 422 where it does not have exactly one of its kinds of input."""
     histories, users = getattr(body, "histories", None), getattr(body, "users", None)
     count = sum(value is not None for value in (body.history, body.user, histories, users))
     if count != 1:
-        names = "history or user" if isinstance(body, Explain) else "history, histories, user or users"
+        names = "history or user" if isinstance(body, ExplainBody) else "history, histories, user or users"
         raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []

@@ -32,7 +32,7 @@ class SearchBody(RequestBody):
     timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
 
 
-class Recommend(SearchBody):
+class RecommendBody(SearchBody):
     """Exactly one of history, histories, user and users."""
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
@@ -41,7 +41,7 @@ class Recommend(SearchBody):
     users: list[Id] | None = Field(default=None, description="Several users of the log.")
 
 
-class Explain(SearchBody):
+class ExplainBody(SearchBody):
     """Exactly one of history and user; the paths of `items` are followed besides those of the results."""
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
@@ -104,7 +104,7 @@ class LoadRun(RequestBody):
     run: Text = Field(description="A folder beside the one that is served.")
 
 
-class Tensor(BaseModel):
+class TensorBody(BaseModel):
     """A tensor of the Open Inference Protocol; `data` may be nested or flat."""
 
     name: Text
@@ -114,12 +114,12 @@ class Tensor(BaseModel):
     data: list[Any]
 
 
-class Infer(BaseModel):
+class InferBody(BaseModel):
     """A request of the Open Inference Protocol."""
 
     id: Text | None = None
     parameters: dict[str, Any] = Field(default={}, description="m, beam_size, exclude_seen, timeout_ms")
-    inputs: list[Tensor] = Field(max_length=8)
+    inputs: list[TensorBody] = Field(max_length=8)
     outputs: list[dict[str, Any]] | None = None
 
 
@@ -201,7 +201,7 @@ class Losses(BaseModel):
     advice: str
 
 
-class Explanation(BaseModel):
+class ExplainResponse(BaseModel):
     """The search for one history, level by level."""
 
     model: str
