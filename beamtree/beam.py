@@ -19,6 +19,7 @@ from beamtree.tree import PAD, Tree
 Expand = Callable[[Tensor, State], State]
 Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
+DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
 MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
 REHEARSALS = 16  # searches of one shape before they are recorded: more than a validation between steps needs
 _RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
@@ -163,7 +164,7 @@ def retrieve(
     model: TreeModel,
     x: Tensor,
     *,
-    beam_size: BeamSize = 400,
+    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
     m: int = 10,
     allowed: NodeMask | Tensor | None = None,
     exclude: Tensor | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import BeamSize, positive_int, retrieve
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, positive_int, retrieve
 from beamtree.data import Data
 from beamtree.data.frames import make_frame
 from beamtree.errors import lookup
@@ -83,7 +83,7 @@ def evaluate(
     model: TreeModel,
     data: Data,
     *,
-    beam_size: BeamSize = 400,
+    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
     m: Sequence[int] | int = (10, 50, 100, 200),
     metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,

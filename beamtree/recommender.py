@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.beam import BeamSize, positive_int
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
@@ -352,7 +352,7 @@ class Recommender:
         users = self._users_to_evaluate(data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
-        beam = max((400, *cuts)) if beam_size is None else beam_size
+        beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
         result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
         result.frame_kind = self._frame or self._run.get("frame")
         return result

@@ -359,6 +359,7 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
         infer(client, [["i3", ["i4"]]], [1, 2]),
         infer(client, ["i3"], [1, 1], "FP32"),
         infer(client, [], [5, 0]),
+        infer(client, ["i3"] * 81, [1, 81]),
         infer(client, ["i3"], [1, 1], parameters={"k": 3}),
         infer(client, ["i3"], [1, 1], parameters={"m": True}),
         infer(client, ["i3"], [1, 1], parameters={"m": 51}),

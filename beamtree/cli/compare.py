@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.cli import options
 from beamtree.cli.console import draw, print_table, progress, write
 from beamtree.data import load_data
@@ -57,7 +58,9 @@ def compare_rows(
         ),
     ] = False,
     beam_size: Annotated[int | None, options.training_option("beam_size", min=1)] = None,
-    test_beam: Annotated[int, typer.Option(min=1, help="The beam size k of the search that is measured.")] = 400,
+    test_beam: Annotated[
+        int, typer.Option(min=1, help="The beam size k of the search that is measured.")
+    ] = DEFAULT_BEAM_SIZE,
     m: options.Cuts = "10,50,100,200",
     metrics: options.Metrics = "precision,recall,f1",
     exclude_seen: options.ExcludeSeen = False,

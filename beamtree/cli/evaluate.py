@@ -28,7 +28,7 @@ def evaluate_run(
     time: options.TimeColumn = None,
     time_format: options.TimeFormat = None,
     split: options.Split = "test",
-    beam_size: options.BeamText = "400",
+    beam_size: options.BeamText = options.DEFAULT_BEAM,
     m: options.Cuts = "10,50,100,200",
     metrics: options.Metrics = "precision,recall,f1",
     exclude_seen: options.ExcludeSeen = False,

@@ -18,7 +18,7 @@ from beamtree.train.runs import ids_of, open_model
 def export_run(
     run: options.RunFolder,
     output: Annotated[Path, typer.Option("--out", help="The file to write; its name ends in .pt2.")],
-    beam_size: options.BeamText = "400",
+    beam_size: options.BeamText = options.DEFAULT_BEAM,
     m: options.Size = 10,
     device: options.Device = "cpu",
 ) -> None:

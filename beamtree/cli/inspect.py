@@ -18,7 +18,7 @@ def inspect_run(
     run: options.RunFolder,
     data: options.DataFolder = None,
     split: options.Split = "test",
-    beam_size: options.BeamText = "400",
+    beam_size: options.BeamText = options.DEFAULT_BEAM,
     m: options.Cuts = "10,50,100,200",
     users: Annotated[
         int | None, typer.Option(min=1, help=f"Number of users, from the first. Default: {USERS:,}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from beamtree.beam import BeamSize, as_text
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text
 from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.files.atomic import check_writable
@@ -82,6 +82,7 @@ VectorsFile = Annotated[Path | None, training_option("vectors")]
 BeamText = Annotated[
     str, typer.Option(help="The beam size k, one width per searched level separated by commas, or tuned.")
 ]
+DEFAULT_BEAM = str(DEFAULT_BEAM_SIZE)
 Size = Annotated[int, typer.Option(min=1, help="Number of items to retrieve.")]
 Cuts = Annotated[str, typer.Option(help="Numbers of items to retrieve, separated by commas.")]
 Metrics = Annotated[str, typer.Option(help=f"Any of {', '.join(METRICS)}, separated by commas.")]

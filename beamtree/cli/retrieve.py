@@ -57,7 +57,7 @@ def retrieve_items(
     time: options.TimeColumn = None,
     time_format: options.TimeFormat = None,
     m: options.Size = 10,
-    beam_size: options.BeamText = "400",
+    beam_size: options.BeamText = options.DEFAULT_BEAM,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
     allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")] = None,
     exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")] = None,

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.cli.console import note
 from beamtree.distributed.command import OpenModel, run_on_first
 from beamtree.distributed.group import PeerLostError, connect, should_report
@@ -45,7 +46,9 @@ def serve_run(
     threads: Annotated[
         int | None, option("threads", "CPU threads of a search. Default: those of torch.", min=1)
     ] = None,
-    beam_size: Annotated[int, option("beam-size", "The beam size k of requests that do not give one.", min=1)] = 400,
+    beam_size: Annotated[
+        int, option("beam-size", "The beam size k of requests that do not give one.", min=1)
+    ] = DEFAULT_BEAM_SIZE,
     window: Annotated[
         float, option("window", "Milliseconds for which requests are collected into a batch.", min=0)
     ] = 2.0,

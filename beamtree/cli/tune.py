@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.beam import as_text
+from beamtree.beam import DEFAULT_BEAM_SIZE, as_text
 from beamtree.cli import options
 from beamtree.cli.console import draw, note, print_table, write
 from beamtree.diagnose.tune import USERS, TuneResult, tune
@@ -29,7 +29,9 @@ def tune_run(
         float | None, typer.Option(help="Instead of --recall: the time one query may take on this machine.")
     ] = None,
     m: options.Size = 10,
-    widest: Annotated[int, typer.Option(min=1, help="k of the widest beam, which others are compared with.")] = 400,
+    widest: Annotated[
+        int, typer.Option(min=1, help="k of the widest beam, which others are compared with.")
+    ] = DEFAULT_BEAM_SIZE,
     users: Annotated[int, typer.Option(min=2, help="Number of validation users.")] = USERS,
     seed: Annotated[int, typer.Option(help="Draws the users that choose the beam and those that check it.")] = 0,
     data: options.DataFolder = None,

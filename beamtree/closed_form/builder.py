@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.part_weights import BATCH, CUTS, USERS, Candidates, choose_weights, for_each_batch
@@ -217,7 +218,7 @@ class ClosedFormBuilder:
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = usual_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
-        find, users_at_once = self.parallel(search_function(model, max(400, most), cuts[-1]))
+        find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
         exclude = not self.come_back
         result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
         return self.agree({cut: float(result["recall", cut]) for cut in cuts})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from beamtree.beam import BeamSize, walk, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk, widths
 from beamtree.mask import NodeMask, level_span
 from beamtree.model import Query, State, TreeModel
 from beamtree.scorers import SumScorer
@@ -236,7 +236,7 @@ def explain(
     model: TreeModel,
     x: Tensor,
     *,
-    beam_size: BeamSize = 400,
+    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
     m: int = 10,
     items: Sequence[int] | None = None,
     allowed: NodeMask | Tensor | None = None,

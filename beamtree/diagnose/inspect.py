@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.beam import BeamSize, as_text, brute_force, retrieve, walk, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text, brute_force, retrieve, walk, widths
 from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
@@ -159,7 +159,7 @@ def inspect(
     model: TreeModel,
     data: Data,
     *,
-    beam_size: BeamSize = 400,
+    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
     m: tuple[int, ...] = (10, 50, 100, 200),
     batch_size: int = 32,
     users: int | None = None,

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import retrieve, walk, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, retrieve, walk, widths
 from beamtree.data import Data
 from beamtree.data.instances import Instances
 from beamtree.evaluate import evaluate
@@ -81,7 +81,7 @@ def tune(
     recall: float | None = None,
     milliseconds: float | None = None,
     m: int = 10,
-    widest: int = 400,
+    widest: int = DEFAULT_BEAM_SIZE,
     users: int = USERS,
     seed: int = 0,
     on_beam: OnBeam | None = None,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import BeamSize, retrieve
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
@@ -22,7 +22,6 @@ from beamtree.model import TreeModel
 from beamtree.query.history import History, encode_history, id_list, pad_histories, pad_rows
 from beamtree.tree import PAD
 
-DEFAULT_BEAM_SIZE = 400
 CACHED_MASKS = 32
 
 
@@ -40,7 +39,7 @@ class RecommendRequest(NamedTuple):
     histories: Sequence[Sequence[object]] = ()  # ids, oldest first
     users: Sequence[str] | None = None  # instead of histories
     m: int = 10
-    beam_size: BeamSize | None = None  # k, or one width per level; 400 (or m) if None
+    beam_size: BeamSize | None = None  # k, or one width per level; DEFAULT_BEAM_SIZE (or m) if None
     exclude_seen: bool = False  # whether to leave out the items of the history
     filter: Filter | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.metrics import usual_m
@@ -69,7 +70,7 @@ class Validation:
     """
 
     data: Data
-    beam_size: int = 400
+    beam_size: int = DEFAULT_BEAM_SIZE
     m: int | None = None
     every: int | None = None
     patience: int = 8

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Prepared
 from beamtree.evaluate import Find, named_metrics
 from beamtree.files.atomic import read_json, write_json
@@ -59,7 +60,7 @@ class Experiment:
     own_trees: bool = False
     m: tuple[int, ...] = CUTS
     metrics: tuple[str | Metric, ...] = METRICS
-    test_beam: int = 400
+    test_beam: int = DEFAULT_BEAM_SIZE
     exclude_seen: bool = False
     on_message: Callable[[str], None] = field(default=lambda line: None, compare=False)
     on_steps: Callable[[int], None] = field(default=lambda steps: None, compare=False)

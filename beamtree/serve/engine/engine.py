@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
 from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Searcher
-from beamtree.serve.engine.load_control import Beam, LoadControl, narrow_beam
+from beamtree.serve.engine.load_control import LoadControl, narrow_beam
 from beamtree.serve.engine.served_run import LoadedRun
 
 log = logging.getLogger("beamtree")
@@ -51,7 +52,7 @@ class Job:
 class EngineOptions(NamedTuple):
     """How requests are batched and searched."""
 
-    beam_size: int = 400  # k of requests that do not set it
+    beam_size: int = DEFAULT_BEAM_SIZE  # k of requests that do not set it
     window: float = 0.002  # seconds to wait for more requests after the first
     max_batch: int = 64  # histories that are searched together; fewer where these would take longer than `slow`
     max_queue: int = 512  # histories that may wait
@@ -97,7 +98,7 @@ class Engine:
         return self.load_control.step_after(idle)
 
     @property
-    def current_beam(self) -> Beam:
+    def current_beam(self) -> BeamSize:
         """The beam of requests that do not set one, at present."""
         return narrow_beam(self.beam_size, self.steps_narrowed, 1, self._loaded.fitting_tuned_beam)
 
@@ -185,7 +186,7 @@ class Engine:
         """Answer a batch from one state of the model: with one search for all requests that can share it."""
         run = self._loaded
         searcher = run.searcher(self._masks)
-        groups: dict[tuple[Beam, bool, Filter | None], list[tuple[Job, RecommendRequest]]] = {}
+        groups: dict[tuple[BeamSize, bool, Filter | None], list[tuple[Job, RecommendRequest]]] = {}
         for job in batch:
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -207,7 +208,7 @@ class Engine:
         for group in groups.values():
             self._search(searcher, group)
 
-    def _requested_beam(self, request: RecommendRequest) -> Beam:
+    def _requested_beam(self, request: RecommendRequest) -> BeamSize:
         if request.beam_size is None:
             return max(self.beam_size, request.m)
         return request.beam_size if isinstance(request.beam_size, int) else tuple(request.beam_size)

@@ -1,6 +1,6 @@
 """Load control: narrows the beam while requests wait for long, and widens it again afterwards."""
 
-Beam = int | tuple[int, ...]  # k, or one width per searched level
+from beamtree.beam import BeamSize
 
 MAX_STEPS = 3  # how often the beam is halved at most
 MIN_STEP_SECONDS = 0.05  # between two steps down: a narrower beam needs time to show its effect
@@ -9,7 +9,7 @@ QUIET_SECONDS_IF_SPARE = 0.25  # the same, where the search thread was idle for 
 SPARE_FRACTION = 0.4  # of the time
 
 
-def narrow_beam(beam: Beam, step: int, m: int, tuned: Beam | None = None) -> Beam:
+def narrow_beam(beam: BeamSize, step: int, m: int, tuned: BeamSize | None = None) -> BeamSize:
     """The beam after some steps of narrowing: first the tuned one, if there is one, then half of it per step.
 
     It never gets wider, and no level gets narrower than m: with m nodes on every level m items are found.
@@ -19,7 +19,7 @@ def narrow_beam(beam: Beam, step: int, m: int, tuned: Beam | None = None) -> Bea
     base, halvings = (tuned, step - 1) if tuned is not None else (beam, step)
     if isinstance(beam, int) and isinstance(base, int):
         return min(beam, max(m, base >> halvings))
-    levels = len(beam if isinstance(beam, tuple) else base if isinstance(base, tuple) else ())
+    levels = next(len(each) for each in (beam, base) if not isinstance(each, int))
     wide, narrow = ((each,) * levels if isinstance(each, int) else each for each in (beam, base))
     return tuple(min(width, max(m, target >> halvings)) for width, target in zip(wide, narrow, strict=True))
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beamtree.beam import widths
+from beamtree.beam import BeamSize, widths
 from beamtree.data import Ids, Prepared
 from beamtree.live import Journal, LiveModel
 from beamtree.live.saved import load_changes, read_items, read_vectors
 from beamtree.model import TreeModel
 from beamtree.query import MaskCache, Searcher
-from beamtree.serve.engine.load_control import Beam
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, load_tuned_beam
 from beamtree.train.runs import ids_of, open_data, open_model, read_run
@@ -33,7 +32,7 @@ class LoadedRun:
     run: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of run.json
     data: Prepared | None = None  # the log, where it is available
-    tuned_beam: Beam | None = None  # by `beamtree tune`
+    tuned_beam: BeamSize | None = None  # by `beamtree tune`
     read_only: bool = True  # whether changes are rejected
     warm_up: threading.Thread | None = None  # runs `LiveModel.warm_up`
     since: float = field(default_factory=time.time)
@@ -47,7 +46,7 @@ class LoadedRun:
         return f"{self.digest}.{changes}" if changes else self.digest
 
     @property
-    def fitting_tuned_beam(self) -> Beam | None:
+    def fitting_tuned_beam(self) -> BeamSize | None:
         """The tuned beam if it fits the tree: after a new level was added it does not."""
         model, tuned = self.live.model, self.tuned_beam
         fits = isinstance(tuned, int) or len(tuned or ()) == model.tree.height + 1 - model.first_level
@@ -145,7 +144,7 @@ def open_log(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:
         return None
 
 
-def read_tuned_beam(run: Path, model: TreeModel) -> Beam | None:
+def read_tuned_beam(run: Path, model: TreeModel) -> BeamSize | None:
     """The beam that `beamtree tune` found for this model; None where there is none."""
     if not (run / TUNE).exists():
         return None

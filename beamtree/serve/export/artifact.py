@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
-from beamtree.beam import BeamSize, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, widths
 from beamtree.data.views import HISTORY
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
@@ -92,7 +92,9 @@ class SearchModule(nn.Module):
         return pad(top, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))
 
 
-def export_program(model: TreeModel, *, beam_size: BeamSize = 400, m: int = 10) -> torch.export.ExportedProgram:
+def export_program(
+    model: TreeModel, *, beam_size: BeamSize = DEFAULT_BEAM_SIZE, m: int = 10
+) -> torch.export.ExportedProgram:
     """The search of a model as a program of `torch.export`, for any number of users, on the device of the model.
 
     Args:
@@ -112,7 +114,12 @@ def export_program(model: TreeModel, *, beam_size: BeamSize = 400, m: int = 10) 
 
 
 def write_artifact(
-    model: TreeModel, path: Path, *, beam_size: BeamSize = 400, m: int = 10, about: dict[str, Any] | None = None
+    model: TreeModel,
+    path: Path,
+    *,
+    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
+    m: int = 10,
+    about: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write an artifact atomically; returns its description.
 

@@ -9,7 +9,7 @@ from beamtree import __version__
 from beamtree.data import Ids
 from beamtree.data.ids import as_id
 from beamtree.query import RecommendRequest, RecommendResponse
-from beamtree.serve.http.errors import ApiError, check_limit, json_response
+from beamtree.serve.http.errors import ApiError, json_response
 from beamtree.serve.http.schemas import MAX_INT, InferBody
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
@@ -56,8 +56,6 @@ def inference_routes(service: Service) -> APIRouter:
         """The m best items for each history: ids, oldest first, padded with `""`; or item numbers, padded with -1."""
         check_model(name, version)
         request = parse_inference(body, service.loaded.ids)
-        check_limit("history", request.rows, service.limits.histories, "rows")
-        check_limit("history", max(map(len, request.histories), default=0), service.limits.history, "ids in a row")
         response = await service.recommend(request, body.parameters.get("timeout_ms"))
         return json_response(
             {

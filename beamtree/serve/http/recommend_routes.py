@@ -12,7 +12,6 @@ from starlette.responses import Response
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
-from beamtree.serve.http.access import Limits
 from beamtree.serve.http.errors import ApiError, check_limit, json_response
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
@@ -29,7 +28,7 @@ def recommend_routes(service: Service) -> APIRouter:
     async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
         start = time.perf_counter()
-        request = parse_request(body, service.limits)
+        request = parse_request(body)
         response = await service.recommend(request, body.timeout_ms)
         return json_response(recommend_json(service.loaded.name, request, response, start))
 
@@ -48,7 +47,7 @@ def recommend_routes(service: Service) -> APIRouter:
         """The beam level by level, and where items were lost, by how much, to which node and why."""
         start = time.perf_counter()
         check_limit("items", len(body.items), MAX_EXPLAINED, "ids")
-        request = parse_request(body, service.limits)
+        request = parse_request(body)
         service.check_limits(request)
         if request.beam_size is None:
             request = request._replace(beam_size=max(service.engine.beam_size, request.m))
@@ -60,7 +59,7 @@ def recommend_routes(service: Service) -> APIRouter:
     return router
 
 
-def parse_request(body: RecommendBody | ExplainBody, limits: Limits) -> RecommendRequest:
+def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
     """The request of a body, with ids as text; a 422 where it does not have exactly one of its kinds of input."""
     histories, users = getattr(body, "histories", None), getattr(body, "users", None)
     count = sum(value is not None for value in (body.history, body.user, histories, users))
@@ -69,11 +68,6 @@ def parse_request(body: RecommendBody | ExplainBody, limits: Limits) -> Recommen
         raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []
-    check_limit("users", len(users or ()), limits.histories, "users")
-    check_limit("histories", len(histories), limits.histories, "histories")
-    check_limit("history", max(map(len, histories), default=0), limits.history, "ids")
-    check_limit("allowed", len(body.allowed or ()), limits.listed, "ids")
-    check_limit("exclude", len(body.exclude), limits.listed, "ids")
     return RecommendRequest(
         histories,
         None if users is None else [as_id(user) for user in users],

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from beamtree.live import LiveModel
-from beamtree.query import RecommendRequest, RecommendResponse, Searcher
+from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, StoppedError
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun
 from beamtree.serve.http.access import Access, Limits
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit
 from beamtree.serve.http.metrics import Metrics
 
 T = TypeVar("T")
@@ -87,8 +87,13 @@ class Service:
         return await self._in_engine(lambda deadline: self.engine.read(function, deadline), 1, timeout_ms)
 
     def check_limits(self, request: RecommendRequest) -> None:
-        """Raise a 422 where m or the beam is too large, or the beam too narrow for m."""
-        m, beam, limits = request.m, request.beam_size, self.limits
+        """Raise a 422 where the request or its beam is too large, or the beam too narrow for m."""
+        m, beam, limits, filter = request.m, request.beam_size, self.limits, request.filter or Filter()
+        check_limit("users", len(request.users or ()), limits.histories, "users")
+        check_limit("histories", len(request.histories), limits.histories, "histories")
+        check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
+        check_limit("allowed", len(filter.allowed or ()), limits.listed, "ids")
+        check_limit("exclude", len(filter.exclude), limits.listed, "ids")
         widths = () if beam is None else (beam,) if isinstance(beam, int) else tuple(beam)
         if m > limits.m:
             raise ApiError(422, f"m={m} is over the limit of {limits.m}", f"use at most {limits.m}")
