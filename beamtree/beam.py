@@ -1,6 +1,5 @@
 """Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -10,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
-from beamtree.kernels.cuda_graphs import Recorder
+from beamtree.checks import positive_int
+from beamtree.kernels.cuda_graphs import CudaGraphCache
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
@@ -21,8 +21,9 @@ Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
 MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
-REHEARSALS = 16  # searches of one shape before they are recorded: more than a validation between steps needs
-_RECORDERS: WeakKeyDictionary[TreeModel, tuple[list[object], Recorder]] = WeakKeyDictionary()
+WARMUP_RUNS = 16  # searches of one shape before one is recorded: more than a validation between steps needs
+_GRAPHS: WeakKeyDictionary[TreeModel, tuple[list[object], CudaGraphCache]] = WeakKeyDictionary()
+_FILTERED_SEARCHES: WeakKeyDictionary[NodeMask, int] = WeakKeyDictionary()  # on a GPU, with each filter
 
 
 class BeamLevel(NamedTuple):
@@ -54,17 +55,6 @@ def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]
         most = "the last width" if several else "beam_size"
         raise ValueError(f"m={m} with beam_size={as_text(beam_size)}: from 1 up to {most} items can be retrieved")
     return tuple(max(width, m) for width in result)
-
-
-def positive_int(name: str, value: object) -> int:
-    """An integer of Python or numpy as an int; a ValueError where it is not one or below 1."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = 0
-    if number > 0:
-        return number
-    raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
 
 
 def as_text(beam_size: BeamSize) -> str:
@@ -197,22 +187,26 @@ def retrieve(
         return items, model.scores_to_log_prob(scores)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
-    mask.searches += 1
-    is_rare = allowed is not None and mask.searches <= REHEARSALS
-    if not kernels.fits(x) or not model.scorer.capturable or is_rare:
+    if not kernels.fits(x) or not model.scorer.capturable or (allowed is not None and _is_rare(mask)):
         return search(*inputs)
-    items, scores = _recorder_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
+    items, scores = _graphs_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
 
 
-def _recorder_of(model: TreeModel) -> Recorder:
+def _is_rare(mask: NodeMask) -> bool:
+    """Whether a filter has been searched with too few times to record its searches; counts this one."""
+    count = _FILTERED_SEARCHES[mask] = _FILTERED_SEARCHES.get(mask, 0) + 1
+    return count <= WARMUP_RUNS
+
+
+def _graphs_of(model: TreeModel) -> CudaGraphCache:
     """The recorded searches of a model, discarded when its weights or its tree change."""
     tensors = (*model.parameters(), *model.buffers())
     state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
     state.append(model.tree)
-    cached = _RECORDERS.get(model)
+    cached = _GRAPHS.get(model)
     if cached is None or cached[0] != state:
-        cached = _RECORDERS[model] = state, Recorder(REHEARSALS)
+        cached = _GRAPHS[model] = state, CudaGraphCache(WARMUP_RUNS)
     return cached[1]
 
 

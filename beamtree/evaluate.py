@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, positive_int, retrieve
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
+from beamtree.checks import positive_int
 from beamtree.data import Data
 from beamtree.data.frames import make_frame
 from beamtree.errors import lookup

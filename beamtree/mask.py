@@ -36,14 +36,13 @@ class NodeMask:
         self._full = full
         self.full_to = [*full, False].index(False) - 1  # all nodes of the levels down to this one may be entered
         self._listed: dict[int, Tensor | None] = {}
-        self.searches = 0  # with this mask: after some, a GPU records them
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "NodeMask":
         """The same mask on another device."""
         mask = NodeMask.__new__(NodeMask)
         mask.arity, mask.height, mask._full, mask.full_to = self.arity, self.height, self._full, self.full_to
         mask.entered, mask.is_empty = move(self.entered), self.is_empty
-        mask._listed, mask.searches = {}, 0
+        mask._listed = {}
         return mask
 
     @property

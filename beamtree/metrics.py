@@ -108,6 +108,6 @@ def paired_p(values: Tensor, others: Tensor) -> Tensor:
     return p
 
 
-def usual_m(num_items: int) -> int:
+def default_m(num_items: int) -> int:
     """The default m of recall: 200, or a tenth of a small catalogue."""
     return min(200, max(10, num_items // 10))

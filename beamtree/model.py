@@ -14,17 +14,6 @@ from beamtree.tree import Tree
 State = tuple[Tensor, ...]  # of each node of a beam; nodes are ordered by the first part
 
 
-def check_device(device: str) -> None:
-    """Raise a ValueError where torch cannot compute on a device."""
-    offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        total = float(torch.ones(1, device=device).sum())  # a device such as meta holds no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # the second from a torch without CUDA
-        raise ValueError(f"device {device!r} is not here: this machine offers {offered}") from error
-    if total != 1:
-        raise ValueError(f"device {device!r} does not compute: this machine offers {offered}")
-
-
 class TreeModel(nn.Module):
     """M(T, g). Direct: p_g is the node's own sigmoid (TDM, OTM). Chained: the product down the path (PLT).
 
@@ -49,7 +38,7 @@ class TreeModel(nn.Module):
         if (rows := settings.get("num_nodes", tree.num_nodes)) < tree.num_nodes:
             raise ValueError(f"the scorer knows {rows} nodes and the tree has {tree.num_nodes}: make it for this tree")
         if (items := settings.get("num_items", tree.num_items)) != tree.num_items:
-            raise ValueError(f"the scorer's memory is of {items} items and the tree has {tree.num_items}: make it anew")
+            raise ValueError(f"the scorer is for {items} items and the tree has {tree.num_items}: build it again")
         self.tree = tree
         self.scorer = scorer
         self.chained = chained

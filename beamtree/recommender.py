@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, positive_int
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
+from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
@@ -27,7 +28,7 @@ from beamtree.live.saved import load_changes, read_items, read_vectors, save_cha
 from beamtree.live.update import update_model
 from beamtree.methods import Method
 from beamtree.metrics import Metric
-from beamtree.model import TreeModel, check_device
+from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
 from beamtree.query import (
     History,
@@ -150,7 +151,7 @@ class Recommender:
     def __repr__(self) -> str:
         if self._model is None:
             return f"Recommender({self._options.method_name} on a {self._tree_name} tree, not fitted: call fit(log))"
-        recall = "" if self.progress is None else self.progress.in_words(self._model.tree.num_items)
+        recall = "" if self.progress is None else self.progress.summary(self._model.tree.num_items)
         name = self._run.get("method", "a model")
         return f"Recommender({self.model.tree.num_visible:,} items, {name}{recall and ', ' + recall})"
 
@@ -337,7 +338,7 @@ class Recommender:
             beam_size: k, or one width per searched level. Default: 400 or the largest m.
             metrics: names such as recall, ndcg, mrr, or functions of your own.
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
-            data: users other than the test users: `shop.data.val`, a prepared folder with the same items, or a log of
+            data: users other than the test users: `data.val`, a prepared folder with the same items, or a log of
                 other users in any form that `fit` takes.
             user: the column of users in that log. Default: found by its name.
             item: the column of items in that log. Default: found by its name.
@@ -513,20 +514,21 @@ class Recommender:
         check_device(device)
         model = open_model(folder, device, scorers) if is_run else load_model(folder, device, scorers=scorers)
         ids_of(folder, model)
-        shop = cls(device=device, frame=frame)
-        shop._model, shop._run = model, read_run(folder) if is_run else {}
+        run = read_run(folder) if is_run else {}
+        recommender = cls(device=device, frame=frame)
+        recommender._model, recommender._run = model, run
         source = data_folder(folder) if is_run else None
         if data is not None:
-            shop._data = open_data(folder, model, Path(data))
+            recommender._data = open_data(folder, model, Path(data))
         elif source is not None and source.exists():
-            shop._data_source, shop._owns_data = (folder, source), source == folder / DATA
-        own = {name: table_file(folder, name, shop._run) for name in TABLES if shop._run.get(name) == _file(name)}
-        shop._tables = {name: file for name, file in own.items() if file is not None}
-        shop._loaded = folder
-        shop.progress = progress_of(shop._run)
+            recommender._data_source, recommender._owns_data = (folder, source), source == folder / DATA
+        own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
+        recommender._tables = {name: file for name, file in own.items() if file is not None}
+        recommender._loaded = folder
+        recommender.progress = progress_of(run)
         saved = load_changes(folder)
-        shop._live = None if saved is None else shop._open_live(saved)
-        return shop
+        recommender._live = None if saved is None else recommender._open_live(saved)
+        return recommender
 
 
 def _file(name: str) -> str:

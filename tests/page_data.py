@@ -37,7 +37,7 @@ def make_model(num_items=NUM_ITEMS, seed=1):
         "repeats": RepeatScorer(),
         "deep": DeepScorer(tree.num_nodes, scale=1.0, seed=seed),
     }
-    scorer = SumScorer(parts, tree.height, "deep").weigh(memory=2.0, repeats=0.5, deep=0.4)
+    scorer = SumScorer(parts, tree.height, "deep").set_weights(memory=2.0, repeats=0.5, deep=0.4)
     ids = Ids([f"i{number}" for number in range(num_items)])
     model = bt.TreeModel(tree, scorer, first_level=2, ids=ids).eval()
     model.popularity = torch.randint(100, (num_items,), generator=generator)

@@ -159,7 +159,7 @@ def test_what_the_parts_say_adds_up_to_the_scores(seed, k):
 
 def test_parts_that_do_not_count_say_nothing():
     tree = bt.random_tree(NUM_ITEMS, arity=3, seed=1)
-    scorer = make_sum(tree).weigh(repeats=0.0)
+    scorer = make_sum(tree).set_weights(repeats=0.0)
     path = lost_item(
         explain(TreeModel(tree, scorer).eval(), histories(NUM_ITEMS)[:1], beam_size=2, m=1, items=range(50))
     )

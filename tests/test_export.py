@@ -33,7 +33,7 @@ def make_varied_sum(tree):
         "more": test_scorers.make_repeats(tree)[0],
         "deep": test_scorers.make_deep(tree)[0],
     }
-    found = SumScorer(parts, tree.height, "deep").weigh(repeats=0.3, more=-0.2)
+    found = SumScorer(parts, tree.height, "deep").set_weights(repeats=0.3, more=-0.2)
     found.weights[:, 0] = torch.linspace(0.1, 1, tree.height + 1)
     found.calibration.copy_(torch.tensor([0.5, -2.0]))
     return found, test_scorers.histories(tree.num_items)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
-from beamtree.beam import REHEARSALS
+from beamtree.beam import WARMUP_RUNS
 from beamtree.scorers import FixedScorer
 
 ROWS = 3
@@ -219,7 +219,7 @@ def test_a_filtered_search_on_a_gpu_finds_what_one_on_a_cpu_does_recorded_or_not
     model, x, allowed = make_catalogue(bt.DeepScorer, first_level=5, chained=chained)
     fast, generator = copy.deepcopy(model).cuda(), torch.Generator().manual_seed(3)
     masks = model.tree.allow(allowed), fast.tree.allow(allowed)
-    for _ in range(REHEARSALS + 3):
+    for _ in range(WARMUP_RUNS + 3):
         exclude = torch.stack([allowed[torch.randperm(200, generator=generator)[:170]] for _ in x])
         items, scores = bt.retrieve(model, x, beam_size=50, m=20, allowed=masks[0], exclude=exclude)
         found, near = bt.retrieve(fast, x.cuda(), beam_size=50, m=20, allowed=masks[1], exclude=exclude.cuda())

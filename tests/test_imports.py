@@ -32,7 +32,7 @@ ROWS = [
     {"loss", "metrics", "kernels"},
     {"tree"},
     {"mask", "files", "threads", "progress"},
-    {"errors"},
+    {"checks", "errors"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.

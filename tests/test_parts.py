@@ -35,7 +35,7 @@ def make_partners(seed=0, most=8):
 def make_sum(tree):
     memory = MemoryScorer.from_partners([make_partners()], [recency_weights(0.5)])
     parts = {"memory": memory, "repeats": RepeatScorer(), "deep": DeepScorer(tree.num_nodes, scale=1.0)}
-    return SumScorer(parts, tree.height, "deep").weigh(memory=2.0, repeats=0.5, deep=0.1)
+    return SumScorer(parts, tree.height, "deep").set_weights(memory=2.0, repeats=0.5, deep=0.1)
 
 
 # Lifted by the maximum
@@ -135,7 +135,7 @@ def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
     memory = MemoryScorer.from_partners([make_partners()], [recency_weights(0.5)])
     other = bt.random_tree(NUM_ITEMS + 1, arity=3)
     for scorer in (memory, SumScorer({"memory": memory, "repeats": RepeatScorer()}, other.height)):
-        with pytest.raises(ValueError, match="memory is of 50 items and the tree has 51"):
+        with pytest.raises(ValueError, match="scorer is for 50 items and the tree has 51"):
             bt.TreeModel(other, scorer)
 
 
@@ -207,7 +207,7 @@ def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
 
 
 def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
-    scorer = make_sum(tree).weigh(deep=0.0)
+    scorer = make_sum(tree).set_weights(deep=0.0)
     monkeypatch.setattr(scorer.part("deep"), "context", lambda *_: pytest.fail("it was asked"))
     scorer.whole_level(scorer.context(tree, histories(NUM_ITEMS)), tree, 2)
 

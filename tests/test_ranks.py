@@ -168,7 +168,7 @@ def test_a_checkpoint_of_fewer_files_than_ranks_wrote_is_one_line(tmp_path, monk
     run_ranks(2, go_on, "otm, lazy", tmp_path, 2)
     lost = next((tmp_path / "shards-2").glob("__1_*"))
     lost.unlink()
-    told = f"{lost} is missing: copy the folder again, or train anew (3 files from 2 ranks belong to {tmp_path})"
+    told = f"{lost} is missing: copy the folder again, or train again (3 files from 2 ranks belong to {tmp_path})"
     with pytest.raises(ValueError, match="is missing") as error:
         go_on("otm, lazy", tmp_path, 4)
     assert str(error.value) == told

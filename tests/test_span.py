@@ -58,7 +58,7 @@ def memory(tree, seed=0):
 
 def everything(tree):
     parts = {"memory": memory(tree), "repeats": RepeatScorer(), "factors": factors(tree), "deep": deep(tree)}
-    found = SumScorer(parts, tree.height, "deep").weigh(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
+    found = SumScorer(parts, tree.height, "deep").set_weights(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
     found.calibration = torch.tensor([0.8, -1.0])
     return found
 

@@ -59,7 +59,7 @@ def make_model(dtype=torch.float32):
     factors = FactorScorer.from_factors(tree, Factors(vectors, torch.ones(5), 0.1, 1.0), power=0.3)
     learned = DeepScorer(tree.num_nodes, 6, scale=0.3, seed=2).to(dtype)
     parts = {"memory": make_memory(), "repeats": RepeatScorer(), "factors": factors, "deep": learned}
-    scorer = SumScorer(parts, tree.height, "deep").weigh(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
+    scorer = SumScorer(parts, tree.height, "deep").set_weights(memory=1.0, repeats=0.5, factors=0.7, deep=0.1)
     model = bt.TreeModel(tree, scorer, first_level=2, ids=Ids([f"i{number}" for number in range(ITEMS)]))
     return model.eval()
 

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.checks import check_device
 from beamtree.cli import options
 from beamtree.cli.console import draw, print_table, progress, write
 from beamtree.data import load_data
@@ -18,7 +19,6 @@ from beamtree.evaluate import named_metrics
 from beamtree.files.atomic import write_atomically, write_json
 from beamtree.files.staging import folder_lock
 from beamtree.ingest.inputs import tree_builder
-from beamtree.model import check_device
 from beamtree.research.compare import ROWS, Experiment, Result, compare
 from beamtree.research.compare.report import (
     Grid,

@@ -98,14 +98,14 @@ def _recommend(run: Path, user: str, items: Path) -> None:
     """The last items of a user and the recommendations, by name."""
     import polars as pl  # takes a moment to import
 
-    shop = Recommender.load(run)
+    recommender = Recommender.load(run)
     names = dict(pl.read_parquet(items, columns=["item", "name"]).iter_rows())
-    recent = history_of_user(shop.data, user).items[-5:]
-    write(*(f"  recent: {names[shop.ids[number]]}" for number in recent))
+    recent = history_of_user(recommender.data, user).items[-5:]
+    write(*(f"  recent: {names[recommender.ids[number]]}" for number in recent))
     table = Table()
     for head in ("", "item", "name", "probability"):
         table.add_column(head, justify="right" if head in ("", "probability") else "left")
-    best = shop.recommend(users=user, m=10, beam_size=200, exclude_seen=True)
+    best = recommender.recommend(users=user, m=10, beam_size=200, exclude_seen=True)
     for rank, item, score in best.select("rank", "item", "score").iter_rows():
         table.add_row(str(rank), item, names[item], f"{score:.3f}")
     print_table(table)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from beamtree.checks import check_device
 from beamtree.cli import options
 from beamtree.cli.compare import run_comparison
 from beamtree.cli.console import draw, out, print_table, progress, write
@@ -15,7 +16,6 @@ from beamtree.data import load_data
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.inputs import tree_builder
-from beamtree.model import check_device
 from beamtree.research.compare import table as compare_table
 from beamtree.research.compare.experiment import METRICS
 from beamtree.research.paper import real_data, timing

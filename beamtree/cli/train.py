@@ -11,6 +11,7 @@ import torch
 import typer
 from torch import Tensor
 
+from beamtree.checks import check_device
 from beamtree.cli import options
 from beamtree.cli.console import details, progress, silence, write
 from beamtree.data import Prepared, load_data
@@ -18,10 +19,10 @@ from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
-from beamtree.model import TreeModel, check_device
+from beamtree.model import TreeModel
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
-from beamtree.train import Checkpoints, Progress, TrainingOptions, steps_done, usual_m
+from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
 from beamtree.train.backend import current_backend
 from beamtree.train.recipes import (
     TrainingSettings,
@@ -200,7 +201,7 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
 def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: TreeModel, step: int) -> Progress:
     """Train with a log and a progress bar."""
     start = time.monotonic()
-    m = usual_m(data.num_items)
+    m = default_m(data.num_items)
     with (
         _training_log(folder / LOG, step) as log,
         progress(settings.num_steps(data), "steps") as (advance, print_line),

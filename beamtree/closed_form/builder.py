@@ -18,7 +18,7 @@ from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.csr import CSR
 from beamtree.data.views import HISTORY, ORDERED
 from beamtree.evaluate import Find, measure, search_function
-from beamtree.metrics import hits, usual_m
+from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, Stages, log, no_progress
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
@@ -105,7 +105,7 @@ class ClosedFormBuilder:
                 )
             scorer = SumScorer(parts, self.tree.height, hyperparameters=self.hyperparameters)
             scorer.calibration = torch.tensor(self.hyperparameters["calibration"])
-            return scorer.weigh(factors=weights["factors"], repeats=weights["repeats"])
+            return scorer.set_weights(factors=weights["factors"], repeats=weights["repeats"])
 
         scorer = with_partners(self.num_partners(with_partners) if active else self.most)
         self.stages.end()
@@ -216,7 +216,7 @@ class ClosedFormBuilder:
         If users hardly ever choose an item twice, their history is excluded, as the weight of repeats will do later.
         """
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
-        most = usual_m(self.tree.num_items)
+        most = default_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
         find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
         exclude = not self.come_back

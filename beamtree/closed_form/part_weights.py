@@ -9,7 +9,7 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.data import Data
-from beamtree.metrics import hits, usual_m
+from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.tensors import NotFiniteError
@@ -39,7 +39,7 @@ class Candidates:
         self.names = list(parts)
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
         width = min(WIDTH, tree.num_items)
-        self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [usual_m(tree.num_items)]
+        self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
 
         def search(rows: Tensor) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
@@ -166,5 +166,5 @@ def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Ca
     active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
     weights = choose_weights(items, {name: before[name] for name in active})
-    scorer.weigh(**weights)
+    scorer.set_weights(**weights)
     scorer.calibration = items.calibration(weights)

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from beamtree import __version__
+from beamtree.checks import check_device
 from beamtree.distributed.group import PeerLostError, Ranks, connect
 from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.remote_search import Coordinator, follow
-from beamtree.model import TreeModel, check_device
+from beamtree.model import TreeModel
 from beamtree.storage.settings import fingerprint
 from beamtree.train.runs import check_run, open_model
 

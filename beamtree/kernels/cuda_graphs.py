@@ -7,25 +7,21 @@ import torch
 from torch import Tensor
 
 Outputs = tuple[Tensor, ...]
-REMEMBERED = 64  # keys of what is not recorded yet
+MAX_WARMUPS = 64  # keys whose runs are counted before they are recorded
 
 
-class Recorder:
+class CudaGraphCache:
     """Runs functions of tensors; repeated shapes run from a CUDA graph: the same kernels on new data.
 
     A function must launch the same kernels for the same key and shapes, and must not read from the GPU. Its first runs
-    compile kernels and fill caches; then it is recorded. At most `most` recordings are kept. On a CPU it is just run.
+    compile kernels and fill caches; then it is recorded. At most `max_graphs` are kept. On a CPU it is just run.
     """
 
-    def __init__(self, rehearsals: int, most: int = 8) -> None:
-        self.rehearsals, self.most = rehearsals, most
+    def __init__(self, warmup_runs: int, max_graphs: int = 8) -> None:
+        self.warmup_runs, self.max_graphs = warmup_runs, max_graphs
         self._lock = threading.Lock()
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all recordings: the tensors they read have moved."""
-        self._rehearsed: dict[Hashable, int] = {}
-        self._recorded: dict[Hashable, _Recording] = {}
+        self._warmups: dict[Hashable, int] = {}
+        self._graphs: dict[Hashable, _CapturedGraph] = {}
 
     def __call__(
         self,
@@ -37,19 +33,19 @@ class Recorder:
         if not inputs[0].is_cuda:
             return run(*inputs)
         key = (key, *(tensor.shape for tensor in inputs))
-        with self._lock:  # a recording has one buffer for each input
-            if key not in self._recorded:
-                if len(self._rehearsed) >= REMEMBERED:  # keys may hold objects that should be freed
-                    self._rehearsed.clear()
-                self._rehearsed[key] = self._rehearsed.get(key, 0) + 1
-                if self._rehearsed[key] <= self.rehearsals or len(self._recorded) == self.most:
-                    return _rehearse(run, *inputs)
-                self._recorded[key] = _Recording(run, inputs, generator)
-            return self._recorded[key].play(inputs)
+        with self._lock:  # a graph has one buffer for each input
+            if key not in self._graphs:
+                if len(self._warmups) >= MAX_WARMUPS:  # keys may hold objects that should be freed
+                    self._warmups.clear()
+                self._warmups[key] = self._warmups.get(key, 0) + 1
+                if self._warmups[key] <= self.warmup_runs or len(self._graphs) == self.max_graphs:
+                    return _warm_up(run, *inputs)
+                self._graphs[key] = _CapturedGraph(run, inputs, generator)
+            return self._graphs[key].replay(inputs)
 
 
-def _rehearse(run: Callable[..., Outputs], *inputs: Tensor) -> Outputs:
-    """Run on a separate stream, as a recording does."""
+def _warm_up(run: Callable[..., Outputs], *inputs: Tensor) -> Outputs:
+    """Run on a separate stream, as a capture does."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -58,7 +54,7 @@ def _rehearse(run: Callable[..., Outputs], *inputs: Tensor) -> Outputs:
     return outputs
 
 
-class _Recording:
+class _CapturedGraph:
     def __init__(self, run: Callable[..., Outputs], inputs: Outputs, generator: torch.Generator | None) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.graph = torch.cuda.CUDAGraph()
@@ -67,7 +63,7 @@ class _Recording:
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
             self.outputs = run(*self.inputs)
 
-    def play(self, inputs: Outputs) -> Outputs:
+    def replay(self, inputs: Outputs) -> Outputs:
         for buffer, tensor in zip(self.inputs, inputs, strict=True):
             buffer.copy_(tensor)
         self.graph.replay()

@@ -1,5 +1,6 @@
-"""A scorer that is told its answers: for theory, where p_g is given and not learned."""
+"""A scorer with given logits: for theory, where p_g is not learned."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,3 +35,7 @@ class FixedScorer(Scorer):
 
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.logits), "num_nodes": self.logits.shape[1]}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> "FixedScorer":
+        return cls(torch.zeros(settings["rows"], settings["num_nodes"]))

@@ -85,7 +85,7 @@ class SumScorer(TableScorer):
         """The weight of a part on the leaves."""
         return float(self.weights[-1, self.names.index(name)])
 
-    def weigh(self, **weights: float) -> "SumScorer":
+    def set_weights(self, **weights: float) -> "SumScorer":
         """Set the weights of parts on all levels."""
         for name, weight in weights.items():
             self.weights[:, self.names.index(name)] = weight

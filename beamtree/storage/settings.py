@@ -24,7 +24,7 @@ TYPES: dict[str, type] = {
     "chained": bool, "first_level": int, "progress": dict, "files": dict,
 }  # fmt: skip
 SHARD_TYPES = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}  # see `sharded_files`
-REMEDY = "copy the folder again, or train anew"
+REMEDY = "copy the folder again, or train again"
 
 
 def holds_model(folder: str | Path) -> bool:

@@ -45,7 +45,7 @@ def check_finite(model: TreeModel) -> None:
     """Raise a NotFiniteError if a weight is NaN or infinite."""
     for name, value in model.scorer.state_dict().items():
         if not is_finite(value):
-            raise NotFiniteError(f"the weights {name} hold NaN or infinity: train anew")
+            raise NotFiniteError(f"the weights {name} hold NaN or infinity: train again")
 
 
 def is_finite(value: Tensor) -> bool:

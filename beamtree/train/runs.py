@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from beamtree.checks import check_device
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.files.staging import move_into_place, remove, staging_folder
-from beamtree.model import TreeModel, check_device
+from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model

@@ -159,7 +159,7 @@ class Selection:
         """The sum with the best part, or without one."""
         scorer = self.parts
         if self.scorer is not None:
-            scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).weigh(**self.weights)
+            scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).set_weights(**self.weights)
             scorer.calibration = self.calibration
         scorer.hyperparameters[SEQUENCE] = {"gain": self.best, "users": len(self.users)}
         return scorer

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from beamtree.kernels.cuda_graphs import Recorder
+from beamtree.kernels.cuda_graphs import CudaGraphCache
 from beamtree.methods import Method
 from beamtree.model import TreeModel
 
-REHEARSALS = 3  # steps that run one kernel after another before a step is recorded
+WARMUP_RUNS = 3  # steps that run one kernel after another before a step is recorded
 
 
 class Stepper:
@@ -19,7 +19,7 @@ class Stepper:
 
     def __init__(self, model: TreeModel, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
-        self._recorder = Recorder(REHEARSALS)
+        self._graphs = CudaGraphCache(WARMUP_RUNS)
 
     def __call__(self, method: Method, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """The loss of a batch before the step."""
@@ -29,7 +29,7 @@ class Stepper:
 
         if method.single_target or not self.model.scorer.capturable:  # as many rows as targets: shapes do not recur
             return step(x, y)[0]
-        (loss,) = self._recorder(method, step, x, y, generator=generator)
+        (loss,) = self._graphs(method, step, x, y, generator=generator)
         if x.is_cuda:
             for parameter in self.model.parameters():
                 increment_version(parameter)  # torch cannot see what a CUDA graph writes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
-from beamtree.metrics import usual_m
+from beamtree.metrics import default_m
 from beamtree.model import TreeModel
 
 OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)
@@ -29,18 +29,18 @@ class Progress:
             return replace(self, start=start, best=recall, best_step=self.step, checks_since_best=0)
         return replace(self, start=start, checks_since_best=self.checks_since_best + 1)
 
-    def in_words(self, num_items: int) -> str:
+    def summary(self, num_items: int) -> str:
         """The recall, such as "recall@200 31.2 → 34.8 %"; empty where it was not measured."""
         if self.start is None or self.best_step < 0:
             return ""
-        what = f"recall@{usual_m(num_items)} {self.start * 100:.1f}"
+        what = f"recall@{default_m(num_items)} {self.start * 100:.1f}"
         return f"{what} %" if self.kept_the_start else f"{what} → {self.best * 100:.1f} %"
 
     def as_report(self, num_items: int, num_users: int, parts: str) -> str:
         """A sentence about recall; `parts` is what training began with, empty for a network alone."""
         if self.start is None or self.best_step < 0:
             return "There are no validation users, so nothing was measured, and the last step is the model."
-        line = f"Recall@{usual_m(num_items)} on {num_users:,} validation users: {self.start * 100:.1f} %"
+        line = f"Recall@{default_m(num_items)} on {num_users:,} validation users: {self.start * 100:.1f} %"
         by = f" by {parts}" if parts else " at the start"
         if not self.kept_the_start:
             return f"{line}{by}, {self.best * 100:.1f} % after {self.best_step:,} steps of training."
@@ -78,7 +78,7 @@ class Validation:
 
     def recall(self, model: TreeModel, evaluate: Callable[..., Evaluation] = evaluate) -> float:
         """The recall of a model on these users, measured by `evaluate`."""
-        m = self.m or usual_m(model.tree.num_items)
+        m = self.m or default_m(model.tree.num_items)
         was_training = model.training
         model.eval()
         result = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
+from beamtree.checks import check_device
 from beamtree.data import gaussian
 from beamtree.data.seeds import mix
 from beamtree.methods import METHODS, Method, sized
-from beamtree.model import TreeModel, check_device
+from beamtree.model import TreeModel
 from beamtree.research.paper.cells import Cell, Key, cell, expected
 from beamtree.scorers import LinearScorer
 from beamtree.theory import regret

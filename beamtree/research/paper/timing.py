@@ -12,12 +12,12 @@ from beamtree.research.paper.cells import Cell, expected
 from beamtree.scorers import DeepScorer
 from beamtree.train.optimizer import Optimizer
 from beamtree.train.recipes import first_level
-from beamtree.train.step import REHEARSALS, Stepper
+from beamtree.train.step import WARMUP_RUNS, Stepper
 from beamtree.tree import Tree
 
 TITLE = "Seconds per training batch"
 HISTORY, TARGETS = 69, 50
-WARM_UP = REHEARSALS + 2
+WARM_UP = WARMUP_RUNS + 2
 
 
 def num_batches(iterations: int) -> int:
