@@ -89,7 +89,8 @@ class Recommender:
             paper (as published). In Python also a `Recipe`.
         beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
         nodes: nodes sampled per level, for methods that sample. Default: 2k.
-        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU, or 300 steps on a CPU.
+        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU 3,000, or at
+            most 300 beside closed-form parts; 10 epochs in the recipe paper.
         steps: training steps, instead of epochs; with 0 the model is the closed form.
         batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
         lr: the learning rate of Adam. Default: that of the recipe.

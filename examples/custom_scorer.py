@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import beamtree as bt
+from beamtree.data import Prepared
 from beamtree.ingest.simulate import simulate
 
 
 class MeanScorer(bt.Scorer):
     """g(x, n) = ⟨mean of x(n), v_n⟩ + b."""
+
+    reads_items = True  # x are histories, so unknown item numbers are rejected before they get here
 
     def __init__(self, num_nodes: int, dim: int = 16, *, seed: int | None = 0) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class MeanScorer(bt.Scorer):
         return {"num_nodes": len(self.vectors), "dim": self.vectors.shape[1]}
 
 
-def mean_scorer(tree: bt.Tree, data: object, seed: int) -> MeanScorer:
+def mean_scorer(tree: bt.Tree, data: Prepared, seed: int) -> MeanScorer:
     """Makes the scorer for `Recommender`."""
     return MeanScorer(tree.num_nodes, seed=seed)
 

@@ -14,9 +14,9 @@ from beamtree.tree import Tree
 class Scorer(nn.Module, ABC):
     """g(x, n) in two steps, so that work that depends on the user alone is done once.
 
-    The contract is `context`, `forward`, `levels`, `settings` and `check`; `levels` has a default. The constructor
-    takes what `settings` gives, and `seed`: weights are drawn from it, and from nothing where it is None. A scorer
-    holds weights; the tree belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
+    Implement `context`, `forward` and `settings`; everything else has a default. The constructor takes what `settings`
+    returns, and `seed`: weights are drawn from it, or left to be loaded if it is None. A scorer holds weights; the tree
+    belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
     """
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
