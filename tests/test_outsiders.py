@@ -54,6 +54,11 @@ def test_they_are_saved_and_loaded_with_their_classes(shop, tmp_path):
         bt.Recommender.load(tmp_path / "run")
 
 
+def test_unknown_item_numbers_are_rejected_before_they_reach_the_scorer(shop):
+    with pytest.raises(ValueError, match="9999"):
+        bt.retrieve(shop.model, torch.tensor([[9999]]), beam_size=10, m=5)
+
+
 def test_no_rows_of_nodes_no_carrying_over(shop):
     with pytest.raises(ValueError, match="MeanScorer has no rows of nodes"):
         shop.model.on_tree(bt.random_tree(shop.data.num_items))
