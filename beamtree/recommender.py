@@ -47,7 +47,7 @@ from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, sequence_lines, start_parts, train_model
+from beamtree.train.recipes import build_model, resolve_settings, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -65,6 +65,7 @@ from beamtree.train.runs import (
     table_file,
     write_run,
 )
+from beamtree.train.sequence import sequence_report
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import Tree
 
@@ -246,7 +247,7 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            for line in sequence_lines(model):
+            for line in sequence_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
             report.line(f"Fitted in {clock(time_now() - began)}.")

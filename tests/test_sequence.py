@@ -277,7 +277,7 @@ def test_the_part_is_left_out_where_it_does_not_help(walkers):
     )
     assert SEQUENCE not in result.names
     assert result.hyperparameters[SEQUENCE]["gain"] == 0
-    assert "left out" in sequence_report(result.hyperparameters)[0]
+    assert "left out" in sequence_report(result)[0]
 
 
 @pytest.mark.extended

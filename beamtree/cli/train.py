@@ -28,7 +28,6 @@ from beamtree.train.recipes import (
     TrainingSettings,
     build_model,
     resolve_settings,
-    sequence_lines,
     start_parts,
     train_model,
 )
@@ -43,7 +42,7 @@ from beamtree.train.runs import (
     read_run,
     write_run,
 )
-from beamtree.train.sequence import STAGE
+from beamtree.train.sequence import STAGE, sequence_report
 
 LOG_EVERY = 50  # steps
 
@@ -194,7 +193,7 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
             before = now
 
         model = build_model(settings, data, tree, on_progress)
-    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *sequence_lines(model))
+    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *sequence_report(model.scorer))
     return model
 
 

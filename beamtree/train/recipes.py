@@ -22,7 +22,7 @@ from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.schedule import Schedule, constant, cosine
-from beamtree.train.sequence import SEQUENCE, add_sequence, sequence_report
+from beamtree.train.sequence import SEQUENCE, add_sequence
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -193,11 +193,6 @@ def build_model(
         scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
     model = TreeModel(tree, scorer, chained=settings.method.chained, first_level=top, ids=data.items)
     return backend.place(model, settings.device)
-
-
-def sequence_lines(model: TreeModel) -> list[str]:
-    """What the sequence part of a model brought, as lines of a report."""
-    return sequence_report(model.scorer.hyperparameters) if isinstance(model.scorer, SumScorer) else []
 
 
 def start_parts(model: TreeModel) -> str:

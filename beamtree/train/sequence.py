@@ -4,7 +4,7 @@ The loss is the cross-entropy over all items, or over a sample of them where the
 the sum with the weight that validation users choose, and only where the sum then finds more for them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
 from beamtree.progress import OnProgress, log, no_progress
-from beamtree.scorers import SequenceScorer, SumScorer
+from beamtree.scorers import Scorer, SequenceScorer, SumScorer
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
 
@@ -113,11 +113,11 @@ def add_sequence(
     return selection.result()
 
 
-def sequence_report(made: Mapping[str, Any]) -> list[str]:
-    """A line on what the sequence part brought, from the records of a sum; nothing where none was trained."""
-    if SEQUENCE not in made:
+def sequence_report(scorer: Scorer) -> list[str]:
+    """A line on what the sequence part brought to a sum; nothing where none was trained."""
+    if not isinstance(scorer, SumScorer) or SEQUENCE not in scorer.hyperparameters:
         return []
-    gain, users = made[SEQUENCE]["gain"], made[SEQUENCE]["users"]
+    gain, users = (scorer.hyperparameters[SEQUENCE][key] for key in ("gain", "users"))
     if not gain:
         return [f"A sequence part was trained and left out: {users:,} validation users do not find more with it."]
     return [f"The sequence part raises recall on {users:,} validation users by {gain:.1%} of what it was."]
@@ -128,6 +128,9 @@ class Selection:
 
     def __init__(self, parts: SumScorer, tree: Tree, data: Prepared, first_level: int, device: str) -> None:
         self.parts, self.tree, self.device, self.first_level = parts, tree, device, first_level
+        active = parts.drop_zero_parts()
+        self._active = {name: active.part(name) for name in active.names}
+        self._start = {name: active.weight_of(name) for name in active.names} | {SEQUENCE: 0.0}
         self.users = data.val.sample(USERS)
         self.best = 0.0  # the gain of the sum, relative to its recall without the part
         self.scorer: SequenceScorer | None = None
@@ -137,15 +140,13 @@ class Selection:
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
         """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
-        parts = self.parts.drop_zero_parts()
-        now = {name: parts.weight_of(name) for name in parts.names} | {SEQUENCE: 0.0}
-        both = {name: parts.part(name) for name in parts.names} | {SEQUENCE: scorer}
-        candidates = Candidates(self.tree, both, self.users, self.first_level, self.device)
-        weights = choose_weights(candidates, now)
-        before, after = candidates.user_recalls(now), candidates.user_recalls(weights)
+        parts = {**self._active, SEQUENCE: scorer}
+        candidates = Candidates(self.tree, parts, self.users, self.first_level, self.device)
+        weights = choose_weights(candidates, self._start)
+        before, after = candidates.user_recalls(self._start), candidates.user_recalls(weights)
         rise = ((after - before) / before.mean(0).clamp(min=1e-9)).mean(1)  # of each user
         gain, error = float(rise.mean()), float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
-        alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in now}).mean())
+        alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in parts}).mean())
         log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, 100 * alone, 100 * gain)
         self._since_best += 1
         if alone > self._alone:
@@ -257,6 +258,17 @@ def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) ->
     return vectors
 
 
+def draw_runs(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The start of a random run of HISTORY + 1 events of each user, or of all where there are fewer, and its end [B].
+
+    The end is that of the user's events.
+    """
+    start, stop = events.offsets[users], events.offsets[users + 1]
+    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    share = torch.rand(len(users), generator=generator, device=start.device)
+    return start + (share * (spare + 1)).long().minimum(spare), stop
+
+
 def draw_windows(
     events: Events, users: Tensor, reach: int, targets: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -266,9 +278,7 @@ def draw_windows(
     position is before the first event.
     """
     device = events.offsets.device
-    start, stop = events.offsets[users], events.offsets[users + 1]
-    spare = (stop - start - HISTORY - 1).clamp(min=0)
-    start = start + (torch.rand(len(users), generator=generator, device=device) * (spare + 1)).long().minimum(spare)
+    start, stop = draw_runs(events, users, generator)
     length = min(HISTORY, int((stop - start).max()) - 1)
     index = start.unsqueeze(1) + torch.arange(length + 1, device=device)  # of the next event
     ahead = (stop.unsqueeze(1) - index).unsqueeze(2)  # events that come

@@ -12,6 +12,8 @@ from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.research.baselines import pad_results
 from beamtree.research.baselines.networks import USERS, OnStep, train_network
+from beamtree.scorers.sequence import oldest_first
+from beamtree.train.sequence import draw_runs
 from beamtree.tree import PAD
 
 LAYERS, HEADS = 2, 2
@@ -104,20 +106,9 @@ class SASRec(nn.Module):
         return pad_results(best.indices.masked_fill(best.values == -torch.inf, PAD), best.values, m)
 
 
-def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Histories [B, T], newest first with PAD anywhere, as sequences with PAD at the end; and their lengths [B]."""
-    real = (x != PAD).flip(1)
-    order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-    return x.flip(1).gather(1, order), real.sum(1)
-
-
 def draw_sequences(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A random run of at most HISTORY + 1 events per user: all but the last, and the next of each [B, T]."""
-    start, stop = events.offsets[users], events.offsets[users + 1]
-    spare = (stop - start - HISTORY - 1).clamp(min=0)
-    share = torch.rand(len(users), generator=generator, device=start.device)
-    start = start + (share * (spare + 1)).long().minimum(spare)
-    run = events.after(start, stop, HISTORY + 1)
+    run = events.after(*draw_runs(events, users, generator), HISTORY + 1)
     return run[:, :-1].where(run[:, 1:] != PAD, PAD), run[:, 1:]
 
 
