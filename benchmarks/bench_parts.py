@@ -15,7 +15,15 @@ from timing import times
 
 import beamtree as bt
 from beamtree.data.csr import CSR
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
+from beamtree.scorers import (
+    DeepScorer,
+    FactorScorer,
+    MemoryScorer,
+    RepeatScorer,
+    Scorer,
+    SequenceScorer,
+    SumScorer,
+)
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import recency_weights
 from beamtree.train.recipes import first_level
@@ -36,9 +44,15 @@ def scorers(tree: bt.Tree, dim: int, count: int) -> dict[str, Scorer]:
         "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=20)]),
         "repeats": RepeatScorer(),
     }
-    deep = DeepScorer(tree.num_nodes)
-    sums = {"closed form": closed, "all": {**closed, "deep": deep}}
-    return {"deep": deep, **closed, **{name: SumScorer(parts, tree.height) for name, parts in sums.items()}}
+    deep, sequence = DeepScorer(tree.num_nodes), SequenceScorer(tree.num_nodes, dim=128)
+    sums = {
+        "closed form": closed,
+        "with deep": {**closed, "deep": deep},
+        "with sequence": {**closed, "sequence": sequence},
+        "all": {**closed, "sequence": sequence, "deep": deep},
+    }
+    alone = {"deep": deep, **closed, "sequence": sequence}
+    return {**alone, **{name: SumScorer(parts, tree.height) for name, parts in sums.items()}}
 
 
 def main() -> None:
@@ -63,7 +77,7 @@ def main() -> None:
         run = partial(bt.retrieve, model, x, beam_size=args.beam_size, m=10)
         ms = statistics.median(times(run, args.device, 40, warm_up=40))
         records.append({"scorer": name, "items": args.items, "device": args.device, "value": ms})
-        print(f"{name:12s} {ms:8.3f} ms  {ms / records[0]['value']:.2f} times the deep scorer", flush=True)
+        print(f"{name:14s} {ms:8.3f} ms  {ms / records[0]['value']:.2f} times the deep scorer", flush=True)
     if args.json:
         args.json.write_text(json.dumps(records, indent=1) + "\n")
 

@@ -9,8 +9,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 import beamtree as bt
+from beamtree.beam import brute_force, retrieve
 from beamtree.data import Prepared
+from beamtree.evaluate import measure
 from beamtree.train.backend import current_backend
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings
@@ -41,18 +45,32 @@ def main() -> None:
     )
     both = current_backend().place(model.with_scorer(scorer), args.device).eval()
     report(args, "with sequence", both, data, began, **scorer.hyperparameters.get(SEQUENCE, {}))
-    if SEQUENCE in scorer.names:
-        report(args, "sequence alone", both.with_scorer(scorer.part(SEQUENCE)), data, began)
+    report(args, "with sequence, every leaf", both, data, began, every_leaf=True)
+    for name in scorer.names:
+        if len(scorer.names) > 1 and scorer.weight_of(name):
+            report(args, f"without {name}", both.with_scorer(scorer.without(name)), data, began)
+        report(args, f"{name} alone", both.with_scorer(scorer.part(name)), data, began)
     if args.out:
         bt.save_model(both.cpu(), args.out)
 
 
 def report(
-    args: argparse.Namespace, row: str, model: bt.TreeModel, data: Prepared, began: float, **more: object
+    args: argparse.Namespace,
+    row: str,
+    model: bt.TreeModel,
+    data: Prepared,
+    began: float,
+    every_leaf: bool = False,
+    **more: object,
 ) -> None:
     """Print recall at M and NDCG@10 of the test users as a line of JSON."""
     seconds = round(time.monotonic() - began)
-    result = bt.evaluate(model, data.test, beam_size=400, m=M, metrics=("recall", "ndcg"))
+
+    def find(x: Tensor, _: Tensor) -> Tensor:
+        x = x.to(model.tree.device)
+        return (brute_force(model, x, m=max(M)) if every_leaf else retrieve(model, x, beam_size=400, m=max(M)))[0]
+
+    result = measure(find, data.test, m=M, metrics=("recall", "ndcg"))
     line = {
         "log": args.folder.name,
         "seed": args.seed,

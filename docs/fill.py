@@ -142,25 +142,29 @@ def sequence() -> str:
     cells = cells_of("sequence")
     lines = []
     for log in dict.fromkeys(c["log"] for c in cells):
-        for row in ("closed form", "sequence alone", "with sequence"):
+        for row in ("closed form", "sequence alone", "with sequence", "with sequence, every leaf"):
             found = [c for c in cells if (c["log"], c["row"]) == (log, row)]
             means = [
                 sum(each) / len(found) for each in zip(*((*c["recall"], c["ndcg@10"]) for c in found), strict=True)
             ]
-            lines.append([log, row, str(len(found)), *map(two_digits, means)])
+            lines += [[log, row, str(len(found)), *map(two_digits, means)]] if found else []
     return grid(["log", "row", "seeds", *(f"R@{m}" for m in CUTS), "NDCG@10"], lines)
 
 
 def inner_nodes() -> str:
-    """Recall@10 by how the vectors of inner nodes were made, and by beam."""
+    """What beams lose, by how the vectors of inner nodes were made."""
     cells = cells_of("inner_nodes")
-    rows = dict.fromkeys((c["log"], c["parts"], c["inner nodes"], c["every leaf"]) for c in cells)
-    values = {(c["log"], c["parts"], c["inner nodes"], c["k"]): c["recall@10"] for c in cells}
-    lines = [
-        [log, parts, name, *(two_digits(values[log, parts, name, k]) for k in (400, 50, 20)), two_digits(every)]
-        for log, parts, name, every in rows
-    ]
-    return grid(["log", "parts", "inner nodes", "k = 400", "k = 50", "k = 20", "every leaf"], lines)
+    values = {(c["log"], c["parts"], c["row"], c["k"]): c for c in cells}
+
+    def both(cell: dict[str, Any] | None, name: str) -> str:
+        return "" if cell is None else f"{cell[name][0]:.2f} ± {cell[name][1]:.2f}"
+
+    lines = []
+    for log, parts, row in dict.fromkeys((c["log"], c["parts"], c["row"]) for c in cells):
+        found = [values.get((log, parts, row, k)) for k in (50, 20)]
+        texts = [both(cell, name) for name in ("lost@10", "regret@10") for cell in found]
+        lines.append([log, parts, row, *texts])
+    return grid(["log", "parts", "inner nodes", "lost, k = 50", "k = 20", "regret, k = 50", "k = 20"], lines)
 
 
 def narrow(at_ten: bool) -> str:

@@ -13,8 +13,9 @@ from beamtree import PAD
 from beamtree.data import Events
 from beamtree.live.edits import with_items
 from beamtree.live.placement import Placement
-from beamtree.scorers import SequenceScorer
+from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
+from beamtree.train.inner_nodes import train_inner_nodes
 from beamtree.train.sequence import (
     SEQUENCE,
     SequenceSettings,
@@ -302,3 +303,53 @@ def test_settings_follow_the_log(walkers):
     assert settings.reach == 8  # the second half of 16 events
     assert settings.dropout == 0.5  # fewer than 100 events per item
     assert settings.sampled is None
+
+
+# Inner nodes
+
+
+def literal_ridge(users, targets, start, nearest, ridge):
+    """The row around `start` that fits the targets of the users who have the highest ones."""
+    best = sorted(range(len(users)), key=lambda user: -targets[user])[:nearest]
+    u, t = users[best].double(), targets[best].double()
+    penalty = ridge * nearest * users.double().square().mean() * torch.eye(users.shape[1], dtype=torch.float64)
+    return start.double() + torch.linalg.solve(u.T @ u + penalty, u.T @ (t - u @ start.double()))
+
+
+@pytest.mark.parametrize("leaves_at_once", [2, 8, 1 << 15])
+@pytest.mark.parametrize("arity", [2, 3])
+def test_inner_nodes_are_fitted_to_the_maxima_below(monkeypatch, arity, leaves_at_once):
+    monkeypatch.setattr(dot_product, "LEAVES_AT_ONCE", leaves_at_once)
+    monkeypatch.setattr(dot_product, "NODES_AT_ONCE", 3)
+    torch.manual_seed(0)
+    tree = bt.Tree([4, 0, PAD, 2, 1, 5, 3, PAD, PAD, PAD, 7, 6], arity)
+    rows, users = torch.randn(tree.num_nodes, 5), torch.randn(30, 5)
+    before = rows.clone()
+    dot_product.fit_to_maxima(tree, rows, users, nearest=8, ridge=0.2)
+    leaves = tree.level(tree.height)
+    assert torch.equal(rows[leaves.start :], before[leaves.start :])
+    for level in range(1, tree.height):
+        for node in tree.level(level):
+            below = [
+                leaf for leaf, item in zip(leaves, tree.items().tolist(), strict=True)
+                if item != PAD and int(tree.ancestor(torch.tensor(leaf), level)) == node
+            ]  # fmt: skip
+            expected = before[node].double()
+            if below:
+                maxima = (users @ before[below].T).amax(1)
+                expected = literal_ridge(users, maxima, before[node], 8, 0.2)
+            torch.testing.assert_close(rows[node].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_training_inner_nodes_leaves_the_leaves_alone(walkers, model):
+    tree = model.tree
+    k = 2
+    trained = train_inner_nodes(
+        model, walkers.data.train.random_crops(), bt.otm(k), beam_size=k, steps=6, warm_up=bt.tdm(4)
+    ).scorer.sum
+    before, after = (scorer.part(SEQUENCE).table.weight.detach().float() for scorer in (model.scorer, trained))
+    leaves = tree.level(tree.height).start
+    assert torch.equal(after[leaves:], before[leaves:])
+    assert not torch.equal(after[:leaves], before[:leaves])
+    for name, weight in trained.part(SEQUENCE).encoder.state_dict().items():
+        assert torch.equal(weight, model.scorer.part(SEQUENCE).encoder.state_dict()[name])

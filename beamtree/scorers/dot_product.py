@@ -12,6 +12,9 @@ from beamtree.scorers.base import TableScorer
 from beamtree.scorers.table import Vectors
 from beamtree.tree import PAD, Tree
 
+NODES_AT_ONCE = 2048  # rows that are fitted together
+LEAVES_AT_ONCE = 1 << 15  # leaves of the subtrees that are fitted one after another
+
 
 class DotProductContext(NamedTuple):
     vectors: Vectors  # of every node
@@ -61,3 +64,55 @@ def gather(vectors: Vectors, rows: Tensor) -> Tensor:
     # NumPy gathers rows faster, and converts halves in a third of the time.
     gathered = vectors.values.numpy().take(rows.numpy(), axis=0, mode="clip")
     return torch.from_numpy(gathered.astype(np.float32))
+
+
+@torch.no_grad()
+def fit_to_maxima(tree: Tree, rows: Tensor, users: Tensor, *, nearest: int = 64, ridge: float = 0.1) -> None:
+    """Fit the rows of inner nodes, in place, so that ⟨u, v_n⟩ is near the highest ⟨u, v⟩ of the leaves below n.
+
+    That is what makes a beam lose nothing (Eq. 12). It matters for users for whom a node is among the best, so each row
+    is a ridge regression on the `nearest` of the given users with the highest maxima below the node, around the row as
+    it is, such as the mean of the leaves.
+
+    Args:
+        tree: T.
+        rows: of all nodes [num_nodes, dim].
+        users: vectors u(x) of training users [S, dim].
+        nearest: users of a node.
+        ridge: how near a row stays to what it was, relative to the users' mean square.
+    """
+    nearest = min(nearest, len(users))
+    penalty = ridge * nearest * users.square().mean() * torch.eye(nearest, device=users.device)
+
+    def fit_level(nodes: range, maxima: Tensor) -> None:
+        """The rows of some nodes of a level, from the maxima below each [S, nodes]."""
+        for start in range(0, len(nodes), NODES_AT_ONCE):
+            some = slice(nodes.start + start, min(nodes.start + start + NODES_AT_ONCE, nodes.stop))
+            best = maxima[:, start : start + NODES_AT_ONCE].topk(nearest, dim=0)
+            u, before = users[best.indices.T], rows[some].float()  # [nodes, nearest, dim], [nodes, dim]
+            error = best.values.T.unsqueeze(2) - torch.bmm(u, before.unsqueeze(2))
+            error = torch.where(error.isfinite(), error, 0.0)  # no leaf below
+            # (UᵀU + λ)⁻¹ Uᵀ = Uᵀ (UUᵀ + λ)⁻¹, where the second has one row for each of a few users.
+            factor = torch.linalg.cholesky(torch.baddbmm(penalty, u, u.transpose(1, 2)))
+            rows[some] = (before + torch.bmm(u.transpose(1, 2), torch.cholesky_solve(error, factor)).squeeze(2)).to(
+                rows
+            )
+
+    # Subtrees one after another, then the levels above their roots, so that no [S, M] is needed.
+    split, roots = tree.height, []
+    while split > 1 and tree.arity ** (tree.height - split + 1) <= LEAVES_AT_ONCE:
+        split -= 1
+    for root in range(len(tree.level(split))):
+        width = tree.arity ** (tree.height - split)
+        leaves = slice(root * width, (root + 1) * width)
+        vectors = rows[tree.level(tree.height).start :][leaves].float()
+        maxima = (users @ vectors.T).masked_fill_(tree.items()[leaves] == PAD, -torch.inf)  # [S, leaves]
+        for level in range(tree.height - 1, split - 1, -1):
+            maxima = maxima.unflatten(1, (-1, tree.arity)).amax(2)
+            first = tree.level(level).start + root * maxima.shape[1]
+            fit_level(range(first, first + maxima.shape[1]), maxima)
+        roots.append(maxima)
+    maxima = torch.cat(roots, dim=1)
+    for level in range(split - 1, 0, -1):
+        maxima = maxima.unflatten(1, (-1, tree.arity)).amax(2)
+        fit_level(tree.level(level), maxima)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 from beamtree.data.seeds import mix
 from beamtree.data.views import HISTORY
@@ -28,12 +28,27 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, dim] to the same."""
-        query, key, value = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.attention_in(self.before_attention(x)).chunk(3, dim=2)
-        )
+        query, key, value = map(self._by_head, self.attention_in(self.before_attention(x)).chunk(3, dim=2))
         rate = self.rate if self.training else 0.0
-        mixed = scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
+        return self._add(x, scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True))
+
+    def at(self, x: Tensor, index: Tensor) -> Tensor:
+        """The same at one position of each sequence alone, index [B, 1, dim] repeated over dim [B, 1, dim]."""
+        states, dim = self.before_attention(x), x.shape[2]
+        weight, bias = self.attention_in.weight, self.attention_in.bias
+        query = self._by_head(linear(states.gather(1, index), weight[:dim], bias[:dim]))
+        key, value = map(self._by_head, linear(states, weight[dim:], bias[dim:]).chunk(2, dim=2))
+        before = torch.arange(x.shape[1], device=x.device) <= index[:, :, :1]  # [B, 1, T]
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=before.unsqueeze(1))
+        return self._add(x.gather(1, index), mixed)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[B, T, dim] to [B, heads, T, dim / heads]."""
+        heads: Tensor = x.unflatten(2, (self.heads, -1))
+        return heads.transpose(1, 2)
+
+    def _add(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the block after attention [B, heads, T, head]."""
         x = x + dropout(self.attention_out(mixed.transpose(1, 2).flatten(2)), self.rate, self.training)
         out: Tensor = x + self.mlp(self.before_mlp(x))
         return out
@@ -66,16 +81,26 @@ class SequenceEncoder(nn.Module):
         A state does not depend on later events, so those that fill up short histories do no harm. The last number of
         a state is 1: it multiplies the bias.
         """
-        start = self.start.expand(vectors.shape[0], 1, -1)  # len() would be a constant in an exported program
-        x = self.dropout(torch.cat([start, vectors], dim=1) + self.positions[: vectors.shape[1] + 1])
-        states = self.norm(self.blocks(x))
-        return torch.cat([states[..., :-1], torch.ones_like(states[..., :1])], dim=-1)
+        return self._states(self.blocks(self._inputs(vectors)))
 
     def last(self, vectors: Tensor, count: Tensor) -> Tensor:
-        """The states after the first `count` events of each history [B, dim]."""
+        """The states after the first `count` events of each history [B, dim], without those that it does not need."""
         index = count.view(-1, 1, 1).expand(-1, 1, self.dim)
-        states: Tensor = self(vectors)
-        return states.gather(1, index).squeeze(1)
+        *blocks, last = self.blocks
+        x = self._inputs(vectors)
+        for block in blocks:
+            x = block(x)
+        assert isinstance(last, Block)
+        return self._states(last.at(x, index)).squeeze(1)
+
+    def _inputs(self, vectors: Tensor) -> Tensor:
+        start = self.start.expand(vectors.shape[0], 1, -1)  # len() would be a constant in an exported program
+        x: Tensor = self.dropout(torch.cat([start, vectors], dim=1) + self.positions[: vectors.shape[1] + 1])
+        return x
+
+    def _states(self, x: Tensor) -> Tensor:
+        states = self.norm(x)
+        return torch.cat([states[..., :-1], torch.ones_like(states[..., :1])], dim=-1)
 
 
 def oldest_first(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,10 @@ from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
+from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, log, no_progress
 from beamtree.scorers import Scorer, SequenceScorer, SumScorer
+from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
 
@@ -110,7 +112,20 @@ def add_sequence(
     parts.cpu()  # where the tree is
     start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
     fit_sequence(data.train.events, data.num_items, settings, device=device, seed=seed, start=start, on_check=on_check)
+    if selection.scorer is not None:
+        model = TreeModel(tree, selection.scorer).to(device)
+        fit_to_maxima(model.tree, selection.scorer.table.weight, user_vectors(selection.scorer, model.tree, data, seed))
     return selection.result()
+
+
+@torch.no_grad()
+def user_vectors(part: DotProductScorer, tree: Tree, data: Prepared, seed: int = 0, count: int = 2048) -> Tensor:
+    """u(x) of random histories of training users [count, dim]."""
+    users = data.train.random_crops().to(tree.device)
+    generator = torch.Generator(tree.device).manual_seed(mix(seed, 9))
+    rows = torch.randint(len(users), (count,), generator=generator, device=tree.device)
+    vectors = part.table.read(tree, share=False)
+    return torch.cat([part.encode(tree, vectors, users.batch(each, generator)[0]) for each in rows.split(512)])
 
 
 def sequence_report(scorer: Scorer) -> list[str]:

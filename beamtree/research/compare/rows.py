@@ -62,7 +62,7 @@ def sasrec_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retri
     from beamtree.research.baselines.sasrec import BATCH, SASRec, sasrec
 
     folder = experiment.folder / name
-    begin(folder, {**experiment.training(row), "row": name})
+    begin(folder, {**experiment.training(row), "row": name, "version": 2})
     model = _load_or_train(folder, experiment, SASRec.like, sasrec, min(BATCH, experiment.batch_size))
     model.to(experiment.device)
     return Retriever(leaving_out(model.retrieve, max(experiment.m)), model.num_bytes, read_seconds(folder))
@@ -79,9 +79,13 @@ def _load_or_train(
         model.load_state_dict(state)
         return model
 
+    shown = 0
+
     def on_step(done: int, total: int, loss: Tensor) -> None:
         """Scale to the steps of the experiment: a row that trains several sizes takes more."""
-        experiment.on_steps(steps * done // total - steps * (done - 1) // total)
+        nonlocal shown
+        experiment.on_steps(steps * done // total - shown)
+        shown = steps * done // total
 
     with timed(folder):
         model = train(
