@@ -10,10 +10,12 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
 from beamtree.checks import positive_int
+from beamtree.kernels import cpu
 from beamtree.kernels.cuda_graphs import CudaGraphCache
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
+from beamtree.scorers.compiled import search_parts
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
@@ -178,6 +180,13 @@ def retrieve(
     if mask.is_empty or not len(x):
         no_items = torch.full((len(x), m), PAD, device=x.device)
         return no_items, no_items.float().fill_(-torch.inf)
+
+    parts = None if model.chained else search_parts(model.scorer, model.tree, x)
+    if parts is not None:
+        leaves = None if exclude is None or not exclude.shape[1] else model.tree.leaf_of_item(exclude)
+        excluded = None if leaves is None else mask.excluded(leaves)
+        items, scores = cpu.search(model.tree, mask, parts, x, excluded, model.first_level, sizes, m)
+        return items, model.scores_to_log_prob(scores)
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.data.views import HISTORY, recency
+from beamtree.kernels import cpu
 from beamtree.scorers.base import check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -117,6 +118,9 @@ class FactorScorer(DotProductScorer):
 
     @torch.no_grad()
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        rows = self.table.weight
+        if type(self.table) is NodeTable and rows.device.type == "cpu" and rows.dtype == torch.float16:
+            return cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # removed items have no weight

@@ -1,0 +1,327 @@
+"""`retrieve` on a CPU, compiled by Numba: from histories to items in one call that holds no lock of the interpreter.
+
+It covers sums of dot products, item memory and repeats. What each of them is, is defined by their scorers.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+PAD = -1
+REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
+
+
+def _read_half(typing_context, bits):
+    """The float32 of a finite half in its 16 bits, which Numba has no type for on CPUs.
+
+    Its bits are moved to their places in a float32, and a product corrects the exponent, also of subnormals.
+    """
+
+    def generate(context, builder, signature, arguments):
+        word, single = ir.IntType(32), ir.FloatType()
+        wide = builder.zext(arguments[0], word)
+        magnitude = builder.shl(builder.and_(wide, word(0x7FFF)), word(13))
+        sign = builder.shl(builder.and_(wide, word(0x8000)), word(16))
+        return builder.fmul(builder.bitcast(builder.or_(magnitude, sign), single), single(2.0**112))
+
+    return types.float32(types.uint16), generate
+
+
+_half: Any = intrinsic(_read_half)
+
+
+@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+def _dot(row, vector):
+    total = np.float32(0)
+    for i in range(len(vector)):
+        total += _half(row[i]) * vector[i]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, users):
+    """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
+    dim, longest = rows.shape[1], x.shape[1]
+    vectors, shrunk = np.empty((longest, dim), np.float32), np.empty((longest, dim), np.float32)
+    system, solution = np.empty((longest, longest), np.float32), np.empty(longest, np.float32)
+    root, diagonal = np.empty(longest, np.float32), np.empty(dim, np.float32)
+    for b in range(len(x)):
+        count, total = 0, np.float32(0)
+        for t in range(longest):
+            item = x[b, t]
+            if item == PAD or leaf_of_item[item] == PAD:
+                continue
+            newest = True
+            for earlier in range(t):
+                newest &= x[b, earlier] != item
+            if newest:
+                root[count] = np.sqrt(recency[t])
+                total += recency[t]
+                row = rows[leaf_of_item[item]]
+                for i in range(dim):
+                    vectors[count, i] = _half(row[i]) * root[count]
+                count += 1
+        for i in range(dim):
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
+        # (1 + Y A⁻¹ Yᵀ) s = √w by Cholesky, then u = A⁻¹ Yᵀ s
+        for s in range(count):
+            for i in range(dim):
+                shrunk[s, i] = vectors[s, i] * diagonal[i]
+            for t in range(s + 1):
+                product = np.float32(0)
+                for i in range(dim):
+                    product += shrunk[s, i] * vectors[t, i]
+                system[s, t] = product
+            system[s, s] += np.float32(1)
+        for s in range(count):
+            for t in range(s):
+                product = system[s, t]
+                for i in range(t):
+                    product -= system[s, i] * system[t, i]
+                system[s, t] = product / system[t, t]
+            product = system[s, s]
+            for i in range(s):
+                product -= system[s, i] * system[s, i]
+            system[s, s] = np.sqrt(product)
+            value = root[s]
+            for i in range(s):
+                value -= system[s, i] * solution[i]
+            solution[s] = value / system[s, s]
+        for s in range(count - 1, -1, -1):
+            value = solution[s]
+            for t in range(s + 1, count):
+                value -= system[t, s] * solution[t]
+            solution[s] = value / system[s, s]
+        for i in range(dim):
+            users[b, i] = np.float32(0)
+        for s in range(count):
+            for i in range(dim):
+                users[b, i] += shrunk[s, i] * solution[s]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _remember(
+    x, leaf_of_item, offsets, partners, weights, recency, repeats,
+    maxima, leaves, arity, height, first_level,
+):  # fmt: skip
+    """Add the scores of partners and repeats of one history to `maxima` of leaves, and lift them.
+
+    Returns the number of `leaves` that are written, some of them several times.
+    """
+    count, num_items = 0, len(leaf_of_item) - 1
+    for t in range(len(x)):
+        item = x[t]
+        if item == PAD:
+            continue
+        for part in range(len(recency)):
+            share = recency[part, t]
+            if share == 0:
+                continue
+            row = part * num_items + item
+            for entry in range(offsets[row], offsets[row + 1]):
+                leaf = leaf_of_item[partners[entry]]
+                if leaf != PAD:
+                    if maxima[leaf] == 0:
+                        leaves[count] = leaf
+                        count += 1
+                    maxima[leaf] += share * _half(weights[entry])
+        leaf = leaf_of_item[item]
+        if leaf != PAD and repeats[t] != 0:
+            if maxima[leaf] == 0:
+                leaves[count] = leaf
+                count += 1
+            maxima[leaf] += repeats[t]
+    for i in range(count):
+        node, score = leaves[i], maxima[leaves[i]]
+        for _ in range(height - first_level):
+            node = (node - 1) >> 1 if arity == 2 else (node - 1) // arity
+            if maxima[node] >= score:  # so are those above
+                break
+            maxima[node] = score
+    return count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _forget(maxima, leaves, count, arity, height, first_level):
+    """Make `maxima` zero again."""
+    for i in range(count):
+        node = leaves[i]
+        maxima[node] = 0
+        for _ in range(height - first_level):
+            node = (node - 1) >> 1 if arity == 2 else (node - 1) // arity
+            if maxima[node] == 0:  # so are those above
+                break
+            maxima[node] = 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _select(nodes, scores, count, k):
+    """Move the k highest scores, and their nodes, to the front (quickselect)."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) >> 1
+        a, b, c = scores[low], scores[middle], scores[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while scores[i] > pivot:
+                i += 1
+            while scores[j] < pivot:
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                nodes[i], nodes[j] = nodes[j], nodes[i]
+                i += 1
+                j -= 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
+        else:
+            return
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _sort(nodes, scores, count):
+    """Sort by falling score, nodes with equal ones by number (Shell sort)."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap:
+        for i in range(gap, count):
+            node, score, j = nodes[i], scores[i], i
+            while j >= gap and (scores[j - gap] < score or (scores[j - gap] == score and nodes[j - gap] > node)):
+                nodes[j], scores[j] = nodes[j - gap], scores[j - gap]
+                j -= gap
+            nodes[j], scores[j] = node, score
+        gap //= 3
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rank(numbers, number):
+    """How many of some sorted numbers are below a number."""
+    low, high = 0, len(numbers)
+    while low < high:
+        middle = (low + high) >> 1
+        if numbers[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def search(
+    x, leaf_of_item, item_of_slot, arity, height, first_level, widths,
+    entered, allowed_before, excluded,
+    offsets, partners, weights, recency, repeats,
+    rows_a, users_a, levels_a, rows_b, users_b, levels_b,
+    maxima, items, scores,
+):  # fmt: skip
+    """Beam search for each of some users.
+
+    Args:
+        x: histories [B, T], newest first, PAD for none.
+        leaf_of_item: [M + 1], PAD last.
+        item_of_slot: the items of the leaves from left to right.
+        arity: b.
+        height: H.
+        first_level: the first that is searched.
+        widths: of the beam on each searched level.
+        entered: which nodes may be entered; empty where all may.
+        allowed_before: how many leaves are allowed before each; empty where no leaves are excluded.
+        excluded: slots excluded for each user [B, E], sorted; empty where there are none.
+        offsets: of the lists of partners: those of the first list for all items, then those of the next.
+        partners: their items.
+        weights: halves, as 16 bits.
+        recency: the weight of each event in each list [lists, T].
+        repeats: the score that each event gives its own item [T].
+        rows_a: halves of a vector for each node, as 16 bits; empty for none.
+        users_a: u(x) [B, dim].
+        levels_a: the weight of ⟨u, v⟩ on each level [H + 1].
+        rows_b: a second table.
+        users_b: its u(x).
+        levels_b: its weights.
+        maxima: zeros for all nodes, which are zero again at the end.
+        items: the result [B, m], PAD where there are fewer.
+        scores: their scores.
+    """
+    start = np.empty(height + 2, np.int64)
+    start[0], size = 0, 1
+    for level in range(height + 1):
+        start[level + 1] = start[level] + size
+        size *= arity
+    first_slot = start[height]
+    above = start[first_level] - start[first_level - 1]
+    room = max(above, np.max(widths)) * arity
+    beam, values = np.empty(room, np.int64), np.empty(room, np.float32)
+    candidates = np.empty(room, np.int64)
+    entries = 1
+    for b in range(len(x)):  # the most leaves that a history names
+        count = 0
+        for t in range(x.shape[1]):
+            if x[b, t] != PAD:
+                count += 1
+                for part in range(len(recency)):
+                    if recency[part, t] != 0:
+                        row = part * (len(leaf_of_item) - 1) + x[b, t]
+                        count += offsets[row + 1] - offsets[row]
+        entries = max(entries, count)
+    leaves = np.empty(entries, np.int64)
+    for b in range(len(x)):
+        named = _remember(
+            x[b], leaf_of_item, offsets, partners, weights, recency, repeats,
+            maxima, leaves, arity, height, first_level,
+        )  # fmt: skip
+        hidden = excluded[b] if len(excluded) else excluded[:0].ravel()
+        kept = 0
+        for node in range(start[first_level - 1], start[first_level]):
+            if not len(entered) or entered[node] or node == 0:
+                beam[kept] = node
+                kept += 1
+        for level in range(first_level, height + 1):
+            width = widths[level - first_level]
+            count = 0
+            for i in range(kept):
+                child = beam[i] * arity + 1
+                for _ in range(arity):
+                    if not len(entered) or entered[child]:
+                        candidates[count] = child
+                        count += 1
+                    child += 1
+            beam, candidates, kept = candidates, beam, count
+            if kept <= width and level < height:
+                continue
+            if len(hidden):  # leave out nodes below which all allowed leaves are excluded
+                below, count = arity ** (height - level), 0
+                for i in range(kept):
+                    first = (beam[i] - start[level]) * below
+                    left = allowed_before[first + below] - allowed_before[first]
+                    if _rank(hidden, first + below) - _rank(hidden, first) < left:
+                        beam[count] = beam[i]
+                        count += 1
+                kept = count
+            share_a, share_b = levels_a[level], levels_b[level]
+            for i in range(kept):
+                node = beam[i]
+                value = maxima[node]
+                if share_a != 0:
+                    value += share_a * _dot(rows_a[node], users_a[b])
+                if share_b != 0:
+                    value += share_b * _dot(rows_b[node], users_b[b])
+                values[i] = value
+            if kept > width:
+                _select(beam, values, kept, width)
+                kept = width
+        found = min(kept, items.shape[1])
+        if kept > found:
+            _select(beam, values, kept, found)
+        _sort(beam, values, found)
+        for i in range(items.shape[1]):
+            item = item_of_slot[beam[i] - first_slot] if i < found else PAD
+            items[b, i] = item
+            scores[b, i] = values[i] if item != PAD else -np.inf
+        _forget(maxima, leaves, named, arity, height, first_level)

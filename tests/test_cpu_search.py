@@ -1,0 +1,141 @@
+"""The compiled search on a CPU against the plain one, and its fold-in against the definition."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beamtree as bt
+from beamtree import PAD, Tree, TreeModel, beam
+from beamtree.data.csr import CSR
+from beamtree.kernels import cpu, cpu_search
+from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, SequenceScorer, SumScorer
+from beamtree.scorers.compiled import search_parts
+from beamtree.scorers.factors import Factors, fold_in, newest_of_each
+from beamtree.scorers.memory import recency_weights
+
+
+def test_halves_are_read_as_they_are():
+    halves = np.arange(2**16, dtype=np.uint16)
+    halves = halves[np.isfinite(halves.view(np.float16))]
+    ones = np.ones(1, np.float32)
+    read = [cpu_search._dot(halves[i : i + 1], ones) for i in range(0, len(halves), 37)]
+    assert np.array_equal(np.array(read, np.float32), halves[::37].view(np.float16).astype(np.float32))
+
+
+def random_tree(arity, num_items, spare, generator, hidden=0):
+    slots = torch.full((num_items + spare,), PAD)
+    slots[torch.randperm(len(slots), generator=generator)[:num_items]] = torch.arange(num_items)
+    return Tree(slots, arity, hidden=torch.randperm(num_items, generator=generator)[:hidden])
+
+
+def random_scorers(tree, generator):
+    """A part of each kind with random numbers."""
+    items = tree.num_items
+    factors = Factors(torch.randn(items, 6, generator=generator), torch.rand(6, generator=generator), 0.05, 0.3 * items)
+    counts = [torch.randint(0, 4, (items,), generator=generator) for _ in range(2)]
+    lists = [
+        CSR(
+            torch.nn.functional.pad(count.cumsum(0), (1, 0)),
+            torch.randint(items, (int(count.sum()),), generator=generator).int(),
+            torch.rand(int(count.sum()), generator=generator) - 0.2,
+        )
+        for count in counts
+    ]
+    sequence = SequenceScorer(tree.num_nodes, dim=32, seed=int(torch.randint(99, (1,), generator=generator)))
+    sequence.table.half()
+    return {
+        "factors": FactorScorer.from_factors(tree, factors, 0.6),
+        "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=3)]),
+        "repeats": RepeatScorer(),
+        "sequence": sequence,
+    }
+
+
+def plain(model, x, monkeypatch, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(beam, "search_parts", lambda *arguments: None)
+        return bt.retrieve(model, x, **options)
+
+
+def check_equal(found, expected, model, x):
+    """The same scores, and the same items unless others have the same score."""
+    assert found[0].shape == expected[0].shape
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[0] == PAD, expected[0] == PAD)
+    for items in found[0]:
+        real = items[items != PAD]
+        assert len(real.unique()) == len(real)
+    leaves = model.tree.leaf_of_item(found[0])
+    own = model.log_prob(x, model.tree.height, leaves)
+    torch.testing.assert_close(own.masked_fill(leaves == PAD, -torch.inf), found[1], rtol=1e-4, atol=1e-4)
+
+
+@given(st.data())
+def test_it_finds_what_the_plain_search_does(data):
+    monkeypatch = pytest.MonkeyPatch()
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    arity, items = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 60))
+    hidden = data.draw(st.integers(0, items // 3))
+    tree = random_tree(arity, items, data.draw(st.integers(0, items)), generator, hidden)
+    parts = random_scorers(tree, generator)
+    chosen = data.draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, unique=True))
+    if data.draw(st.booleans()) and len(chosen) == 1:
+        scorer = parts[chosen[0]]
+    else:
+        scorer = SumScorer({name: parts[name] for name in chosen}, tree.height)
+        scorer.set_weights(**{name: data.draw(st.sampled_from([1.0, 0.3, -2.0])) for name in chosen})
+        scorer.calibration = torch.tensor([0.7, -1.0])
+    model = TreeModel(tree, scorer, first_level=data.draw(st.integers(1, tree.height))).eval()
+    x = torch.randint(-1, items, (3, data.draw(st.integers(1, 9))), generator=generator)
+    assert search_parts(scorer, tree, x) is not None
+    k = data.draw(st.integers(1, 70))
+    options = {"beam_size": k, "m": data.draw(st.integers(1, k))}
+    if data.draw(st.booleans()):
+        options["exclude"] = torch.randint(-1, items, (3, data.draw(st.integers(1, 20))), generator=generator)
+    if data.draw(st.booleans()):
+        options["allowed"] = torch.randperm(items, generator=generator)[: data.draw(st.integers(1, items))]
+    found = bt.retrieve(model, x, **options)
+    check_equal(found, plain(model, x, monkeypatch, **options), model, x)
+    assert all(not zeros.any() for zeros in cpu._ZEROS)  # what a search leaves behind
+
+
+def test_several_threads_find_the_same(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 500, 12, generator)
+    model = TreeModel(tree, SumScorer(random_scorers(tree, generator), tree.height), first_level=3).eval()
+    x = torch.randint(-1, 500, (41, 9), generator=generator)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    many = bt.retrieve(model, x, beam_size=20, m=10)
+    monkeypatch.undo()
+    one = [bt.retrieve(model, row.unsqueeze(0), beam_size=20, m=10) for row in x]
+    assert torch.equal(many[0], torch.cat([items for items, _ in one]))
+    torch.testing.assert_close(many[1], torch.cat([scores for _, scores in one]))
+
+
+@pytest.mark.parametrize("dim", [3, 100])
+def test_fold_in_is_as_defined(dim):
+    torch.manual_seed(0)
+    tree = Tree([3, 0, PAD, 2, 1], 2)
+    factors = Factors(torch.randn(4, dim), torch.rand(dim), 0.02, 5.0)
+    scorer = FactorScorer.from_factors(tree, factors, 0.4)
+    x = torch.tensor([[0, 1, 0, PAD, 2], [PAD] * 5, [3, 3, 3, 1, PAD]])
+    vectors = scorer.table.read(tree, share=False)
+    history = scorer.history_vectors(tree, vectors, tree.leaf_of_item(x)).double()
+    weights = (newest_of_each(x) * scorer.recency[:5]).double()
+    settings = scorer.fold_in_settings(history)._replace(gram_diagonal=scorer.spread.double())
+    torch.testing.assert_close(
+        scorer.encode(tree, vectors, x).double(), fold_in(settings, history, weights), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_other_scorers_take_the_plain_search():
+    tree = Tree(range(8), 2)
+    x = torch.tensor([[1, 2]])
+    assert search_parts(bt.DeepScorer(tree.num_nodes), tree, x) is None
+
+    class Own(RepeatScorer):
+        pass
+
+    assert search_parts(Own(), tree, x) is None
