@@ -83,7 +83,7 @@ def test_pairs_are_summed_also_where_they_do_not_fit_at_once(monkeypatch):
         for one, other in zip(a.tolist(), b.tolist(), strict=True):
             expected[one, other] += 1
     assert torch.equal(dense(found), expected)
-    assert torch.equal(dense(found.transpose()), expected.T)
+    assert torch.equal(dense(found.transposed), expected.T)
     assert torch.equal(found.diagonal(), expected.diagonal())
 
 
@@ -144,7 +144,7 @@ def test_ridge_partners_are_ease(monkeypatch, whole, popular):
     """In blocks too, where every item is among those that explain it."""
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
-    monkeypatch.setattr(ridge, "POPULAR", popular)
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.POPULAR", popular)
     events = make_events()
     order = torch.randperm(NUM_ITEMS, generator=torch.Generator().manual_seed(1))
     found = ridge_partners(cooccurrence(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)

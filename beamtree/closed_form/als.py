@@ -10,12 +10,14 @@ from beamtree.data.csr import CSR, group_rows
 from beamtree.data.events import Events
 from beamtree.data.factors import distinct_pairs
 from beamtree.data.seeds import draw_rows
+from beamtree.kernels import sparse
 from beamtree.scorers.factors import Factors, fold_in
 from beamtree.threads import parallel_map
 
 CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache
 DIM, ROUNDS = 192, 4
+COMPILED_DIM = 1024  # numbers of a vector up to which short rows are solved by compiled code
 STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ to try
 
 
@@ -68,8 +70,17 @@ def rotate(vectors: Tensor, penalty: float, everywhere: float) -> Factors:
 
 def _solve(other: Factors, chosen: CSR) -> Tensor:
     """The vectors of one side, given those of the other [n, dim]; 0 for an empty row."""
-    vectors = other.items.new_zeros(len(chosen), other.items.shape[1])
-    for rows, width in chosen.batches(CELLS):
+    dim = other.items.shape[1]
+    vectors = other.items.new_zeros(len(chosen), dim)
+    counts = chosen.counts()
+    compiled = not vectors.is_cuda and dim <= COMPILED_DIM
+    if compiled:  # of short rows
+        rows = ((counts > 0) & (counts <= dim)).nonzero().squeeze(1)
+        items, diagonal = other.items.contiguous(), other.gram_diagonal
+        sparse.fold_in_rows(
+            rows, chosen.offsets, chosen.columns, items, diagonal, other.penalty, other.everywhere, vectors
+        )
+    for rows, width in chosen.batches(CELLS, above=dim if compiled else 0):
         vectors[rows] = solve_batch(other, other.items, *chosen.padded(rows, width))
     return vectors
 

@@ -12,7 +12,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.part_weights import BATCH, CUTS, USERS, Candidates, choose_weights, for_each_batch
-from beamtree.closed_form.ridge import FEATURES, PENALTIES, climb, follow_partners, ridge_partners
+from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE, climb, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.csr import CSR
@@ -130,12 +130,18 @@ class ClosedFormBuilder:
         self.stages.begin("together", len(PENALTIES) + len(POWERS))
         gram = self.count_pairs()
 
+        @cache
+        def whole(penalty: float) -> CSR:
+            return self.fit_ridge(gram, self.order, penalty, self.most)
+
         def trial(penalty: float) -> Scorer:
-            partners = self.fit_ridge(gram, self.trial_items, penalty, PARTNERS, features=FEATURES // 2)
+            if len(self.order) <= WHOLE:  # a trial would take as long
+                partners = whole(penalty).head(PARTNERS)
+            else:
+                partners = self.fit_ridge(gram, self.trial_items, penalty, PARTNERS, features=FEATURES // 2)
             return self.memory([partners], [recency_weights(0.0)])
 
-        penalty = self.hill_climb("together, λ", PENALTIES, trial, FIRST_CUTS)
-        partners = self.fit_ridge(gram, self.order, penalty, self.most)
+        partners = whole(self.hill_climb("together, λ", PENALTIES, trial, FIRST_CUTS))
         power = self.power("together", lambda each: self.memory([partners], [recency_weights(each)]))
         return partners, recency_weights(power)
 

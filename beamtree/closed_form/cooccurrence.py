@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,11 +12,13 @@ from torch.nn.functional import pad
 from beamtree.data.csr import CSR, entries_of_rows, group_rows, sum_duplicates
 from beamtree.data.events import Events
 from beamtree.data.factors import distinct_pairs
+from beamtree.kernels import sparse
 from beamtree.threads import one_thread
 
 PAIRS_AT_ONCE = 1 << 22  # pairs that are listed at once
 DENSE = 1 << 26  # cells up to which a matrix is summed dense
 PENDING = 1 << 24  # pairs that are collected before they are summed
+POPULAR = 6144  # items among which a matrix is kept dense
 LONGEST = 300  # events of a user that are paired with each other; longer histories are cut into runs
 
 Entries = tuple[Tensor, Tensor, Tensor]  # row, column and value [n]
@@ -51,10 +55,60 @@ class ItemMatrix(CSR):
             block[index_of[part][row[inside]], index_of[column[inside]]] = value[inside]
         return block
 
-    def transpose(self) -> "ItemMatrix":
+    @cached_property
+    def blocks(self) -> "DenseBlocks":
+        """Dense blocks of a symmetric matrix."""
+        return DenseBlocks(self)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """All of a small matrix [M, M]."""
+        return self.dense(torch.arange(len(self), device=self.offsets.device))
+
+    @cached_property
+    def transposed(self) -> "ItemMatrix":
         """Rows for columns."""
         key, order = (self.columns * len(self) + self.row_of_entry()).sort()
         return matrix_of(key, self.values[order], len(self))
+
+
+class DenseBlocks:
+    """Dense blocks of a symmetric sparse matrix.
+
+    The rows of popular items are long, and popular items predict every block: among these the matrix is kept dense,
+    and what they share with other items is read from the others' rows.
+    """
+
+    @one_thread()
+    def __init__(self, gram: ItemMatrix) -> None:
+        self.gram = gram
+        count = gram.counts()
+        self.popular = count.topk(min(POPULAR, len(count))).indices.sort().values
+        self._index = torch.full((len(gram),), -1, dtype=torch.int64, device=count.device)
+        self._rank = self._index.clone()  # among the popular
+        self._rank[self.popular] = torch.arange(len(self.popular), device=count.device)
+        self._dense = gram.dense(self.popular)
+
+    @one_thread()
+    def of(self, items: Tensor) -> Tensor:
+        """The block of items in rising order [S, S]."""
+        if len(items) == len(self.popular) == len(self.gram):
+            return self._dense.clone()
+        rank = self._rank[items]
+        block = self.gram.values.new_zeros(len(items), len(items))
+        popular, others = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
+        block[popular.unsqueeze(1), popular] = self._dense[rank[popular].unsqueeze(1), rank[popular]]
+        if len(self.popular) == len(self.gram):
+            return block
+        self._index[items] = torch.arange(len(items), device=items.device)
+        row, column, value = self.gram.rows(items[others], items)
+        at = self._index[column]
+        inside = at >= 0
+        row, at, value = others[row[inside]], at[inside], value[inside]
+        block[row, at] = value
+        block[at, row] = value
+        self._index[items] = -1
+        return block
 
 
 def matrix_of(key: Tensor, values: Tensor, num_items: int) -> ItemMatrix:
@@ -93,14 +147,18 @@ def sum_entries(entries: Iterable[Entries], num_items: int, device: torch.device
     return matrix_of(*sum_duplicates(torch.cat(keys), torch.cat(values)), num_items)
 
 
-@one_thread()
 def cooccurrence(events: Events, num_items: int) -> ItemMatrix:
     """XᵀX: how many users, or runs of users with many events, chose both of two items."""
-    return sum_entries(cooccurring_pairs(events, num_items), num_items, events.offsets.device)
+    if events.offsets.device.type == "cpu":
+        runs = items_of_runs(events, num_items)
+        rows = runs.offsets.numpy(), runs.columns.int().numpy(), np.ones(len(runs.columns), np.float32)
+        return ItemMatrix(*sparse.sum_products(rows, rows, num_items))
+    with one_thread():
+        return sum_entries(cooccurring_pairs(events, num_items), num_items, events.offsets.device)
 
 
-def cooccurring_pairs(events: Events, num_items: int) -> Iterator[Entries]:
-    """Every pair of items of each user, or of each run of at most LONGEST events."""
+def items_of_runs(events: Events, num_items: int) -> CSR:
+    """The distinct items of each user, or of each run of at most LONGEST events."""
     count = events.counts()
     runs = -(-count // LONGEST)
     user = torch.repeat_interleave(runs)
@@ -108,6 +166,11 @@ def cooccurring_pairs(events: Events, num_items: int) -> Iterator[Entries]:
     starts = events.offsets[:-1][user] + run * count[user] // runs[user]
     in_runs = Events(torch.cat([starts, events.offsets[-1:]]), events.items, events.name)
     row, item = distinct_pairs(in_runs, num_items)
-    for _, items, real in group_rows(row, item, int(row.max()) + 1 if len(row) else 0).pairs(PAIRS_AT_ONCE):
+    return group_rows(row, item, int(row.max()) + 1 if len(row) else 0)
+
+
+def cooccurring_pairs(events: Events, num_items: int) -> Iterator[Entries]:
+    """Every pair of items of each user, or of each run of at most LONGEST events."""
+    for _, items, real in items_of_runs(events, num_items).pairs(PAIRS_AT_ONCE):
         first, second = (part.expand_as(real)[real] for part in (items.unsqueeze(2), items.unsqueeze(1)))
         yield first, second, torch.ones(len(first), device=first.device)

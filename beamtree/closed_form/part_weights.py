@@ -9,6 +9,7 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.data import Data
+from beamtree.kernels import sparse
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SumScorer
@@ -73,15 +74,16 @@ class Candidates:
         return self._recalls(self.units.new_tensor([weights[name] for name in self.names]))
 
     def _recalls(self, weights: Tensor) -> Tensor:
+        if weights.device.type == "cpu":
+            return sparse.recalls(self._scores, weights, self._gain, self._real, self._cuts)
+
         def of_users(rows: slice) -> Tensor:
             total = (self._scores[rows] @ weights).masked_fill(~self._real[rows], -torch.inf)
             order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
             gain = self._gain[rows].gather(1, order).cumsum(1)
             return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]]
 
-        users, step = len(self._gain), BATCH if self._gain.device.type == "cpu" else len(self._gain)
-        rows = [slice(start, start + step) for start in range(0, users, step)]
-        return torch.cat(for_each_batch(of_users, rows, self._gain.device)).cpu()
+        return of_users(slice(None)).cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b of σ(a g + b), the probability that an item with the sum g is chosen, for the best items [2]."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from beamtree.closed_form.cooccurrence import Entries, ItemMatrix
 from beamtree.data.csr import CSR, strongest_in_rounds
+from beamtree.kernels import sparse
 from beamtree.scorers.memory import PARTNERS
 from beamtree.threads import one_thread, parallel_map
 
@@ -20,7 +21,6 @@ T = TypeVar("T")
 BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that predict a block, unless all items fit
 WHOLE = 6144  # in a catalogue of up to this many items, all predict all
-POPULAR = 6144  # items among which the matrix is kept dense
 PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE to try, the middle first
 SPARE = 2  # each target keeps SPARE * N sources before each source is cut to N targets
 
@@ -69,7 +69,7 @@ class BlockSolver:
 
     def __init__(self, gram: ItemMatrix, by_target: ItemMatrix, penalty: float, features: int) -> None:
         self.by_target, self.penalty, self.features = by_target, penalty, features
-        self.diagonal, self.blocks = gram.diagonal(), DenseBlocks(gram)
+        self.diagonal, self.blocks = gram.diagonal(), gram.blocks
 
     @property
     def num_items(self) -> int:
@@ -79,8 +79,8 @@ class BlockSolver:
         """The weights [S, b] for a system [S, S] and a right side [S, b]; `index` are the rows of the targets [b]."""
         raise NotImplementedError
 
-    def __call__(self, block: Tensor, targets: Tensor, most: int) -> Entries | None:
-        """The strongest sources of each target: source, target and weight; None where there are no targets."""
+    def weights(self, block: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The items that predict a block [S], and their weights for the targets [S, b]; None without targets."""
         chosen, right = self._predictors(block)
         system = self.blocks.of(chosen)
         if not len(targets):
@@ -88,22 +88,29 @@ class BlockSolver:
         system.diagonal().add_(self.penalty)
         if len(targets) < len(block):
             right = right[:, torch.searchsorted(block, targets)]
-        weights = self.solve(system, right, torch.searchsorted(chosen, targets))
+        return chosen, self.solve(system, right, torch.searchsorted(chosen, targets))
+
+    def __call__(self, block: Tensor, targets: Tensor, most: int) -> Entries | None:
+        """The strongest sources of each target: source, target and weight; None where there are no targets."""
+        solved = self.weights(block, targets)
+        if solved is None:
+            return None
+        chosen, weights = solved
         keep = _largest(weights, min(SPARE * most, len(weights)))
         return chosen[keep].flatten(), targets.expand_as(keep).flatten(), weights.gather(0, keep).flatten()
 
     @one_thread()
     def _predictors(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """The items that predict a block best, the block among them, sorted [S], and the right side [S, b]."""
-        index, source, value = self.by_target.rows(block)
         if self.num_items <= WHOLE:
-            chosen = torch.arange(self.num_items, device=block.device)
-        else:
-            strength = value.square() / (self.diagonal[source] + self.penalty)
-            sources, where = torch.unique(source, return_inverse=True)
-            total = strength.new_zeros(len(sources)).index_add_(0, where, strength)
-            best = sources[total.topk(min(self.features, len(sources))).indices]
-            chosen = torch.unique(torch.cat([best, block]))
+            right = self.by_target.whole if len(block) == self.num_items else self.by_target.whole[block]
+            return torch.arange(self.num_items, device=block.device), right.T
+        index, source, value = self.by_target.rows(block)
+        strength = value.square() / (self.diagonal[source] + self.penalty)
+        sources, where = torch.unique(source, return_inverse=True)
+        total = strength.new_zeros(len(sources)).index_add_(0, where, strength)
+        best = sources[total.topk(min(self.features, len(sources))).indices]
+        chosen = torch.unique(torch.cat([best, block]))
         right = value.new_zeros(len(chosen), len(block))
         row = torch.searchsorted(chosen, source).clamp_(max=len(chosen) - 1)
         inside = chosen[row] == source
@@ -136,7 +143,7 @@ class Regression(BlockSolver):
     def __init__(self, past: ItemMatrix, future: ItemMatrix, penalty: float, features: int = FEATURES) -> None:
         diagonal = past.diagonal()
         mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
-        super().__init__(past, future.transpose(), penalty * mean, features)
+        super().__init__(past, future.transposed, penalty * mean, features)
 
     def solve(self, system: Tensor, right: Tensor, index: Tensor) -> Tensor:
         return torch.cholesky_solve(right, torch.linalg.cholesky(system))
@@ -150,7 +157,14 @@ def blocks_of(order: Tensor) -> list[Block]:
 
 def collect(solver: BlockSolver, blocks: Iterable[Block], most: int) -> CSR:
     """Solve block by block and keep the strongest partners of each source."""
-    return strongest_partners(entries_of(solver, list(blocks), most), solver.num_items, most)
+    blocks = list(blocks)
+    if len(blocks) == 1 and solver.num_items <= WHOLE and solver.diagonal.device.type == "cpu":
+        block, targets = blocks[0]
+        solved = solver.weights(block, targets)
+        if solved is not None:
+            offsets, columns, values = sparse.strongest_of_dense(solved[1], SPARE * most, most)
+            return CSR(offsets, targets[columns.long()].int(), values)
+    return strongest_partners(entries_of(solver, blocks, most), solver.num_items, most)
 
 
 def entries_of(solver: BlockSolver, blocks: Sequence[Block], most: int) -> Entries:
@@ -193,42 +207,3 @@ def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:
         for value in direction:
             if not attempt(value):
                 break
-
-
-class DenseBlocks:
-    """Dense blocks of a symmetric sparse matrix.
-
-    The rows of popular items are long, and popular items predict every block: among these the matrix is kept dense,
-    and what they share with other items is read from the others' rows.
-    """
-
-    @one_thread()
-    def __init__(self, gram: ItemMatrix) -> None:
-        self.gram = gram
-        count = gram.counts()
-        self.popular = count.topk(min(POPULAR, len(count))).indices.sort().values
-        self._index = torch.full((len(gram),), -1, dtype=torch.int64, device=count.device)
-        self._rank = self._index.clone()  # among the popular
-        self._rank[self.popular] = torch.arange(len(self.popular), device=count.device)
-        self._dense = gram.dense(self.popular)
-
-    @one_thread()
-    def of(self, items: Tensor) -> Tensor:
-        """The block of items in rising order [S, S]."""
-        if len(items) == len(self.popular) == len(self.gram):
-            return self._dense.clone()
-        rank = self._rank[items]
-        block = self.gram.values.new_zeros(len(items), len(items))
-        popular, others = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
-        block[popular.unsqueeze(1), popular] = self._dense[rank[popular].unsqueeze(1), rank[popular]]
-        if len(self.popular) == len(self.gram):
-            return block
-        self._index[items] = torch.arange(len(items), device=items.device)
-        row, column, value = self.gram.rows(items[others], items)
-        at = self._index[column]
-        inside = at >= 0
-        row, at, value = others[row[inside]], at[inside], value[inside]
-        block[row, at] = value
-        block[at, row] = value
-        self._index[items] = -1
-        return block

@@ -1,6 +1,7 @@
 """What comes after an item: pairs of events that are near each other, and the past against the future."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix
 from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
 from beamtree.data.views import HISTORY, random_crops
+from beamtree.kernels import sparse
 from beamtree.scorers.factors import newest_of_each
 from beamtree.scorers.memory import PARTNERS
 from beamtree.threads import one_thread
@@ -68,8 +70,15 @@ def past_and_future(
 
     Every user is cut `readings` times.
     """
-    past, future = pairs_of_cuts(events, recency, readings, seed)
     device = events.offsets.device
+    if device.type == "cpu":
+        cuts = list(cuts_of(events, readings, seed))
+        before = sparse.distinct_rows((x, recency) for x, _ in cuts)
+        after = sparse.distinct_rows((y, torch.ones(y.shape[1])) for _, y in cuts)
+        products = (sparse.sum_products(before, other, num_items) for other in (before, after))
+        both = [ItemMatrix(*product) for product in products]
+        return both[0], both[1]
+    past, future = pairs_of_cuts(events, recency, readings, seed)
     return sum_entries(past, num_items, device), sum_entries(future, num_items, device)
 
 
@@ -77,22 +86,22 @@ def pairs_of_cuts(
     events: Events, recency: Tensor, readings: int, seed: int, part: int = 0, parts: int = 1
 ) -> tuple[Iterator[Entries], Iterator[Entries]]:
     """The entries of PᵀP and of PᵀF; with `parts`, those of every `parts`-th batch of users, from `part` on."""
-    view = random_crops(events, item_dropout=0.0)
-    device = events.offsets.device
-    generator = torch.Generator(device)
-
-    def cuts() -> Iterator[tuple[Tensor, Tensor]]:
-        generator.manual_seed(seed)
-        for _ in range(readings):
-            batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
-            for index, rows in enumerate(batches):
-                crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
-                if index % parts == part:
-                    yield view.read(*crop)
-
+    cuts = partial(cuts_of, events, readings, seed, part, parts)
     past = _pair_up((x, x, recency, recency) for x, _ in cuts())
     future = _pair_up((x, y, recency, None) for x, y in cuts())
     return past, future
+
+
+def cuts_of(events: Events, readings: int, seed: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of random cuts of every user: the past, newest first, and the future [B, T] each."""
+    view, device = random_crops(events, item_dropout=0.0), events.offsets.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for _ in range(readings):
+        batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
+        for index, rows in enumerate(batches):
+            crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
+            if index % parts == part:
+                yield view.read(*crop)
 
 
 def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Iterator[Entries]:

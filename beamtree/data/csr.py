@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from beamtree.kernels import sparse
+
 SORTED_AT_ONCE = 1 << 25  # entries: sorting needs several times their own memory
 
 
@@ -62,10 +64,10 @@ class CSR:
         real = index < count.unsqueeze(1)
         return self.columns[torch.where(real, start.unsqueeze(1) + index, 0)], real
 
-    def batches(self, room: int, most: int = 4096) -> Iterator[tuple[Tensor, int]]:
-        """All rows that are not empty, short ones first: (rows, length of the longest), at most `room` cells each."""
+    def batches(self, room: int, most: int = 4096, above: int = 0) -> Iterator[tuple[Tensor, int]]:
+        """Rows of more than `above` entries, short ones first: (rows, longest), at most `room` cells each."""
         counts, order = self.counts().cpu().sort()
-        start = int(torch.searchsorted(counts, 1))
+        start = int(torch.searchsorted(counts, above + 1))
         while start < len(order):
             # The longest of a batch is its last, so its size is known from its end.
             sizes = torch.arange(1, len(order) - start + 1)
@@ -113,6 +115,8 @@ def concatenate(parts: list[CSR]) -> CSR:
 
 def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: int = 100) -> CSR:
     """The `most` entries of each row with the largest absolute values, strongest first; each pair occurs once."""
+    if row.device.type == "cpu":
+        return CSR(*sparse.strongest(row, column, value, num_rows, most))
     order = value.abs().argsort(descending=True)
     order = order[row[order].argsort(stable=True)]
     row, column, value = row[order], column[order], value[order]

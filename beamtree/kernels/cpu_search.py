@@ -42,6 +42,35 @@ def _dot(row, vector):
 
 
 @njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+def solve_dual(count, vectors, shrunk, right, system, solution):
+    """Solve (1 + Y A⁻¹ Yᵀ) s = right by Cholesky, for the first `count` rows of Y and of Y A⁻¹."""
+    for s in range(count):
+        for t in range(s + 1):
+            total = np.float32(0)
+            for i in range(vectors.shape[1]):
+                total += shrunk[s, i] * vectors[t, i]
+            system[s, t] = total
+        system[s, s] += np.float32(1)
+    for s in range(count):
+        for t in range(s):
+            total = system[s, t]
+            for i in range(t):
+                total -= system[s, i] * system[t, i]
+            system[s, t] = total / system[t, t]
+        total, value = system[s, s], right[s]
+        for i in range(s):
+            total -= system[s, i] * system[s, i]
+            value -= system[s, i] * solution[i]
+        system[s, s] = np.sqrt(total)
+        solution[s] = value / system[s, s]
+    for s in range(count - 1, -1, -1):
+        total = solution[s]
+        for t in range(s + 1, count):
+            total -= system[t, s] * solution[t]
+        solution[s] = total / system[s, s]
+
+
+@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
 def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, users):
     """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
     dim, longest = rows.shape[1], x.shape[1]
@@ -66,35 +95,10 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                 count += 1
         for i in range(dim):
             diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
-        # (1 + Y A⁻¹ Yᵀ) s = √w by Cholesky, then u = A⁻¹ Yᵀ s
         for s in range(count):
             for i in range(dim):
                 shrunk[s, i] = vectors[s, i] * diagonal[i]
-            for t in range(s + 1):
-                product = np.float32(0)
-                for i in range(dim):
-                    product += shrunk[s, i] * vectors[t, i]
-                system[s, t] = product
-            system[s, s] += np.float32(1)
-        for s in range(count):
-            for t in range(s):
-                product = system[s, t]
-                for i in range(t):
-                    product -= system[s, i] * system[t, i]
-                system[s, t] = product / system[t, t]
-            product = system[s, s]
-            for i in range(s):
-                product -= system[s, i] * system[s, i]
-            system[s, s] = np.sqrt(product)
-            value = root[s]
-            for i in range(s):
-                value -= system[s, i] * solution[i]
-            solution[s] = value / system[s, s]
-        for s in range(count - 1, -1, -1):
-            value = solution[s]
-            for t in range(s + 1, count):
-                value -= system[t, s] * solution[t]
-            solution[s] = value / system[s, s]
+        solve_dual(count, vectors, shrunk, root, system, solution)
         for i in range(dim):
             users[b, i] = np.float32(0)
         for s in range(count):

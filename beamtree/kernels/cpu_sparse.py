@@ -1,0 +1,211 @@
+"""Sparse matrices of the closed form on a CPU, compiled by Numba: products, strongest entries, and ALS solves."""
+
+import numpy as np
+from numba import njit
+
+from beamtree.kernels.cpu_search import REORDERED, _select, _sort, solve_dual
+
+PAD = -1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def without_repeats(x, weights, items, values):
+    """The distinct items of one list x [T], PAD left out, with the weights of their first places; returns how many."""
+    count = 0
+    for t in range(len(x)):
+        if x[t] != PAD:
+            new = True
+            for s in range(t):
+                new &= x[s] != x[t]
+            if new:
+                items[count], values[count] = x[t], weights[t]
+                count += 1
+    return count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def compact(x, weights, offsets, items, values):
+    """The same for lists x [B, T], one after another: offsets [B + 1], and as much of items and values."""
+    offsets[0] = 0
+    for b in range(len(x)):
+        start = offsets[b]
+        offsets[b + 1] = start + without_repeats(x[b], weights, items[start:], values[start:])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def transpose(offsets, columns, values, new_offsets, new_columns, new_values):
+    """Rows for columns; the new columns of a row rise. `new_offsets` [columns + 1] are zeros at the start."""
+    for column in columns:
+        new_offsets[column + 1] += 1
+    for column in range(len(new_offsets) - 1):
+        new_offsets[column + 1] += new_offsets[column]
+    place = new_offsets[:-1].copy()
+    for row in range(len(offsets) - 1):
+        for entry in range(offsets[row], offsets[row + 1]):
+            at = place[columns[entry]]
+            place[columns[entry]] = at + 1
+            new_columns[at], new_values[at] = row, values[entry]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def count_product(first, last, a_offsets, a_columns, b_offsets, b_columns, seen, counts):
+    """How many entries the rows first … last of the product A B have [rows of A]; `seen` [columns of B] are all PAD."""
+    for row in range(first, last):
+        count = 0
+        for entry in range(a_offsets[row], a_offsets[row + 1]):
+            middle = a_columns[entry]
+            for other in range(b_offsets[middle], b_offsets[middle + 1]):
+                if seen[b_columns[other]] != row:
+                    seen[b_columns[other]] = row
+                    count += 1
+        counts[row] = count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def product(
+    first, last, a_offsets, a_columns, a_values, b_offsets, b_columns, b_values, sums, offsets, columns, values
+):
+    """The rows first … last of A B, with columns in no order; `sums` [columns of B] are NaN before and after."""
+    for row in range(first, last):
+        end = offsets[row]
+        for entry in range(a_offsets[row], a_offsets[row + 1]):
+            middle, factor = a_columns[entry], a_values[entry]
+            for other in range(b_offsets[middle], b_offsets[middle + 1]):
+                column = b_columns[other]
+                if np.isnan(sums[column]):
+                    sums[column] = factor * b_values[other]
+                    columns[end] = column
+                    end += 1
+                else:
+                    sums[column] += factor * b_values[other]
+        for entry in range(offsets[row], end):
+            values[entry] = sums[columns[entry]]
+            sums[columns[entry]] = np.nan
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def group(row, start, order):
+    """The entries of each row, in the order they have: start [rows + 1], zeros before, and order [E]."""
+    for each in row:
+        start[each + 1] += 1
+    for each in range(len(start) - 1):
+        start[each + 1] += start[each]
+    place = start[:-1].copy()
+    for entry in range(len(row)):
+        order[place[row[entry]]] = entry
+        place[row[entry]] += 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def strongest(first, last, start, order, column, value, most, counts, columns, values):
+    """The `most` entries of largest absolute value of the rows first … last, strongest first, into [rows, most]."""
+    longest = 1
+    for row in range(first, last):
+        longest = max(longest, start[row + 1] - start[row])
+    entries, sizes = np.empty(longest, np.int64), np.empty(longest, np.float32)
+    for row in range(first, last):
+        count = 0
+        for i in range(start[row], start[row + 1]):
+            if value[order[i]] != 0:
+                entries[count], sizes[count] = order[i], abs(value[order[i]])
+                count += 1
+        kept = min(count, most)
+        if count > most:
+            _select(entries, sizes, count, most)
+        _sort(entries, sizes, kept)
+        counts[row] = kept
+        for i in range(kept):
+            columns[row, i], values[row, i] = column[entries[i]], value[entries[i]]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def thresholds(first, last, weights, count, least):
+    """The count-th largest absolute value of the rows first … last [rows]."""
+    nodes, sizes = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float32)
+    for row in range(first, last):
+        for i in range(weights.shape[1]):
+            sizes[i] = abs(weights[row, i])
+        _select(nodes, sizes, len(sizes), count)
+        least[row] = sizes[count - 1]
+        for i in range(count):
+            least[row] = min(least[row], sizes[i])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def strongest_of_dense(first, last, weights, least, most, counts, columns, values):
+    """`strongest` of a dense matrix, of the entries that are at least `least` [columns] in size."""
+    entries, sizes = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float32)
+    for row in range(first, last):
+        count = 0
+        for i in range(weights.shape[1]):
+            size = abs(weights[row, i])
+            if size >= least[i] and size > 0:
+                entries[count], sizes[count] = i, size
+                count += 1
+        kept = min(count, most)
+        if count > most:
+            _select(entries, sizes, count, most)
+        _sort(entries, sizes, kept)
+        counts[row] = kept
+        for i in range(kept):
+            columns[row, i], values[row, i] = entries[i], weights[row, entries[i]]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def recalls(first, last, scores, weights, gain, real, cuts, result):
+    """What the relevant items of users first … last add to recall at each cut, in the order of weighted scores.
+
+    Args:
+        first: user.
+        last: one after the last.
+        scores: of each part for each item [U, C, parts].
+        weights: of the parts.
+        gain: what each item adds to its user's recall [U, C].
+        real: which items there are [U, C].
+        cuts: numbers of items.
+        result: [U, cuts].
+    """
+    total = np.empty(scores.shape[1], np.float32)
+    for user in range(first, last):
+        for i in range(scores.shape[1]):
+            value = np.float32(0)
+            for part in range(len(weights)):
+                value += weights[part] * scores[user, i, part]
+            total[i] = value if real[user, i] else -np.inf
+        for cut in range(len(cuts)):
+            result[user, cut] = 0
+        for i in range(scores.shape[1]):
+            if gain[user, i] > 0 and real[user, i]:
+                before = 0
+                for j in range(scores.shape[1]):
+                    before += total[j] > total[i] or (total[j] == total[i] and j < i)
+                for cut in range(len(cuts)):
+                    if before < cuts[cut]:
+                        result[user, cut] += gain[user, i]
+
+
+@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+def fold_in_rows(rows, offsets, columns, vectors, gram_diagonal, penalty, everywhere, result):
+    """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows, each of weight 1.
+
+    Rows are not longer than a vector.
+    """
+    dim = vectors.shape[1]
+    chosen, shrunk = np.empty((dim, dim), np.float32), np.empty((dim, dim), np.float32)
+    system, solution = np.empty((dim, dim), np.float32), np.empty(dim, np.float32)
+    diagonal, right = np.empty(dim, np.float32), np.ones(dim, np.float32)
+    for row in rows:
+        count = offsets[row + 1] - offsets[row]
+        for i in range(dim):
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (count + everywhere))
+        for s in range(count):
+            vector = vectors[columns[offsets[row] + s]]
+            for i in range(dim):
+                chosen[s, i] = vector[i]
+                shrunk[s, i] = vector[i] * diagonal[i]
+        solve_dual(count, chosen, shrunk, right, system, solution)
+        for i in range(dim):
+            result[row, i] = 0
+        for s in range(count):
+            for i in range(dim):
+                result[row, i] += shrunk[s, i] * solution[s]

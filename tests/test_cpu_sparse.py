@@ -1,0 +1,88 @@
+"""The compiled functions of the closed form against their definitions."""
+
+import pytest
+import torch
+
+from beamtree.closed_form.als import _solve
+from beamtree.data.csr import CSR
+from beamtree.kernels import sparse
+from beamtree.scorers.factors import Factors, fold_in, newest_of_each
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def dense(rows, size):
+    offsets, columns, values = (torch.as_tensor(part) for part in rows)
+    matrix = torch.zeros(len(offsets) - 1, size)
+    for row in range(len(matrix)):
+        for entry in range(int(offsets[row]), int(offsets[row + 1])):
+            matrix[row, int(columns[entry])] += values[entry]
+    return matrix
+
+
+def test_lists_become_rows_without_repeats(generator):
+    lists = [torch.randint(-1, 5, (7, width), generator=generator) for width in (4, 6)]
+    weights = torch.rand(6, generator=generator)
+    found = dense(sparse.distinct_rows((x, weights) for x in lists), 5)
+    expected = torch.zeros(14, 5)
+    for row, x in enumerate(line for each in lists for line in each):
+        for t in newest_of_each(x.unsqueeze(0))[0].nonzero().flatten().tolist():
+            expected[row, x[t]] = weights[t]
+    torch.testing.assert_close(found, expected)
+    offsets, items, values = sparse.distinct_rows([])
+    assert (offsets.tolist(), items.tolist(), values.tolist()) == ([0], [], [])
+
+
+def test_products_are_summed_over_rows(generator):
+    first, second = (
+        sparse.distinct_rows([(torch.randint(-1, 9, (20, 5), generator=generator), torch.rand(5, generator=generator))])
+        for _ in range(2)
+    )
+    offsets, columns, values = sparse.sum_products(first, second, 9)
+    torch.testing.assert_close(dense((offsets, columns, values), 9), dense(first, 9).T @ dense(second, 9))
+    for row in range(9):
+        in_row = columns[offsets[row] : offsets[row + 1]]
+        assert (in_row[1:] > in_row[:-1]).all()
+
+
+@pytest.mark.parametrize("per_column", [2, 6, 100])
+@pytest.mark.parametrize("most", [1, 3, 50])
+def test_the_strongest_of_a_matrix(generator, per_column, most):
+    weights = torch.randn(11, 7, generator=generator)
+    weights[2] = 0
+    kept = torch.zeros_like(weights, dtype=torch.bool)
+    kept.scatter_(0, weights.abs().topk(min(per_column, 11), dim=0).indices, True)
+    offsets, columns, values = sparse.strongest_of_dense(weights, per_column, most)
+    for row in range(11):
+        entries = [j for j in range(7) if kept[row, j] and weights[row, j] != 0]
+        entries = sorted(entries, key=lambda j: -abs(float(weights[row, j])))[:most]
+        span = slice(int(offsets[row]), int(offsets[row + 1]))
+        assert columns[span].tolist() == entries
+        assert torch.equal(values[span], weights[row, entries])
+
+
+def test_recalls_of_weighted_scores(generator):
+    scores, weights = torch.randn(9, 30, 3, generator=generator), torch.tensor([1.0, -0.5, 2.0])
+    gain = torch.rand(9, 30, generator=generator) * (torch.rand(9, 30, generator=generator) < 0.3)
+    real = torch.rand(9, 30, generator=generator) < 0.8
+    found = sparse.recalls(scores, weights, gain, real, [1, 5, 40])
+    total = (scores @ weights).masked_fill(~real, -torch.inf)
+    order = total.argsort(dim=1, descending=True)
+    sums = (gain * real).gather(1, order).cumsum(1)
+    torch.testing.assert_close(found, sums[:, [0, 4, 29]])
+
+
+def test_short_and_long_rows_are_folded_in(generator):
+    counts = torch.tensor([0, 1, 5, 6, 9, 20])
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    chosen = CSR(offsets, torch.randint(30, (int(counts.sum()),), generator=generator))
+    factors = Factors(torch.randn(30, 6, generator=generator), torch.rand(6, generator=generator), 0.02, 3.0)
+    found = _solve(factors, chosen)
+    exact = Factors(*(part.double() if isinstance(part, torch.Tensor) else part for part in factors))
+    for row, count in enumerate(counts.tolist()):
+        entries = chosen.columns[offsets[row] : offsets[row + 1]]
+        expected = fold_in(exact, exact.items[entries].unsqueeze(0), torch.ones(1, count).double())[0]
+        torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
