@@ -306,7 +306,7 @@ def test_train_takes_a_number_of_threads_and_shows_details_on_request(shop, tmp_
     assert "100 of 100 % of the closed form" in quiet.stderr
     assert "weights: " not in quiet.stderr + quiet.stdout
     assert "weights: " in loud.stderr
-    assert "by the closed form, without training." in quiet.stdout
+    assert "by the closed form, without training of a network." in quiet.stdout
 
 
 def test_ids_with_spaces_commas_and_bars_are_written_as_json(shop):

@@ -120,7 +120,7 @@ def test_stages_that_are_passed_over_count_as_done():
     [
         (Progress(300, 0.5, 0.5, 0), True, "50.0 % by the closed form. Training found nothing better, as on most logs"),
         (Progress(300, 0.5, 0.52, 200), True, "50.0 % by the closed form, 52.0 % after 200 steps of training."),
-        (Progress(0, 0.5, 0.5, 0), True, "50.0 % by the closed form, without training."),
+        (Progress(0, 0.5, 0.5, 0), True, "50.0 % by the closed form, without training of a network."),
         (Progress(300, 0.5, 0.5, 0), False, "50.0 % at the start. Training did not improve on it: train longer"),
         (Progress(300), True, "no validation users, so nothing was measured"),
     ],

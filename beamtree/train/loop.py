@@ -16,7 +16,7 @@ from beamtree.storage.settings import holds_model
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.train.backend import Backend, current_backend
 from beamtree.train.checkpoint import Checkpointer, Checkpoints
-from beamtree.train.optimizer import Optimizer, adam, set_lr
+from beamtree.train.optimizer import NoSteps, Optimizer, adam, set_lr
 from beamtree.train.schedule import Schedule
 from beamtree.train.step import Stepper
 from beamtree.train.validation import Progress, Validation
@@ -162,7 +162,7 @@ class Run:
         if scorer is not model.scorer:  # only a part of the scorer is trained by gradients
             learner = TreeModel(model.tree, scorer, chained=self.method.chained, first_level=model.first_level)
             grace = self.schedule.warm_steps(self.total)
-        optimizer = self.optimizer(learner, self.schedule.lr)
+        optimizer = self.optimizer(learner, self.schedule.lr) if self.total else NoSteps()
         checkpointer = backend.checkpointer(self.checkpoints, model, optimizer, self.describe())
         monitor = Monitor(self, backend, checkpointer, grace)
         batches = Batches(self.data.to(device), self.batch_size, self.seed, device)

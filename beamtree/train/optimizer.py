@@ -19,6 +19,19 @@ def adam(model: TreeModel, lr: float) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), **_settings(model, lr))
 
 
+class NoSteps(torch.optim.Adam):
+    """The optimizer of a run without steps: the first real one makes torch import its compiler, which takes seconds."""
+
+    def __init__(self) -> None:
+        self.param_groups = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {}, "param_groups": []}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
 def lazy(model: TreeModel, lr: float) -> torch.optim.Adam:
     """Adam that passes over rows which a step did not touch: a step's cost does not grow with the tree."""
     return LazyAdam(model, lr)

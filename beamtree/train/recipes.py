@@ -37,9 +37,6 @@ class Sizes(NamedTuple):
 
 # On a CPU many small steps along narrow beams learn more in an hour than a few large ones.
 DEFAULT_SIZES = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
-# With closed-form parts, steps on a CPU; a third of them where the first check finds no improvement. A model is then
-# ready within ten minutes, and most logs need no more.
-CLOSED_FORM_STEPS = 300
 MAX_STEPS = 10**9  # also of epochs
 MAX_LR = 1e30  # Adam overflows beyond it; training diverges far below, with an error
 VALIDATION_USERS = 4000  # at most, for the checks during training
@@ -144,7 +141,7 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
     if options.epochs is not None or options.steps is not None:
         return settings
     if recipe.start is not None and sizes is DEFAULT_SIZES["cpu"]:
-        return replace(settings, steps=CLOSED_FORM_STEPS, check_every=CLOSED_FORM_STEPS // 3, patience=1)
+        return replace(settings, steps=0)  # the steps that a CPU has time for do not improve on the closed form
     steps_per_epoch = max(1, per_epoch(settings.instances(data), batch_size))
     return replace(settings, epochs=recipe.epochs or max(1, round(sizes.steps / steps_per_epoch)))
 

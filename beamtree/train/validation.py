@@ -45,7 +45,7 @@ class Progress:
         if not self.kept_the_start:
             return f"{line}{by}, {self.best * 100:.1f} % after {self.best_step:,} steps of training."
         if self.step == 0:
-            return f"{line}{by}, without training."
+            return f"{line}{by}, without training of a network."
         if parts:
             return f"{line}{by}. Training found nothing better, as on most logs: the model is {parts}."
         return f"{line}{by}. Training did not improve on it: train longer, with another `lr`, or with more users."
