@@ -46,6 +46,8 @@ def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]
     is at least m. So the last beam holds every allowed item, or at least m of them.
     """
     levels = model.tree.height + 1 - model.first_level
+    if type(beam_size) is type(m) is int and 0 < m <= beam_size:
+        return (beam_size,) * levels
     several = isinstance(beam_size, Iterable) and not isinstance(beam_size, str)
     beam_size = tuple(beam_size) if several else beam_size  # type: ignore[arg-type]
     each = beam_size if isinstance(beam_size, tuple) else (beam_size,) * levels
@@ -185,7 +187,7 @@ def retrieve(
     if parts is not None:
         leaves = None if exclude is None or not exclude.shape[1] else model.tree.leaf_of_item(exclude)
         excluded = None if leaves is None else mask.excluded(leaves)
-        items, scores = cpu.search(model.tree, mask, parts, x, excluded, model.first_level, sizes, m)
+        items, scores = cpu.search(model.tree, mask, *parts, x, excluded, model.first_level, sizes, m)
         return items, model.scores_to_log_prob(scores)
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:

@@ -221,8 +221,11 @@ class Tree:
 
     def check_items(self, items: Tensor) -> None:
         """Raise a ValueError that names the first item outside the tree."""
-        outside = (items < PAD) | (items >= self.num_items)
-        if bool(outside.any()):
+        if not items.numel():
+            return
+        least, most = torch.aminmax(items)
+        if int(least) < PAD or int(most) >= self.num_items:
+            outside = (items < PAD) | (items >= self.num_items)
             raise ValueError(
                 f"item {int(items[outside][0])} is not in the tree, which holds items 0…{self.num_items - 1}"
             )

@@ -139,3 +139,27 @@ def test_other_scorers_take_the_plain_search():
         pass
 
     assert search_parts(Own(), tree, x) is None
+
+
+def test_it_follows_changes_of_weights_and_lists(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 50, 6, generator)
+    parts = random_scorers(tree, generator)
+    scorer = SumScorer(parts, tree.height)
+    model, x = TreeModel(tree, scorer).eval(), torch.randint(50, (4, 9), generator=generator)
+
+    def check():
+        found = bt.retrieve(model, x, beam_size=50, m=20)
+        check_equal(found, plain(model, x, monkeypatch, beam_size=50, m=20), model, x)
+        return found
+
+    before = [check()]
+    for change in (
+        lambda: scorer.set_weights(factors=3.0),
+        lambda: parts["memory"].recency.mul_(2.0),
+        lambda: parts["factors"].table.weight.mul_(0.5),
+        lambda: setattr(parts["memory"], "rows", parts["memory"].rows.head(1)),
+    ):
+        change()
+        before.append(check())
+        assert not torch.equal(before[-1][1], before[-2][1])

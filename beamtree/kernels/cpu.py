@@ -16,6 +16,7 @@ from beamtree.tree import Tree
 
 _ZEROS: list[Any] = []  # arrays of zeros that no search uses now
 _LOCK = Lock()
+HISTORY = 69  # events of a history, at most
 
 
 class Memory(NamedTuple):
@@ -31,16 +32,28 @@ class Product(NamedTuple):
     """⟨u(x), v_n⟩ with a weight for each level."""
 
     rows: Tensor  # float16 [num_nodes, dim]
-    users: Tensor  # float32 [B, dim]
     levels: list[float]  # [H + 1]
 
 
 class SearchParts(NamedTuple):
-    """A score for the compiled search: the parts of a sum, for a batch of users."""
+    """A sum of parts as arrays for the compiled search."""
 
-    memory: Memory | None
-    repeats: Tensor | None  # the score that each event gives its own item [≥ T]
-    products: list[Product]  # at most two
+    memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
+    repeats: Any  # the score that each event gives its own item [≥ T]
+    products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most two
+
+
+def search_arrays(memory: Memory | None, repeats: Tensor | None, products: list[Product]) -> SearchParts:
+    """The parts of a sum, without a copy of what is large."""
+    if memory is None:
+        none = torch.zeros(0, dtype=torch.float16)
+        memory = Memory(torch.zeros(1, dtype=torch.int64), none.int(), none, torch.zeros(0, HISTORY))
+    offsets, partners, weights, recency = memory
+    return SearchParts(
+        (offsets.numpy(), partners.numpy(), _bits(weights), recency.contiguous().numpy()),
+        np.zeros(HISTORY, np.float32) if repeats is None else repeats.contiguous().numpy(),
+        [(_bits(rows), np.array(levels, np.float32)) for rows, levels in products],
+    )
 
 
 @cache
@@ -67,36 +80,30 @@ def fold_in(
 
 
 def search(
-    tree: Tree, mask: NodeMask, parts: SearchParts, x: Tensor, excluded: Tensor | None, first_level: int,
-    widths: tuple[int, ...], m: int,
+    tree: Tree, mask: NodeMask, parts: SearchParts, users: list[Tensor], x: Tensor, excluded: Tensor | None,
+    first_level: int, widths: tuple[int, ...], m: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The m best items of the last beam and their scores [B, m], best first, PAD and -inf where there are fewer."""
-    function, length = compiled().search, x.shape[1]
-    memory, repeats = parts.memory, parts.repeats
-    of_memory = (
-        (np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint16), np.zeros((0, length), np.float32))
-        if memory is None
-        else (memory.offsets.numpy(), memory.partners.numpy(), _bits(memory.weights), memory.recency.numpy())
-    )
-    of_repeats = np.zeros(length, np.float32) if repeats is None else repeats.numpy()
-    none = Product(torch.empty(0, 1, dtype=torch.float16), torch.empty(len(x), 1), [0.0] * (tree.height + 1))
-    products = (*parts.products, none, none)[:2]
+    """The m best items of the last beam and their scores [B, m], best first, PAD and -inf where there are fewer.
+
+    `users` are u(x) of the dot products [B, dim] each.
+    """
+    function = compiled().search
+    histories, leaf_of_item, item_of_slot = x.numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
+    none = np.empty((0, 1), np.uint16), np.zeros(tree.height + 1, np.float32)
+    tables = (*parts.products, none, none)[:2]
+    vectors = [*(user.contiguous().numpy() for user in users), *[np.empty((len(x), 1), np.float32)] * 2][:2]
     entered = np.empty(0, np.bool_) if mask.full_to == tree.height else mask.entered.numpy()
     before = np.empty(0, np.int32) if excluded is None else mask._allowed_before.numpy()
+    hidden = np.empty((0, 0), np.int64) if excluded is None else excluded.numpy()
     items, scores = np.empty((len(x), m), np.int64), np.empty((len(x), m), np.float32)
+    sizes = np.array(widths)
 
     def run(rows: slice) -> None:
         zeros = _borrow(tree.num_nodes)
         function(
-            x.numpy()[rows], tree._leaf_of_item.numpy(), tree.items().numpy(), tree.arity, tree.height, first_level,
-            np.array(widths), entered, before,
-            np.empty((0, 0), np.int64) if excluded is None else excluded.numpy()[rows],
-            *of_memory, of_repeats,
-            *(
-                part
-                for rows_, users, levels in products
-                for part in (_bits(rows_), users.numpy()[rows], np.array(levels, np.float32))
-            ),
+            histories[rows], leaf_of_item, item_of_slot, tree.arity, tree.height, first_level, sizes,
+            entered, before, hidden if excluded is None else hidden[rows], *parts.memory, parts.repeats,
+            tables[0][0], vectors[0][rows], tables[0][1], tables[1][0], vectors[1][rows], tables[1][1],
             zeros, items[rows], scores[rows],
         )  # fmt: skip
         with _LOCK:

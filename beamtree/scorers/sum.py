@@ -170,8 +170,9 @@ class SumScorer(TableScorer):
         return total.masked_fill_(nodes == PAD, -torch.inf)
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
-        scale, bias = self.calibration
-        return logits * scale + bias if level == len(self.weights) - 1 else logits
+        if level != len(self.weights) - 1:
+            return logits
+        return torch.addcmul(self.calibration[1], logits, self.calibration[0])
 
     # What follows the items to another tree, and what a search is given
 
