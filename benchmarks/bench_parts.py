@@ -45,6 +45,7 @@ def scorers(tree: bt.Tree, dim: int, count: int) -> dict[str, Scorer]:
         "repeats": RepeatScorer(),
     }
     deep, sequence = DeepScorer(tree.num_nodes), SequenceScorer(tree.num_nodes, dim=128)
+    sequence.table.half().requires_grad_(False)  # as trained ones are
     sums = {
         "closed form": closed,
         "with deep": {**closed, "deep": deep},

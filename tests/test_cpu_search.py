@@ -1,5 +1,8 @@
 """The compiled search on a CPU against the plain one, and its fold-in against the definition."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +166,19 @@ def test_it_follows_changes_of_weights_and_lists(monkeypatch):
         change()
         before.append(check())
         assert not torch.equal(before[-1][1], before[-2][1])
+
+
+@pytest.mark.extended
+def test_it_works_where_nothing_can_be_written():
+    """A container with a read-only file system and no home."""
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import torch, beamtree as bt
+from beamtree.scorers import RepeatScorer
+model = bt.TreeModel(bt.Tree(range(8)), RepeatScorer())
+print(bt.retrieve(model, torch.tensor([[3, 5]]), beam_size=4, m=2)[0].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[[3, 5]]"
+    assert "Compiling the search" in done.stderr

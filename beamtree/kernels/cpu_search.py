@@ -3,6 +3,7 @@
 It covers sums of dot products, item memory and repeats. What each of them is, is defined by their scorers.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,18 @@ from numba.extending import intrinsic
 
 PAD = -1
 REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
+
+
+def _can_cache():
+    """Whether compiled code can be written to disk: not where neither the package nor a home can be written to."""
+    try:
+        njit(cache=True)(lambda: None)
+    except RuntimeError:
+        return False
+    return True
+
+
+compiled: Any = partial(njit, nogil=True, cache=_can_cache(), error_model="numpy")
 
 
 def _read_half(typing_context, bits):
@@ -33,7 +46,7 @@ def _read_half(typing_context, bits):
 _half: Any = intrinsic(_read_half)
 
 
-@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+@compiled(fastmath=REORDERED)
 def _dot(row, vector):
     total = np.float32(0)
     for i in range(len(vector)):
@@ -41,7 +54,7 @@ def _dot(row, vector):
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+@compiled(fastmath=REORDERED)
 def solve_dual(count, vectors, shrunk, right, system, solution):
     """Solve (1 + Y A⁻¹ Yᵀ) s = right by Cholesky, for the first `count` rows of Y and of Y A⁻¹."""
     for s in range(count):
@@ -70,7 +83,7 @@ def solve_dual(count, vectors, shrunk, right, system, solution):
         solution[s] = total / system[s, s]
 
 
-@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+@compiled(fastmath=REORDERED)
 def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, users):
     """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
     dim, longest = rows.shape[1], x.shape[1]
@@ -106,7 +119,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                 users[b, i] += shrunk[s, i] * solution[s]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def _remember(
     x, leaf_of_item, offsets, partners, weights, recency, repeats,
     maxima, leaves, arity, height, first_level,
@@ -148,7 +161,7 @@ def _remember(
     return count
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def _forget(maxima, leaves, count, arity, height, first_level):
     """Make `maxima` zero again."""
     for i in range(count):
@@ -161,7 +174,7 @@ def _forget(maxima, leaves, count, arity, height, first_level):
             maxima[node] = 0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def _select(nodes, scores, count, k):
     """Move the k highest scores, and their nodes, to the front (quickselect)."""
     low, high = 0, count - 1
@@ -188,7 +201,7 @@ def _select(nodes, scores, count, k):
             return
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def _sort(nodes, scores, count):
     """Sort by falling score, nodes with equal ones by number (Shell sort)."""
     gap = 1
@@ -204,7 +217,7 @@ def _sort(nodes, scores, count):
         gap //= 3
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def _rank(numbers, number):
     """How many of some sorted numbers are below a number."""
     low, high = 0, len(numbers)
@@ -217,7 +230,7 @@ def _rank(numbers, number):
     return low
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def search(
     x, leaf_of_item, item_of_slot, arity, height, first_level, widths,
     entered, allowed_before, excluded,

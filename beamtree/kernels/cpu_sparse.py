@@ -1,14 +1,13 @@
 """Sparse matrices of the closed form on a CPU, compiled by Numba: products, strongest entries, and ALS solves."""
 
 import numpy as np
-from numba import njit
 
-from beamtree.kernels.cpu_search import REORDERED, _select, _sort, solve_dual
+from beamtree.kernels.cpu_search import REORDERED, _select, _sort, compiled, solve_dual
 
 PAD = -1
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def without_repeats(x, weights, items, values):
     """The distinct items of one list x [T], PAD left out, with the weights of their first places; returns how many."""
     count = 0
@@ -23,7 +22,7 @@ def without_repeats(x, weights, items, values):
     return count
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def compact(x, weights, offsets, items, values):
     """The same for lists x [B, T], one after another: offsets [B + 1], and as much of items and values."""
     offsets[0] = 0
@@ -32,7 +31,7 @@ def compact(x, weights, offsets, items, values):
         offsets[b + 1] = start + without_repeats(x[b], weights, items[start:], values[start:])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def transpose(offsets, columns, values, new_offsets, new_columns, new_values):
     """Rows for columns; the new columns of a row rise. `new_offsets` [columns + 1] are zeros at the start."""
     for column in columns:
@@ -47,7 +46,7 @@ def transpose(offsets, columns, values, new_offsets, new_columns, new_values):
             new_columns[at], new_values[at] = row, values[entry]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def count_product(first, last, a_offsets, a_columns, b_offsets, b_columns, seen, counts):
     """How many entries the rows first … last of the product A B have [rows of A]; `seen` [columns of B] are all PAD."""
     for row in range(first, last):
@@ -61,7 +60,7 @@ def count_product(first, last, a_offsets, a_columns, b_offsets, b_columns, seen,
         counts[row] = count
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def product(
     first, last, a_offsets, a_columns, a_values, b_offsets, b_columns, b_values, sums, offsets, columns, values
 ):
@@ -83,7 +82,7 @@ def product(
             sums[columns[entry]] = np.nan
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def group(row, start, order):
     """The entries of each row, in the order they have: start [rows + 1], zeros before, and order [E]."""
     for each in row:
@@ -96,7 +95,7 @@ def group(row, start, order):
         place[row[entry]] += 1
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def strongest(first, last, start, order, column, value, most, counts, columns, values):
     """The `most` entries of largest absolute value of the rows first … last, strongest first, into [rows, most]."""
     longest = 1
@@ -118,7 +117,7 @@ def strongest(first, last, start, order, column, value, most, counts, columns, v
             columns[row, i], values[row, i] = column[entries[i]], value[entries[i]]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def thresholds(first, last, weights, count, least):
     """The count-th largest absolute value of the rows first … last [rows]."""
     nodes, sizes = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float32)
@@ -131,7 +130,7 @@ def thresholds(first, last, weights, count, least):
             least[row] = min(least[row], sizes[i])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def strongest_of_dense(first, last, weights, least, most, counts, columns, values):
     """`strongest` of a dense matrix, of the entries that are at least `least` [columns] in size."""
     entries, sizes = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float32)
@@ -151,7 +150,7 @@ def strongest_of_dense(first, last, weights, least, most, counts, columns, value
             columns[row, i], values[row, i] = entries[i], weights[row, entries[i]]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled()
 def recalls(first, last, scores, weights, gain, real, cuts, result):
     """What the relevant items of users first … last add to recall at each cut, in the order of weighted scores.
 
@@ -184,7 +183,7 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
                         result[user, cut] += gain[user, i]
 
 
-@njit(nogil=True, cache=True, fastmath=REORDERED, error_model="numpy")
+@compiled(fastmath=REORDERED)
 def fold_in_rows(rows, offsets, columns, vectors, gram_diagonal, penalty, everywhere, result):
     """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows, each of weight 1.
 
