@@ -149,7 +149,7 @@ LIMITS = {
 
 
 def limits(name):
-    cooccurrence.DENSE, ridge.WHOLE, ridge.POPULAR = LIMITS[name]
+    cooccurrence.DENSE, ridge.WHOLE, cooccurrence.POPULAR = LIMITS[name]
     cooccurrence.PENDING, ridge.BLOCK = 50, 4
 
 
@@ -216,7 +216,8 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
     for room, name in (
         (cooccurrence, "DENSE"),
         (cooccurrence, "PENDING"),
-        *((ridge, n) for n in ("WHOLE", "POPULAR", "BLOCK")),
+        *((ridge, n) for n in ("WHOLE", "BLOCK")),
+        (cooccurrence, "POPULAR"),
     ):
         monkeypatch.setattr(room, name, getattr(room, name))  # put back at the end
     for name in LIMITS:
@@ -278,14 +279,15 @@ def start_of(folder):
 
 def start_over_ranks(folder):
     join()
-    cooccurrence.DENSE, ridge.WHOLE, ridge.POPULAR, ridge.BLOCK, exchange.PULL_AT_ONCE = 0, 20, 10, 16, 40
+    cooccurrence.DENSE, ridge.WHOLE, cooccurrence.POPULAR, ridge.BLOCK, exchange.PULL_AT_ONCE = 0, 20, 10, 16, 40
     return start_of(folder)
 
 
 @pytest.mark.extended
 def test_a_start_does_not_depend_on_the_number_of_ranks(shop_folder, monkeypatch):
     made, scores = on_ranks(3, start_over_ranks, shop_folder / "data")
-    for name, value in (("WHOLE", 20), ("POPULAR", 10), ("BLOCK", 16)):
+    monkeypatch.setattr(cooccurrence, "POPULAR", 10)
+    for name, value in (("WHOLE", 20), ("BLOCK", 16)):
         monkeypatch.setattr(ridge, name, value)
     chosen, expected = start_of(shop_folder / "data")
     for name in ("weights", "calibration"):

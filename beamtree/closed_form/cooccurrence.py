@@ -67,6 +67,10 @@ class ItemMatrix(CSR):
 
     @cached_property
     def transposed(self) -> "ItemMatrix":
+        """Rows for columns, made once."""
+        return self.transpose()
+
+    def transpose(self) -> "ItemMatrix":
         """Rows for columns."""
         key, order = (self.columns * len(self) + self.row_of_entry()).sort()
         return matrix_of(key, self.values[order], len(self))
