@@ -117,6 +117,17 @@ def test_several_threads_find_the_same(monkeypatch):
     torch.testing.assert_close(many[1], torch.cat([scores for _, scores in one]))
 
 
+def test_histories_may_have_any_strides():
+    """Another layout of an array would be compiled again."""
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 50, 6, generator)
+    model = TreeModel(tree, SumScorer(random_scorers(tree, generator), tree.height)).eval()
+    x = torch.randint(50, (9, 4), generator=generator)
+    found = bt.retrieve(model, x.T, beam_size=20, m=5)
+    assert torch.equal(found[0], bt.retrieve(model, x.T.contiguous(), beam_size=20, m=5)[0])
+    assert len(cpu_search.search.signatures) == len(cpu_search.fold_in.signatures) == 1
+
+
 @pytest.mark.parametrize("dim", [3, 100])
 def test_fold_in_is_as_defined(dim):
     torch.manual_seed(0)

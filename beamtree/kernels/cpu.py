@@ -73,7 +73,7 @@ def fold_in(
     """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16."""
     users = np.empty((len(x), rows.shape[1]), np.float32)
     compiled().fold_in(
-        x.numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
+        x.contiguous().numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
         np.float32(penalty), np.float32(everywhere), users,
     )  # fmt: skip
     return torch.from_numpy(users)
@@ -88,7 +88,7 @@ def search(
     `users` are u(x) of the dot products [B, dim] each.
     """
     function = compiled().search
-    histories, leaf_of_item, item_of_slot = x.numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
+    histories, leaf_of_item, item_of_slot = x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
     none = np.empty((0, 1), np.uint16), np.zeros(tree.height + 1, np.float32)
     tables = (*parts.products, none, none)[:2]
     vectors = [*(user.contiguous().numpy() for user in users), *[np.empty((len(x), 1), np.float32)] * 2][:2]
