@@ -15,6 +15,7 @@ from sample_logs import random_log
 from serving import ITEMS, Gate, SteadyLoad, make_service, open_changing, save_run, serving
 
 import beamtree as bt
+from beamtree.serve.engine import served_run
 from beamtree.serve.http.access import Access, Limits, is_local, is_read_only
 from beamtree.serve.http.app import sibling_folder
 from beamtree.serve.http.errors import ApiError
@@ -577,3 +578,11 @@ def test_a_port_that_is_taken_is_told_in_one_line():
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match="choose another"):
             listen("127.0.0.1", port)
+
+
+def test_a_run_is_searched_before_it_is_served(runs, monkeypatch):
+    """So that no request waits for compiled code."""
+    searches = []
+    monkeypatch.setattr(served_run, "retrieve", lambda model, x, **options: searches.append(x.shape))
+    served_run.open_run(runs / "run0", name="shop")
+    assert searches == [(1, 1)]

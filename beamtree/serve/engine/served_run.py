@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beamtree.beam import BeamSize, widths
+import torch
+
+from beamtree.beam import BeamSize, retrieve, widths
 from beamtree.data import Ids, Prepared
 from beamtree.live import Journal, LiveModel
 from beamtree.live.saved import load_changes, read_items, read_vectors
@@ -104,6 +106,8 @@ def open_run(
     model = (open_model(run, device) if load_model is None else load_model(run)).eval()
     ids, training_log, settings = ids_of(run, model), open_log(run, model, data), read_run(run)
     ids.find(["warm up"])  # builds the index of ids, so that no request has to wait for it
+    if load_model is None and model.scorer.reads_items:  # and loads compiled code, or compiles it
+        retrieve(model, torch.zeros(1, 1, dtype=torch.int64, device=model.tree.device), beam_size=1, m=1)
     vectors = None
     if journal is not None:  # for the placement of new items
         vectors = read_vectors(None, settings, run, ids if training_log is None else training_log.items)
