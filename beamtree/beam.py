@@ -183,18 +183,15 @@ def retrieve(
         no_items = torch.full((len(x), m), PAD, device=x.device)
         return no_items, no_items.float().fill_(-torch.inf)
 
-    parts = None if model.chained else search_parts(model.scorer, model.tree, x)
-    if parts is not None:
-        leaves = None if exclude is None or not exclude.shape[1] else model.tree.leaf_of_item(exclude)
-        excluded = None if leaves is None else mask.excluded(leaves)
-        items, scores = cpu.search(model.tree, mask, *parts, x, excluded, model.first_level, sizes, m)
-        return items, model.scores_to_log_prob(scores)
-
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
-        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
-        items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
-        items, scores = _best(items, last.scores, m)
+        parts = None if model.chained else search_parts(model.scorer, model.tree, x)
+        if parts is not None:
+            items, scores = cpu.search(model.tree, mask, *parts, x, excluded, model.first_level, sizes, m)
+        else:
+            *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
+            items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
+            items, scores = _best(items, last.scores, m)
         return items, model.scores_to_log_prob(scores)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)

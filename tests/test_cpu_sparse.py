@@ -26,19 +26,19 @@ def dense(rows, size):
 def test_lists_become_rows_without_repeats(generator):
     lists = [torch.randint(-1, 5, (7, width), generator=generator) for width in (4, 6)]
     weights = torch.rand(6, generator=generator)
-    found = dense(sparse.distinct_rows((x, weights) for x in lists), 5)
+    found = torch.cat([dense(sparse.distinct_rows(x, weights), 5) for x in lists])
     expected = torch.zeros(14, 5)
     for row, x in enumerate(line for each in lists for line in each):
         for t in newest_of_each(x.unsqueeze(0))[0].nonzero().flatten().tolist():
             expected[row, x[t]] = weights[t]
     torch.testing.assert_close(found, expected)
-    offsets, items, values = sparse.distinct_rows([])
+    offsets, items, values = sparse.distinct_rows(lists[0][:0], weights)
     assert (offsets.tolist(), items.tolist(), values.tolist()) == ([0], [], [])
 
 
 def test_products_are_summed_over_rows(generator):
     first, second = (
-        sparse.distinct_rows([(torch.randint(-1, 9, (20, 5), generator=generator), torch.rand(5, generator=generator))])
+        sparse.distinct_rows(torch.randint(-1, 9, (20, 5), generator=generator), torch.rand(5, generator=generator))
         for _ in range(2)
     )
     offsets, columns, values = sparse.sum_products(first, second, 9)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -151,12 +150,20 @@ def sum_entries(entries: Iterable[Entries], num_items: int, device: torch.device
     return matrix_of(*sum_duplicates(torch.cat(keys), torch.cat(values)), num_items)
 
 
+def sum_products(first: CSR, second: CSR, num_items: int) -> ItemMatrix:
+    """AᵀB of two matrices with the same rows, on a CPU."""
+    assert first.values is not None
+    assert second.values is not None
+    a, b = (first.offsets, first.columns, first.values), (second.offsets, second.columns, second.values)
+    return ItemMatrix(*sparse.sum_products(a, b, num_items))
+
+
 def cooccurrence(events: Events, num_items: int) -> ItemMatrix:
     """XᵀX: how many users, or runs of users with many events, chose both of two items."""
     if events.offsets.device.type == "cpu":
         runs = items_of_runs(events, num_items)
-        rows = runs.offsets.numpy(), runs.columns.int().numpy(), np.ones(len(runs.columns), np.float32)
-        return ItemMatrix(*sparse.sum_products(rows, rows, num_items))
+        chosen = CSR(runs.offsets, runs.columns.int(), torch.ones(len(runs.columns)))
+        return sum_products(chosen, chosen, num_items)
     with one_thread():
         return sum_entries(cooccurring_pairs(events, num_items), num_items, events.offsets.device)
 

@@ -76,14 +76,10 @@ class Candidates:
     def _recalls(self, weights: Tensor) -> Tensor:
         if weights.device.type == "cpu":
             return sparse.recalls(self._scores, weights, self._gain, self._real, self._cuts)
-
-        def of_users(rows: slice) -> Tensor:
-            total = (self._scores[rows] @ weights).masked_fill(~self._real[rows], -torch.inf)
-            order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
-            gain = self._gain[rows].gather(1, order).cumsum(1)
-            return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]]
-
-        return of_users(slice(None)).cpu()
+        total = (self._scores @ weights).masked_fill(~self._real, -torch.inf)
+        order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
+        gain = self._gain.gather(1, order).cumsum(1)
+        return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]].cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """a and b of σ(a g + b), the probability that an item with the sum g is chosen, for the best items [2]."""

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries
-from beamtree.data.csr import CSR, strongest
+from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries, sum_products
+from beamtree.data.csr import CSR, concatenate, strongest
 from beamtree.data.events import Events
 from beamtree.data.views import HISTORY, random_crops
 from beamtree.kernels import sparse
@@ -62,7 +62,6 @@ def near_pairs(events: Events, window: int = WINDOW, backward: float = BACKWARD)
             yield second, first, torch.full((len(index),), backward / gap, device=items.device)
 
 
-@one_thread()
 def past_and_future(
     events: Events, num_items: int, recency: Tensor, *, readings: int, seed: int
 ) -> tuple[ItemMatrix, ItemMatrix]:
@@ -72,14 +71,15 @@ def past_and_future(
     """
     device = events.offsets.device
     if device.type == "cpu":
-        cuts = list(cuts_of(events, readings, seed))
-        before = sparse.distinct_rows((x, recency) for x, _ in cuts)
-        after = sparse.distinct_rows((y, torch.ones(y.shape[1])) for _, y in cuts)
-        products = (sparse.sum_products(before, other, num_items) for other in (before, after))
-        both = [ItemMatrix(*product) for product in products]
-        return both[0], both[1]
-    past, future = pairs_of_cuts(events, recency, readings, seed)
-    return sum_entries(past, num_items, device), sum_entries(future, num_items, device)
+        before, after = list[CSR](), list[CSR]()
+        for x, y in cuts_of(events, readings, seed):
+            before.append(CSR(*sparse.distinct_rows(x, recency)))
+            after.append(CSR(*sparse.distinct_rows(y, torch.ones(y.shape[1]))))
+        past, future = concatenate(before), concatenate(after)
+        return sum_products(past, past, num_items), sum_products(past, future, num_items)
+    with one_thread():
+        entries = pairs_of_cuts(events, recency, readings, seed)
+        return sum_entries(entries[0], num_items, device), sum_entries(entries[1], num_items, device)
 
 
 def pairs_of_cuts(

@@ -16,7 +16,6 @@ from beamtree.tree import Tree
 
 _ZEROS: list[Any] = []  # arrays of zeros that no search uses now
 _LOCK = Lock()
-HISTORY = 69  # events of a history, at most
 
 
 class Memory(NamedTuple):
@@ -43,15 +42,15 @@ class SearchParts(NamedTuple):
     products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most two
 
 
-def search_arrays(memory: Memory | None, repeats: Tensor | None, products: list[Product]) -> SearchParts:
+def search_arrays(memory: Memory | None, repeats: Tensor, products: list[Product]) -> SearchParts:
     """The parts of a sum, without a copy of what is large."""
     if memory is None:
         none = torch.zeros(0, dtype=torch.float16)
-        memory = Memory(torch.zeros(1, dtype=torch.int64), none.int(), none, torch.zeros(0, HISTORY))
+        memory = Memory(torch.zeros(1, dtype=torch.int64), none.int(), none, torch.zeros(0, 0))
     offsets, partners, weights, recency = memory
     return SearchParts(
         (offsets.numpy(), partners.numpy(), _bits(weights), recency.contiguous().numpy()),
-        np.zeros(HISTORY, np.float32) if repeats is None else repeats.contiguous().numpy(),
+        repeats.contiguous().numpy(),
         [(_bits(rows), np.array(levels, np.float32)) for rows, levels in products],
     )
 

@@ -11,7 +11,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-PAD = -1
+from beamtree.mask import PAD
+
 REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
 
 

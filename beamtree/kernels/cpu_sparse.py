@@ -3,8 +3,7 @@
 import numpy as np
 
 from beamtree.kernels.cpu_search import REORDERED, _select, _sort, compiled, solve_dual
-
-PAD = -1
+from beamtree.mask import PAD
 
 
 @compiled()
@@ -32,13 +31,29 @@ def compact(x, weights, offsets, items, values):
 
 
 @compiled()
+def starts_of(numbers, start):
+    """Where each number begins when they are sorted: into start [most + 2], zeros before; returns a copy [most + 1]."""
+    for number in numbers:
+        start[number + 1] += 1
+    for number in range(len(start) - 1):
+        start[number + 1] += start[number]
+    return start[:-1].copy()
+
+
+@compiled()
+def keep_largest(entries, sizes, count, most):
+    """Move at most `most` of the first `count` entries to the front, the largest first; returns how many."""
+    kept = min(count, most)
+    if count > most:
+        _select(entries, sizes, count, most)
+    _sort(entries, sizes, kept)
+    return kept
+
+
+@compiled()
 def transpose(offsets, columns, values, new_offsets, new_columns, new_values):
     """Rows for columns; the new columns of a row rise. `new_offsets` [columns + 1] are zeros at the start."""
-    for column in columns:
-        new_offsets[column + 1] += 1
-    for column in range(len(new_offsets) - 1):
-        new_offsets[column + 1] += new_offsets[column]
-    place = new_offsets[:-1].copy()
+    place = starts_of(columns, new_offsets)
     for row in range(len(offsets) - 1):
         for entry in range(offsets[row], offsets[row + 1]):
             at = place[columns[entry]]
@@ -85,11 +100,7 @@ def product(
 @compiled()
 def group(row, start, order):
     """The entries of each row, in the order they have: start [rows + 1], zeros before, and order [E]."""
-    for each in row:
-        start[each + 1] += 1
-    for each in range(len(start) - 1):
-        start[each + 1] += start[each]
-    place = start[:-1].copy()
+    place = starts_of(row, start)
     for entry in range(len(row)):
         order[place[row[entry]]] = entry
         place[row[entry]] += 1
@@ -108,12 +119,8 @@ def strongest(first, last, start, order, column, value, most, counts, columns, v
             if value[order[i]] != 0:
                 entries[count], sizes[count] = order[i], abs(value[order[i]])
                 count += 1
-        kept = min(count, most)
-        if count > most:
-            _select(entries, sizes, count, most)
-        _sort(entries, sizes, kept)
-        counts[row] = kept
-        for i in range(kept):
+        counts[row] = keep_largest(entries, sizes, count, most)
+        for i in range(counts[row]):
             columns[row, i], values[row, i] = column[entries[i]], value[entries[i]]
 
 
@@ -141,12 +148,8 @@ def strongest_of_dense(first, last, weights, least, most, counts, columns, value
             if size >= least[i] and size > 0:
                 entries[count], sizes[count] = i, size
                 count += 1
-        kept = min(count, most)
-        if count > most:
-            _select(entries, sizes, count, most)
-        _sort(entries, sizes, kept)
-        counts[row] = kept
-        for i in range(kept):
+        counts[row] = keep_largest(entries, sizes, count, most)
+        for i in range(counts[row]):
             columns[row, i], values[row, i] = entries[i], weights[row, entries[i]]
 
 

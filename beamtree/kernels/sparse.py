@@ -1,6 +1,5 @@
 """Sparse matrices of the closed form on a CPU: how the compiled functions are called."""
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -12,57 +11,49 @@ from beamtree.threads import parallel_map
 
 ROWS_AT_ONCE = 512  # that a thread solves for
 
-Rows = tuple[Any, Any, Any]  # offsets, columns and values of compressed rows
+Rows = tuple[Tensor, Tensor, Tensor]  # offsets, columns and values of compressed rows
 
 
-def distinct_rows(lists: Iterable[tuple[Tensor, Tensor]]) -> Rows:
-    """The items of many lists x [B, T] as rows: of a repeated item the first counts, with the weight [≥ T] there."""
-    cpu_sparse = _compiled()
-    offsets, items, values = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-    for x, weights in lists:
-        ends, some, their = (
-            np.empty(len(x) + 1, np.int64),
-            np.empty(x.numel(), np.int32),
-            np.empty(x.numel(), np.float32),
-        )
-        cpu_sparse.compact(x.numpy(), weights.numpy(), ends, some, their)
-        offsets.append(ends[1:] + offsets[-1][-1])
-        items.append(some[: ends[-1]].copy())
-        values.append(their[: ends[-1]].copy())
-    return np.concatenate(offsets), np.concatenate(items), np.concatenate(values)
+def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
+    """The items of lists x [B, T] as rows: of a repeated item the first counts, with the weight [≥ T] there."""
+    offsets, items = np.empty(len(x) + 1, np.int64), np.empty(x.numel(), np.int32)
+    values = np.empty(x.numel(), np.float32)
+    _compiled().compact(x.numpy(), weights.numpy(), offsets, items, values)
+    count = offsets[-1]
+    return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 
 
-def sum_products(first: Rows, second: Rows, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def sum_products(first: Rows, second: Rows, size: int) -> Rows:
     """Σ_r a_ri b_rj over the rows of two matrices with columns 0 … size - 1, as rows of i whose columns j rise."""
     cpu_sparse = _compiled()
-    by_column = _transposed(second, size)
+    a, b = ([part.numpy() for part in rows] for rows in (first, second))
+    by_column = _transposed(b[0], b[1], b[2], size)
     counts = np.zeros(size, np.int64)
     spans = _spans(size)
 
     def count(span: tuple[int, int]) -> None:
-        cpu_sparse.count_product(*span, *by_column[:2], *first[:2], np.full(size, -1, np.int64), counts)
+        cpu_sparse.count_product(*span, *by_column[:2], *a[:2], np.full(size, -1, np.int64), counts)
 
     parallel_map(count, spans)
     offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
     columns, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
 
     def fill(span: tuple[int, int]) -> None:
-        cpu_sparse.product(*span, *by_column, *first, np.full(size, np.nan, np.float32), offsets, columns, values)
+        cpu_sparse.product(*span, *by_column, *a, np.full(size, np.nan, np.float32), offsets, columns, values)
 
     parallel_map(fill, spans)
-    offsets, columns, values = _transposed((offsets, columns, values), size, np.int64)
+    offsets, columns, values = _transposed(offsets, columns, values, size, np.int64)
     return torch.from_numpy(offsets), torch.from_numpy(columns), torch.from_numpy(values)
 
 
-def _transposed(rows: Rows, size: int, dtype: Any = np.int32) -> Rows:
-    cpu_sparse = _compiled()
-    offsets, columns = np.zeros(size + 1, np.int64), np.empty(len(rows[1]), dtype)
-    values = np.empty(len(rows[1]), np.float32)
-    cpu_sparse.transpose(*rows, offsets, columns, values)
-    return offsets, columns, values
+def _transposed(offsets: Any, columns: Any, values: Any, size: int, dtype: Any = np.int32) -> tuple[Any, Any, Any]:
+    """Arrays of rows for columns, with columns of a dtype."""
+    result = np.zeros(size + 1, np.int64), np.empty(len(columns), dtype), np.empty(len(columns), np.float32)
+    _compiled().transpose(offsets, columns, values, *result)
+    return result
 
 
-def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: int) -> Rows:
     """`data.csr.strongest` as offsets, columns and values."""
     cpu_sparse = _compiled()
     start, order = np.zeros(num_rows + 1, np.int64), np.empty(len(row), np.int64)
@@ -77,7 +68,7 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
     return _packed(counts, columns, values)
 
 
-def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
     """The strongest entries of each row of a matrix [n, c] among the `per_column` strongest of their columns."""
     cpu_sparse, rows = _compiled(), weights.contiguous().numpy()
     least = np.zeros(rows.shape[1], np.float32)
@@ -108,7 +99,7 @@ def _spans(count: int) -> list[tuple[int, int]]:
     return [span for span in pairwise(steps) if span[0] < span[1]]
 
 
-def _packed(counts: Any, columns: Any, values: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _packed(counts: Any, columns: Any, values: Any) -> Rows:
     """Offsets, columns and values of rows that have room for more."""
     real = np.arange(columns.shape[1]) < counts[:, None]
     offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])

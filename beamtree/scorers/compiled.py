@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from beamtree.data.views import HISTORY
 from beamtree.kernels.cpu import Memory, Product, SearchParts, search_arrays
 from beamtree.scorers.base import Scorer
 from beamtree.scorers.dot_product import DotProductScorer
@@ -58,7 +59,7 @@ def _parts(active: ActiveParts) -> SearchParts | None:
     covered = len(memories) + len(repeats) + len(products) == len(single) + len(sparse)
     if not covered or len(memories) > 1 or len(repeats) > 1 or len(products) > MAX_PRODUCTS:
         return None
-    memory, own = None, None
+    memory, own = None, torch.zeros(HISTORY)
     for weight, part in memories:
         memory = Memory(part.offsets, part.partners, part.weights, part.recency * weight)
     for weight, each in repeats:

@@ -273,17 +273,6 @@ def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) ->
     return vectors
 
 
-def draw_runs(events: Events, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The start of a random run of HISTORY + 1 events of each user, or of all where there are fewer, and its end [B].
-
-    The end is that of the user's events.
-    """
-    start, stop = events.offsets[users], events.offsets[users + 1]
-    spare = (stop - start - HISTORY - 1).clamp(min=0)
-    share = torch.rand(len(users), generator=generator, device=start.device)
-    return start + (share * (spare + 1)).long().minimum(spare), stop
-
-
 def draw_windows(
     events: Events, users: Tensor, reach: int, targets: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -293,7 +282,10 @@ def draw_windows(
     position is before the first event.
     """
     device = events.offsets.device
-    start, stop = draw_runs(events, users, generator)
+    start, stop = events.offsets[users], events.offsets[users + 1]
+    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    share = torch.rand(len(users), generator=generator, device=device)
+    start = start + (share * (spare + 1)).long().minimum(spare)
     length = min(HISTORY, int((stop - start).max()) - 1)
     index = start.unsqueeze(1) + torch.arange(length + 1, device=device)  # of the next event
     ahead = (stop.unsqueeze(1) - index).unsqueeze(2)  # events that come
