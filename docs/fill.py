@@ -161,10 +161,11 @@ def inner_nodes() -> str:
 
     lines = []
     for log, parts, row in dict.fromkeys((c["log"], c["parts"], c["row"]) for c in cells):
-        found = [values.get((log, parts, row, k)) for k in (50, 20)]
+        found = [values.get((log, parts, row, k)) for k in (400, 50, 20)]
         texts = [both(cell, name) for name in ("lost@10", "regret@10") for cell in found]
         lines.append([log, parts, row, *texts])
-    return grid(["log", "parts", "inner nodes", "lost, k = 50", "k = 20", "regret, k = 50", "k = 20"], lines)
+    heads = ["lost, k = 400", "50", "20", "regret, k = 400", "50", "20"]
+    return grid(["log", "parts", "inner nodes", *heads], lines)
 
 
 def narrow(at_ten: bool) -> str:

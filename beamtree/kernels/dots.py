@@ -13,8 +13,9 @@ BLOCK = 16
 
 @triton.jit
 def multiply(rows, user, nodes, out, rows_apart, columns, DIM: constexpr, D: constexpr, BLOCK: constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(columns, BLOCK)  # of a row; the second axis of a grid would end at 65,535
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     node = tl.load(nodes + row * rows_apart + column, mask=column < columns, other=-1).to(tl.int64)
     u = tl.load(user + row * DIM + d, mask=d < DIM, other=0.0)
@@ -28,7 +29,7 @@ def dots(rows: Tensor, user: Tensor, nodes: Tensor) -> Tensor:
     nodes, apart = rows_apart(nodes)
     columns, dim = nodes.shape[1], rows.shape[1]
     out = torch.empty(len(user), columns, device=user.device)
-    multiply[(len(user), triton.cdiv(columns, BLOCK))](
+    multiply[(len(user) * triton.cdiv(columns, BLOCK),)](
         rows.contiguous(), user.contiguous(), nodes, out, apart, columns,
         DIM=dim, D=triton.next_power_of_2(dim), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

@@ -19,11 +19,11 @@ from beamtree.scorers.sequence import SequenceEncoder, oldest_first
 from beamtree.train.sequence import SequenceSettings, fit_sequence
 from beamtree.tree import PAD
 
-BATCH, STEPS, LR = 128, 10_000, 1e-3
+BATCH, STEPS = 128, 10_000
 # Sizes that are tried; the first without validation users.
 GRID = tuple(
-    SequenceSettings(dim, dropout, decay, reach=1, steps=STEPS, check_every=1, sampled=None, layers=layers)
-    for layers, dim, dropout, decay in ((2, 64, 0.2, 0.0), (2, 256, 0.5, 0.1))
+    SequenceSettings(dim, dropout, decay, reach=1, steps=STEPS, check_every=1, sampled=None, layers=layers, lr=lr)
+    for layers, dim, dropout, decay, lr in ((2, 64, 0.2, 0.0, 1e-3), (1, 128, 0.5, 0.1, 3e-3))
 )
 FULL_SOFTMAX = {"cpu": 20_000, "cuda": 250_000}  # items up to which the softmax is over all of them
 SAMPLED = 2048  # items of the softmax beyond that
@@ -85,7 +85,7 @@ def sasrec(
     *,
     steps: int = STEPS,
     batch_size: int = BATCH,
-    lr: float = LR,
+    lr: float | None = None,
     seed: int = 0,
     device: str = "cpu",
     val: BeforeAfter | None = None,
@@ -101,7 +101,7 @@ def sasrec(
         num_items: M.
         steps: of AdamW, at most.
         batch_size: runs of events in a step.
-        lr: the learning rate.
+        lr: the learning rate. Default: that of each size.
         seed: of all randomness.
         device: where it is trained.
         val: validation users.
@@ -130,7 +130,7 @@ def sasrec(
             return since_best >= PATIENCE
 
         settings = replace(
-            size, steps=steps, check_every=max(1, steps // CHECKS), sampled=sampled, lr=lr, batch_size=batch_size
+            size, steps=steps, check_every=max(1, steps // CHECKS), sampled=sampled, lr=lr or size.lr, batch_size=batch_size
         )
         encoder, vectors = fit_sequence(events, num_items, settings, device=device, seed=seed, on_check=on_check)
     return best_model if best_model is not None else SASRec(encoder, vectors, known)
