@@ -13,7 +13,7 @@ import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
 from beamtree.kernels import cpu, cpu_search
-from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, SequenceScorer, SumScorer
+from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SequenceScorer, SumScorer
 from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 from beamtree.scorers.memory import recency_weights
@@ -53,7 +53,18 @@ def random_scorers(tree, generator):
         "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=3)]),
         "repeats": RepeatScorer(),
         "sequence": sequence,
+        "deep": random_deep(tree, generator),
     }
+
+
+def random_deep(tree, generator):
+    """A deep part of any kind and size, with biases and slopes that differ."""
+    dim, seed, share, lift = (int(torch.randint(most, (1,), generator=generator)) for most in (40, 99, 2, 2))
+    scorer = DeepScorer(tree.num_nodes, dim + 1, scale=1.0, share=bool(share), lift=bool(lift), seed=seed)
+    with torch.no_grad():
+        for parameter in (*scorer.slopes, scorer.of_user.bias, *(layer.bias for layer in scorer.layers)):
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
+    return scorer
 
 
 def plain(model, x, monkeypatch, **options):
@@ -89,9 +100,12 @@ def test_it_finds_what_the_plain_search_does(data):
     else:
         scorer = SumScorer({name: parts[name] for name in chosen}, tree.height)
         scorer.set_weights(**{name: data.draw(st.sampled_from([1.0, 0.3, -2.0])) for name in chosen})
+        if "deep" in chosen and data.draw(st.booleans()):
+            scorer.weights[:, scorer.names.index("deep")] = torch.rand(tree.height + 1, generator=generator) - 0.3
+            scorer.weights[1, scorer.names.index("deep")] = 0
         scorer.calibration = torch.tensor([0.7, -1.0])
     model = TreeModel(tree, scorer, first_level=data.draw(st.integers(1, tree.height))).eval()
-    x = torch.randint(-1, items, (3, data.draw(st.integers(1, 9))), generator=generator)
+    x = torch.randint(-1, items, (3, data.draw(st.integers(1, 69))), generator=generator)
     assert search_parts(scorer, tree, x) is not None
     k = data.draw(st.integers(1, 70))
     options = {"beam_size": k, "m": data.draw(st.integers(1, k))}
@@ -147,7 +161,11 @@ def test_fold_in_is_as_defined(dim):
 def test_other_scorers_take_the_plain_search():
     tree = Tree(range(8), 2)
     x = torch.tensor([[1, 2]])
-    assert search_parts(bt.DeepScorer(tree.num_nodes), tree, x) is None
+    deep = DeepScorer(tree.num_nodes)
+    assert search_parts(deep, tree, x) is not None
+    two = SumScorer({"first": deep, "second": DeepScorer(tree.num_nodes)}, tree.height)
+    for scorer in (two, SumScorer({"deep": DeepScorer(tree.num_nodes).double()}, tree.height)):
+        assert search_parts(scorer, tree, x) is None
 
     class Own(RepeatScorer):
         pass
@@ -155,10 +173,17 @@ def test_other_scorers_take_the_plain_search():
     assert search_parts(Own(), tree, x) is None
 
 
-def test_it_follows_changes_of_weights_and_lists(monkeypatch):
+def train_a_step(model, x):
+    model.log_prob(x, model.tree.height, model.tree.leaf_of_item(x)).sum().backward()
+    torch.optim.SGD(model.scorer.part("deep").parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_it_follows_changes_of_weights_and_lists(monkeypatch, share):
     generator = torch.Generator().manual_seed(0)
     tree = random_tree(2, 50, 6, generator)
-    parts = random_scorers(tree, generator)
+    deep = DeepScorer(tree.num_nodes, scale=1.0, share=share)
+    parts = {**random_scorers(tree, generator), "deep": deep}
     scorer = SumScorer(parts, tree.height)
     model, x = TreeModel(tree, scorer).eval(), torch.randint(50, (4, 9), generator=generator)
 
@@ -173,8 +198,15 @@ def test_it_follows_changes_of_weights_and_lists(monkeypatch):
         lambda: parts["memory"].recency.mul_(2.0),
         lambda: parts["factors"].table.weight.mul_(0.5),
         lambda: setattr(parts["memory"], "rows", parts["memory"].rows.head(1)),
+        lambda: deep.table.weight.add_(0.5),
+        lambda: deep.slopes[2].mul_(2.0),
+        lambda: deep.layers[0].weight.mul_(2.0),
+        lambda: setattr(deep.of_node, "weight", torch.nn.Parameter(deep.of_node.weight * 2)),
+        torch.enable_grad()(lambda: train_a_step(model, x)),
+        lambda: scorer.put("deep", random_deep(tree, generator)),
     ):
-        change()
+        with torch.no_grad():
+            change()
         before.append(check())
         assert not torch.equal(before[-1][1], before[-2][1])
 

@@ -7,7 +7,6 @@ import beamtree as bt
 from beamtree import PAD
 from beamtree.closed_form.als import rotate
 from beamtree.data.csr import strongest
-from beamtree.kernels import products
 from beamtree.scorers import (
     SCORERS,
     DeepScorer,
@@ -208,12 +207,11 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_deep_scorer_that_learns_nothing_says_the_same(share, monkeypatch):
-    """For one user and for many, above and below the levels whose half of the first layer is kept."""
+def test_a_deep_scorer_that_learns_nothing_says_the_same(share):
+    """For one user and for many."""
     torch.manual_seed(0)
     tree = bt.random_tree(50, arity=3, seed=1)
     scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
-    monkeypatch.setattr(products, "CACHED", tree.level(2).stop)
     for _ in range(2):
         for users in (x, x[:1]):
             context = scorer.context(tree, users)

@@ -25,10 +25,6 @@ class ShardedVectors(Vectors):
         self._bounds = torch.tensor(shard.bounds, device=own.device)
         super().__init__(self.top, weight, None if learned is None else self.remote)
 
-    @property
-    def lasting(self) -> Tensor:
-        return self.top
-
     @torch.no_grad()
     def index(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         deep = [nodes for level, nodes in levels if level > self.shard.cut]

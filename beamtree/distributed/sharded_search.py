@@ -140,10 +140,6 @@ class LocalVectors(Vectors):
         super().__init__(table.weight.detach(), table.weight, None)
         self.table, self.shard = table, table.shard
 
-    @property
-    def lasting(self) -> Tensor:
-        return self.values[: self.shard.num_top]
-
     def index(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         return [self.table.index(level, nodes) for level, nodes in levels]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.mask import NodeMask
 from beamtree.progress import Reporter
@@ -34,25 +35,50 @@ class Product(NamedTuple):
     levels: list[float]  # [H + 1]
 
 
+class Network(NamedTuple):
+    """Layers over the means of windows of a history and the vector of a node: see `scorers.deep`."""
+
+    levels: list[float]  # its weight on each level [H + 1]
+    vectors: Tensor  # float32 [num_nodes, dim]
+    windows: Tensor  # the window of each event [≥ T]
+    lift: bool
+    layers: list[tuple[Tensor, Tensor, Tensor]]  # weight [out, in], bias and slopes: user half, node half, and others
+
+
 class SearchParts(NamedTuple):
     """A sum of parts as arrays for the compiled search."""
 
     memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
     repeats: Any  # the score that each event gives its own item [≥ T]
     products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most two
+    deep: tuple[Any, ...]  # see `cpu_search.search`
 
 
-def search_arrays(memory: Memory | None, repeats: Tensor, products: list[Product]) -> SearchParts:
+def search_arrays(
+    memory: Memory | None, repeats: Tensor, products: list[Product], network: Network | None
+) -> SearchParts:
     """The parts of a sum, without a copy of what is large."""
     if memory is None:
         none = torch.zeros(0, dtype=torch.float16)
         memory = Memory(torch.zeros(1, dtype=torch.int64), none.int(), none, torch.zeros(0, 0))
+    if network is None:
+        layers = [(torch.zeros(1, 1), torch.zeros(1), torch.zeros(1))] * 5
+        network = Network([], torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), False, layers)
     offsets, partners, weights, recency = memory
+    levels, vectors, windows = np.array(network.levels, np.float32), network.vectors.numpy(), network.windows.numpy()
     return SearchParts(
         (offsets.numpy(), partners.numpy(), _bits(weights), recency.contiguous().numpy()),
         repeats.contiguous().numpy(),
         [(_bits(rows), np.array(levels, np.float32)) for rows, levels in products],
+        (levels, vectors, windows, network.lift, tuple(_pack(*layer) for layer in network.layers)),
     )
+
+
+def _pack(weight: Tensor, bias: Tensor, slopes: Tensor) -> tuple[Any, Any, Any]:
+    """A layer with weights [groups, in, LANES], the last group of outputs filled up with zeros."""
+    lanes = compiled().LANES
+    weight, bias, slopes = (pad(each.detach().float(), (0, -len(bias) % lanes)) for each in (weight.T, bias, slopes))
+    return weight.unflatten(1, (-1, lanes)).transpose(0, 1).contiguous().numpy(), bias.numpy(), slopes.numpy()
 
 
 @cache
@@ -103,7 +129,7 @@ def search(
             histories[rows], leaf_of_item, item_of_slot, tree.arity, tree.height, first_level, sizes,
             entered, before, hidden if excluded is None else hidden[rows], *parts.memory, parts.repeats,
             tables[0][0], vectors[0][rows], tables[0][1], tables[1][0], vectors[1][rows], tables[1][1],
-            zeros, items[rows], scores[rows],
+            parts.deep, zeros, items[rows], scores[rows],
         )  # fmt: skip
         with _LOCK:
             _ZEROS.append(zeros)

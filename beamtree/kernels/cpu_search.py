@@ -1,6 +1,6 @@
 """`retrieve` on a CPU, compiled by Numba: from histories to items in one call that holds no lock of the interpreter.
 
-It covers sums of dot products, item memory and repeats. What each of them is, is defined by their scorers.
+It covers sums of dot products, item memory, repeats and a deep part. What each of them is, is defined by their scorers.
 """
 
 from functools import partial
@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
 from beamtree.mask import PAD
 
 REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
+ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
+ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
+LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
+BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
 
 
 def _can_cache():
@@ -59,10 +64,19 @@ def _dot(row, vector):
 def solve_dual(count, vectors, shrunk, right, system, solution):
     """Solve (1 + Y A⁻¹ Yᵀ) s = right by Cholesky, for the first `count` rows of Y and of Y A⁻¹."""
     for s in range(count):
-        for t in range(s + 1):
+        own = shrunk[s]
+        for t in range(0, s - 2, 4):  # four at once, so that `own` is read once for all
+            first, second, third, fourth = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for i in range(vectors.shape[1]):
+                first += own[i] * vectors[t, i]
+                second += own[i] * vectors[t + 1, i]
+                third += own[i] * vectors[t + 2, i]
+                fourth += own[i] * vectors[t + 3, i]
+            system[s, t], system[s, t + 1], system[s, t + 2], system[s, t + 3] = first, second, third, fourth
+        for t in range((s + 1) // 4 * 4, s + 1):
             total = np.float32(0)
             for i in range(vectors.shape[1]):
-                total += shrunk[s, i] * vectors[t, i]
+                total += own[i] * vectors[t, i]
             system[s, t] = total
         system[s, s] += np.float32(1)
     for s in range(count):
@@ -92,7 +106,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
     system, solution = np.empty((longest, longest), np.float32), np.empty(longest, np.float32)
     root, diagonal = np.empty(longest, np.float32), np.empty(dim, np.float32)
     for b in range(len(x)):
-        count, total = 0, np.float32(0)
+        count, total = ZERO, np.float32(0)
         for t in range(longest):
             item = x[b, t]
             if item == PAD or leaf_of_item[item] == PAD:
@@ -118,6 +132,98 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
         for s in range(count):
             for i in range(dim):
                 users[b, i] += shrunk[s, i] * solution[s]
+
+
+def _multiply_tile(typing_context, inputs, weights, biases, slopes, outputs, row, group):
+    """PReLU(inputs · weights + biases) for ROWS rows and one group of LANES outputs; see `_layer`."""
+
+    def generate(context, builder, signature, arguments):
+        vector, index = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
+        first_lane = ir.Constant(ir.VectorType(index, LANES), [0] * LANES)
+        row, group = arguments[5:]
+        rows = [builder.add(row, row.type(i)) for i in range(ROWS)]
+        column = builder.mul(group, group.type(LANES))
+        inputs, weights, biases, slopes, outputs = (
+            (kind, context.make_array(kind)(context, builder, value))
+            for kind, value in zip(signature.args[:5], arguments[:5], strict=True)
+        )
+
+        def number_at(typed_array, *indices):
+            kind, array = typed_array
+            return cgutils.get_item_pointer(context, builder, kind, array, indices)
+
+        def vector_at(array, *indices):
+            return builder.bitcast(number_at(array, *indices), vector.as_pointer())
+
+        bias, slope = (builder.load(vector_at(array, column), align=4) for array in (biases, slopes))
+        totals = [cgutils.alloca_once_value(builder, bias) for _ in rows]
+        with cgutils.for_range(builder, cgutils.unpack_tuple(builder, weights[1].shape)[1]) as loop:
+            weight = builder.load(vector_at(weights, group, loop.index, row.type(0)), align=4)
+            for i, total in zip(rows, totals, strict=True):
+                number = builder.load(number_at(inputs, i, loop.index))
+                number = builder.insert_element(vector(ir.Undefined), number, index(0))
+                product = builder.fmul(builder.shuffle_vector(number, number, first_lane), weight, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        for i, total in zip(rows, totals, strict=True):
+            value = builder.load(total)
+            positive = builder.fcmp_ordered(">", value, vector([0.0] * LANES))
+            value = builder.select(positive, value, builder.fmul(value, slope))
+            builder.store(value, vector_at(outputs, i, column), align=4)
+        return context.get_dummy_value()
+
+    return types.void(inputs, weights, biases, slopes, outputs, types.intp, types.intp), generate
+
+
+_tile: Any = intrinsic(_multiply_tile)
+
+
+@compiled()
+def _layer(inputs, weights, biases, slopes, outputs, count):
+    """PReLU(inputs · weights + biases) for the first `count` rows, and those that complete a tile.
+
+    Weights are [groups of outputs, inputs, LANES]. A tile is written in LLVM's language, since the loops that Numba
+    vectorizes keep their sums in memory.
+    """
+    for group in range(len(weights)):
+        for row in range(0, count, ROWS):
+            _tile(inputs, weights, biases, slopes, outputs, row, group)
+
+
+@compiled(fastmath=REORDERED)
+def _read_history(x, leaf_of_item, arity, lift, windows, vectors, means):
+    """Means of the windows of one history [levels, windows · dim], lifted to each of the last levels."""
+    dim = vectors.shape[1]
+    events = np.zeros(means.shape[1] // dim, np.int64)
+    for t in range(len(x)):
+        if leaf_of_item[x[t]] != PAD:
+            events[windows[t]] += 1
+    means[:] = 0
+    for t in range(len(x)):
+        node = leaf_of_item[x[t]]
+        if node != PAD:
+            first, share = windows[t] * dim, np.float32(1 / events[windows[t]])
+            for level in range(len(means) - 1, -1, -1):
+                for i in range(dim):
+                    means[level, first + i] += share * vectors[node, i]
+                if lift:
+                    node = (node - 1) // arity
+
+
+@compiled()
+def _add_deep(nodes, count, vectors, user, layers, share, buffers, values):
+    """Add the deep part of nodes to their values; `user` is the user half of the first layer on their level."""
+    first, second = buffers[0], buffers[1]
+    for start in range(0, count, BLOCK):
+        block = min(BLOCK, count - start)
+        for i in range(block):
+            for d in range(vectors.shape[1]):
+                first[i, d] = vectors[nodes[start + i], d]
+        for i in range(1, len(layers)):
+            weights, biases, slopes = layers[i]
+            _layer(first, weights, user if i == 1 else biases, slopes, second, block)
+            first, second = second, first
+        for i in range(block):
+            values[start + i] += share * first[i, 0]
 
 
 @compiled()
@@ -237,7 +343,7 @@ def search(
     entered, allowed_before, excluded,
     offsets, partners, weights, recency, repeats,
     rows_a, users_a, levels_a, rows_b, users_b, levels_b,
-    maxima, items, scores,
+    deep, maxima, items, scores,
 ):  # fmt: skip
     """Beam search for each of some users.
 
@@ -263,6 +369,9 @@ def search(
         rows_b: a second table.
         users_b: its u(x).
         levels_b: its weights.
+        deep: the weights of the deep part on each level [H + 1], the vectors of all nodes, empty for none, the window
+            of each event, whether a history is lifted, and its layers: weights, biases and slopes of the user half of
+            the first, of the node half, and of the others.
         maxima: zeros for all nodes, which are zero again at the end.
         items: the result [B, m], PAD where there are fewer.
         scores: their scores.
@@ -289,20 +398,26 @@ def search(
                         count += offsets[row + 1] - offsets[row]
         entries = max(entries, count)
     leaves = np.empty(entries, np.int64)
+    levels, vectors, windows, lift, layers = deep
+    searched, wide = height + 1 - first_level, max(vectors.shape[1], len(layers[0][1]))
+    means = np.zeros((searched + ROWS, layers[0][0].shape[1]), np.float32)  # rows below complete the last tile
+    user_half, buffers = np.empty((searched + ROWS, wide), np.float32), np.zeros((2, BLOCK, wide), np.float32)
     for b in range(len(x)):
+        if len(vectors):
+            _read_history(x[b], leaf_of_item, arity, lift, windows, vectors, means[:searched])
+            _layer(means, *layers[0], user_half, searched)
         named = _remember(
             x[b], leaf_of_item, offsets, partners, weights, recency, repeats,
             maxima, leaves, arity, height, first_level,
         )  # fmt: skip
         hidden = excluded[b] if len(excluded) else excluded[:0].ravel()
-        kept = 0
+        kept = ZERO
         for node in range(start[first_level - 1], start[first_level]):
             if not len(entered) or entered[node] or node == 0:
                 beam[kept] = node
                 kept += 1
         for level in range(first_level, height + 1):
-            width = widths[level - first_level]
-            count = 0
+            width, count = widths[level - first_level], ZERO
             for i in range(kept):
                 child = beam[i] * arity + 1
                 for _ in range(arity):
@@ -314,7 +429,7 @@ def search(
             if kept <= width and level < height:
                 continue
             if len(hidden):  # leave out nodes below which all allowed leaves are excluded
-                below, count = arity ** (height - level), 0
+                below, count = arity ** (height - level), ZERO
                 for i in range(kept):
                     first = (beam[i] - start[level]) * below
                     left = allowed_before[first + below] - allowed_before[first]
@@ -331,6 +446,9 @@ def search(
                 if share_b != 0:
                     value += share_b * _dot(rows_b[node], users_b[b])
                 values[i] = value
+            if len(vectors) and levels[level] != 0:
+                user = user_half[level - first_level]
+                _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
             if kept > width:
                 _select(beam, values, kept, width)
                 kept = width

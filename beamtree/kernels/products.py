@@ -1,4 +1,4 @@
-"""The layers of the deep scorer on a CPU, with weights in the order that it reads fastest and some products cached."""
+"""The layers of the deep scorer on a CPU, with weights in the order that it reads fastest."""
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import prelu
 
 BLOCK = 1 << 14  # user-node pairs that a CPU scores at once: more would not fit into its caches
-CACHED = 1 << 16  # nodes whose half of the first layer a search caches: 32 MB
 
 Product = Callable[[Tensor], Tensor]
 
@@ -20,8 +19,6 @@ class Products(NamedTuple):
     of_user: Product  # both halves of the first layer
     of_node: Tensor
     others: list[tuple[Tensor, Product]]  # and the slopes before each
-    halves: Tensor  # what of_node gives for all nodes of the small levels [≤ CACHED, 128]
-    small: range  # these levels
 
 
 class Rows(Protocol):
@@ -34,44 +31,32 @@ def make_products(
     of_user: nn.Linear, of_node: nn.Linear, layers: Sequence[nn.Linear], slopes: Sequence[Tensor]
 ) -> Products:
     """The layers, ready to be multiplied."""
-    of_node_weight = of_node.weight.t().contiguous()
     pairs = list(zip(slopes, map(_product, layers), strict=True))
-    return Products(_product(of_user), of_node_weight, pairs, of_node_weight[:0], range(0))
+    return Products(_product(of_user), of_node.weight.t().contiguous(), pairs)
 
 
-def cache_halves(products: Products, vectors: Tensor, ends: Sequence[int]) -> Products:
-    """The same with the node half of the first layer for all levels that are small; `ends` is where levels end."""
-    small = range(sum(end <= CACHED for end in ends))
-    return products._replace(halves=vectors[: ends[small[-1]]] @ products.of_node, small=small)
-
-
-def score_level(vectors: Rows, products: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+def score_level(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """g(x, n) [B, W] of nodes [B or 1, W], given the users' half of the first layer [B, 128]; -inf at PAD."""
     users = max(1, BLOCK // max(1, nodes.shape[1]))
     if len(user) <= users:
-        return _score(vectors, products, level, nodes, user)
+        return _score(vectors, products, nodes, user)
     of_each = nodes.split(users) if len(nodes) > 1 else repeat(nodes)
     blocks = zip(of_each, user.split(users), strict=False)
-    return torch.cat([_score(vectors, products, level, *block) for block in blocks])
+    return torch.cat([_score(vectors, products, *block) for block in blocks])
 
 
-def _score(vectors: Rows, products: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
-    hidden = _first(vectors, products, level, nodes, user)  # [BW, 128]
+def _score(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
+    hidden = _first(vectors, products, nodes, user)  # [BW, 128]
     for slope, product in products.others:
         hidden = product(prelu(hidden, slope))
     return hidden.view(len(user), nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
 
 
-def _first(vectors: Rows, products: Products, level: int, nodes: Tensor, user: Tensor) -> Tensor:
+def _first(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """The first layer [BW, 128]."""
-    if level in products.small:
-        hidden = products.halves.index_select(0, nodes.clamp(min=0).view(-1))
-    elif len(user) == 1:
-        return torch.addmm(user, vectors.at(nodes)[0], products.of_node)
-    else:
-        hidden = vectors.at(nodes).flatten(0, 1) @ products.of_node  # [BW or W, 128]
     if len(user) == 1:
-        return hidden.add_(user)
+        return torch.addmm(user, vectors.at(nodes)[0], products.of_node)
+    hidden = vectors.at(nodes).flatten(0, 1) @ products.of_node  # [BW or W, 128]
     hidden, user = hidden.view(*nodes.shape, -1), user.unsqueeze(1)
     return (hidden.add_(user) if len(hidden) == len(user) else hidden + user).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""Which scores the compiled search on a CPU covers: sums of dot products, item memory and repeats."""
+"""Which scores the compiled search on a CPU covers: sums of dot products, item memory, repeats and a deep part."""
 
 from weakref import WeakKeyDictionary
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import HISTORY
-from beamtree.kernels.cpu import Memory, Product, SearchParts, search_arrays
-from beamtree.scorers.base import Scorer
+from beamtree.kernels.cpu import Memory, Network, Product, SearchParts, search_arrays
+from beamtree.scorers.base import Scorer, TableScorer
+from beamtree.scorers.deep import HIDDEN, DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
@@ -19,7 +20,9 @@ from beamtree.tree import Tree
 
 MAX_PRODUCTS = 2
 State = list[object]
-_ARRAYS: WeakKeyDictionary[Scorer, tuple[State, SearchParts | None, list[DotProductScorer]]] = WeakKeyDictionary()
+_ARRAYS: WeakKeyDictionary[Scorer, tuple[State, list[Tensor], SearchParts | None, list[DotProductScorer]]] = (
+    WeakKeyDictionary()
+)
 
 
 def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, list[Tensor]] | None:
@@ -28,18 +31,20 @@ def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, li
         return None
     active = _active(scorer, tree)
     state: State = [tree.height]
+    tensors: list[Tensor] = []
     for weight, part in (*active[0], *active[1]):
         state += [weight, id(part)]
-        for tensor in (part.table.weight,) if isinstance(part, DotProductScorer) else part.buffers():
-            state += [tensor.data_ptr(), tensor._version]  # what is cached keeps its memory, so that no other has it
+        tensors += _tensors(part, tree)
+    for tensor in tensors:  # they are cached, so that no others can be allocated at their addresses
+        state += [tensor.data_ptr(), tensor._version]
     cached = _ARRAYS.get(scorer)
     if cached is None or cached[0] != state:
-        parts = _parts(active)
+        parts = _parts(active, tree)
         products = [part for _, part in active[0] if isinstance(part, DotProductScorer)]
-        cached = _ARRAYS[scorer] = state, parts, products if parts is not None else []
-    if cached[1] is None:
+        cached = _ARRAYS[scorer] = state, tensors, parts, products if parts is not None else []
+    if cached[2] is None:
         return None
-    return cached[1], [part.encode(tree, part.table.read(tree, share=False), x) for part in cached[2]]
+    return cached[2], [part.encode(tree, part.table.read(tree, share=False), x) for part in cached[3]]
 
 
 def _active(scorer: Scorer, tree: Tree) -> ActiveParts:
@@ -51,29 +56,54 @@ def _active(scorer: Scorer, tree: Tree) -> ActiveParts:
     return [([1.0] * (tree.height + 1), scorer)], []
 
 
-def _parts(active: ActiveParts) -> SearchParts | None:
+def _tensors(part: Scorer, tree: Tree) -> list[Tensor]:
+    """What the arrays of a part are made from."""
+    if isinstance(part, DeepScorer) and _is_covered(part):
+        return [_vectors(part, tree), *part.parameters()]
+    return [part.table.weight] if isinstance(part, DotProductScorer) else list(part.buffers())
+
+
+def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:
     single, sparse = active
     memories = [(weight, part) for weight, part in sparse if type(part) is MemoryScorer]
     repeats = [(weight, part) for weight, part in sparse if type(part) is RepeatScorer]
-    products = [(levels, part) for levels, part in single if _is_covered(part)]
-    covered = len(memories) + len(repeats) + len(products) == len(single) + len(sparse)
-    if not covered or len(memories) > 1 or len(repeats) > 1 or len(products) > MAX_PRODUCTS:
+    tables = [(levels, part) for levels, part in single if _is_covered(part)]
+    products = [Product(part.table.weight, levels) for levels, part in tables if isinstance(part, DotProductScorer)]
+    networks = [_network(levels, part, tree) for levels, part in tables if isinstance(part, DeepScorer)]
+    covered = len(memories) + len(repeats) + len(tables) == len(single) + len(sparse)
+    if not covered or len(products) > MAX_PRODUCTS or any(len(each) > 1 for each in (memories, repeats, networks)):
         return None
     memory, own = None, torch.zeros(HISTORY)
     for weight, part in memories:
         memory = Memory(part.offsets, part.partners, part.weights, part.recency * weight)
     for weight, each in repeats:
         own = each.recency * weight
-    rows = [Product(part.table.weight, levels) for levels, part in products if isinstance(part, DotProductScorer)]
-    return search_arrays(memory, own, rows)
+    return search_arrays(memory, own, products, networks[0] if networks else None)
+
+
+def _network(levels: list[float], part: DeepScorer, tree: Tree) -> Network:
+    """A deep part with a bias and slopes for each layer, also where they change nothing."""
+    layers: list[tuple[Tensor, Tensor, Tensor]] = [
+        (part.of_user.weight, part.of_user.bias, torch.ones(HIDDEN[0])),
+        (part.of_node.weight, torch.zeros(HIDDEN[0]), part.slopes[0]),
+    ]
+    slopes = [*part.slopes[1:], torch.ones(1)]
+    layers += [(layer.weight, layer.bias, slope) for layer, slope in zip(part._linear_layers(), slopes, strict=True)]
+    return Network(levels, _vectors(part, tree), part.windows.argmax(0), part.lift, layers)
+
+
+def _vectors(part: DeepScorer, tree: Tree) -> Tensor:
+    return part.table.read(tree, share=part.share).values
 
 
 def _is_covered(part: Scorer) -> bool:
-    if type(part) not in (FactorScorer, SequenceScorer):
+    dtype = DTYPES.get(type(part))
+    if dtype is None:
         return False
-    assert isinstance(part, DotProductScorer)
+    assert isinstance(part, TableScorer)
     table = part.table
-    return type(table) is NodeTable and table.weight.dtype == torch.float16 and table.weight.is_contiguous()
+    return type(table) is NodeTable and table.weight.dtype == dtype and table.weight.is_contiguous()
 
 
-COVERED = (SumScorer, FactorScorer, SequenceScorer, MemoryScorer, RepeatScorer)
+DTYPES = {FactorScorer: torch.float16, SequenceScorer: torch.float16, DeepScorer: torch.float32}  # of covered tables
+COVERED = (SumScorer, MemoryScorer, RepeatScorer, *DTYPES)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import POOLING_WINDOWS, window_matrix
-from beamtree.kernels.products import Products, cache_halves, make_products, score_level
+from beamtree.kernels.products import Products, make_products, score_level
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -60,7 +60,6 @@ class DeepScorer(TableScorer):
         super().__init__()
         self.scale, self.share, self.lift = scale, share, lift
         self.windows: Tensor
-        self._cached: tuple[object, Tensor, Products] | None = None
         self.table = NodeTable(num_nodes, dim, scale, seed)
         self.register_buffer("windows", window_matrix(), persistent=False)
         with torch.random.fork_rng(devices=[]):
@@ -91,8 +90,8 @@ class DeepScorer(TableScorer):
         pooled = self._pool(tree, vectors, x)
         if kernels.fits(vectors.values):
             return DeepContext(vectors, self.of_user(pooled), None)
-        found = self._products(tree, vectors.lasting)
-        return DeepContext(vectors, found.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), found)
+        products = make_products(self.of_user, self.of_node, self._linear_layers(), list(self.slopes))
+        return DeepContext(vectors, products.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), products)
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
@@ -111,25 +110,6 @@ class DeepScorer(TableScorer):
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
         return vectors.reduce(means, range(tree.height + 1)).transpose(1, 2).flatten(2)
 
-    def _products(self, tree: Tree, vectors: Tensor) -> Products:
-        """The layers for a CPU; where nothing is learned they are cached until a weight changes."""
-        layers = self._linear_layers()
-        if torch.is_grad_enabled():
-            self._cached = None
-            return make_products(self.of_user, self.of_node, layers, list(self.slopes))
-        weights = (vectors, *(layer.weight for layer in (self.of_user, self.of_node, *layers)))
-        state = [(weight._version, weight.data_ptr()) for weight in weights]
-        if self._cached is None or self._cached[0] != state:
-            found = make_products(self.of_user, self.of_node, layers, list(self.slopes))
-            ends = [end for level in range(tree.height + 1) if (end := tree.level(level).stop) <= len(vectors)]
-            # The vectors are cached with them, so that no others can be allocated at their address.
-            self._cached = state, vectors, cache_halves(found, vectors, ends)
-        return self._cached[2]
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without what is cached for searches: a copy makes its own."""
-        return {**self.__dict__, "_cached": None}
-
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
@@ -141,7 +121,7 @@ class DeepScorer(TableScorer):
         found = [(level, nodes) for (level, _), nodes in zip(found, places, strict=True)]
         if context.products is not None:
             user, layers = context.user, context.products
-            return [score_level(context.vectors, layers, level, nodes, user.select(1, level)) for level, nodes in found]
+            return [score_level(context.vectors, layers, nodes, user.select(1, level)) for level, nodes in found]
         if not found:
             return []
         from beamtree.kernels.score import Layers, score_levels

@@ -209,11 +209,6 @@ class Vectors:
         self.gradients = gradients  # None where nothing is learned
         self.link = None if gradients is None else _Link.apply(weight, gradients)  # type: ignore[no-untyped-call]
 
-    @property
-    def lasting(self) -> Tensor:
-        """Those of the first nodes, or of all, that stay at their rows from step to step until a weight changes."""
-        return self.values
-
     def index(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         """The rows of `values` for nodes of each of some levels, PAD for PAD: here their own numbers."""
         return [nodes for _, nodes in levels]
