@@ -86,3 +86,46 @@ def test_short_and_long_rows_are_folded_in(generator):
         entries = chosen.columns[offsets[row] : offsets[row + 1]]
         expected = fold_in(exact, exact.items[entries].unsqueeze(0), torch.ones(1, count).double())[0]
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def random_rows(generator, num_rows, size):
+    lists = torch.randint(-1, size, (num_rows, 6), generator=generator)
+    return sparse.distinct_rows(lists, torch.rand(6, generator=generator) + 0.1)
+
+
+def test_a_sparse_matrix_times_a_dense_one(generator):
+    rows, factor = random_rows(generator, 15, 9), torch.randn(9, 5, generator=generator)
+    torch.testing.assert_close(sparse.multiply(rows, factor), dense(rows, 9) @ factor)
+    torch.testing.assert_close(dense(sparse.transposed(rows, 9), 15), dense(rows, 9).T)
+
+
+@pytest.mark.parametrize("most", [1, 3, 50])
+def test_what_predicts_a_block_of_items(generator, most):
+    first = random_rows(generator, 40, 20)
+    rows = sparse.sum_products(first, first, 20)
+    matrix, block = dense(rows, 20), torch.tensor([2, 3, 11])
+    diagonal = matrix.diagonal()
+    strength = (matrix[block] ** 2 / (diagonal + 1.5)).sum(0)
+    expected = set(strength.argsort(descending=True)[:most].tolist()) | set(block.tolist())
+    chosen, right = sparse.predictors(rows, block, diagonal.contiguous(), 1.5, most)
+    assert chosen.tolist() == sorted(expected & set(strength.nonzero().flatten().tolist()) | set(block.tolist()))
+    torch.testing.assert_close(right, matrix[block][:, chosen].T)
+
+
+@pytest.mark.parametrize("popular", [[], [1, 4, 5], list(range(20))])
+def test_a_block_of_a_symmetric_matrix(generator, popular):
+    first = random_rows(generator, 40, 20)
+    rows, popular = sparse.sum_products(first, first, 20), torch.tensor(popular, dtype=torch.int64)
+    matrix, rank = dense(rows, 20), torch.full((20,), -1)
+    rank[popular] = torch.arange(len(popular))
+    among_popular = matrix[popular][:, popular].contiguous()
+    for chosen in (torch.tensor([0, 1, 5, 17]), torch.tensor([3]), torch.arange(20)):
+        block = sparse.dense_block(rows, chosen, rank, among_popular)
+        torch.testing.assert_close(block, matrix[chosen][:, chosen])
+
+
+def test_the_largest_of_each_column(generator):
+    weights = torch.randn(12, 5, generator=generator)
+    found = sparse.largest_of_columns(weights, 4)
+    expected = weights.abs().topk(4, dim=0).indices
+    assert torch.equal(found.sort(dim=0).values, expected.sort(dim=0).values)

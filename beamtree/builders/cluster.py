@@ -11,7 +11,7 @@ from beamtree.builders.matching import rank_in
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.data.factors import distinct_pairs
 from beamtree.data.seeds import draw_rows
-from beamtree.metrics import hits
+from beamtree.kernels import splits
 from beamtree.tree import PAD, Tree, height_for
 
 CATEGORY_WEIGHT = 1e6  # how often items must be chosen before their category moves away from the one above it
@@ -86,12 +86,19 @@ def near_category(vectors: Tensor, categories: Tensor, category_weight: float = 
 def shared_nodes(tree: Tree, users: BeforeAfter) -> float:
     """The share of targets below a node that is also above an item of the history, mean over users and levels."""
     x, y = users.batch(torch.arange(min(USERS, len(users))))
-    before, after = tree.leaf_of_item(x), tree.leaf_of_item(y)
-    shares = []
+    first, far = tree.level(tree.height).start, 2 * len(tree.level(tree.height))
+    before, after = (tree.leaf_of_item(items) - first for items in (x, y))  # slots, negative for none
+    before = torch.where(before < 0, far, before).sort(dim=1).values
+    index = torch.searchsorted(before, after)
+    user, column = (y != PAD).nonzero(as_tuple=True)
+    index, after = index[user, column], after[user, column]
+    near = [before[user, each.clamp(0, before.shape[1] - 1)] for each in (index - 1, index)]  # its neighbours in order
+    total = torch.zeros(len(y), dtype=torch.int64)
     for level in range(1, tree.height):
-        shared = hits(tree.ancestor(after, level), tree.ancestor(before, level))
-        shares.append((shared.sum(1) / (y != PAD).sum(1)).mean())
-    return float(torch.stack(shares).mean()) if shares else 0.0
+        width = tree.arity ** (tree.height - level)
+        shared = (after >= 0) & ((near[0] // width == after // width) | (near[1] // width == after // width))
+        total += torch.bincount(user[shared], minlength=len(y))
+    return float((total / (y != PAD).sum(1)).mean()) / max(1, tree.height - 1)
 
 
 class Chosen(NamedTuple):
@@ -137,15 +144,21 @@ def _split(
     Vectors, items and groups [M] are in order of the groups.
     """
     size = torch.bincount(group, minlength=groups)
+    directions = torch.cat([piece for _, piece in draw_rows(groups, vectors.shape[1], generator)]).to(vectors)
 
     def parts(along: Tensor) -> Tensor:
         """Equally many items for each part of a group, in the order of `along` [M]."""
-        return group * arity + rank_in(group, -along) * arity // size[group]
+        if along.is_cuda:
+            return group * arity + rank_in(group, -along) * arity // size[group]
+        return group * arity + splits.divide(size, along, arity)
 
-    along = _along_principal(vectors, group, size, generator)
-    for _ in range(KMEANS_ROUNDS):  # along the line between the means of the first and the last part
-        means = _means(vectors, parts(along), groups * arity).view(groups, arity, -1)
-        along = (vectors * (means[:, -1] - means[:, 0])[group]).sum(1)
+    if vectors.is_cuda:
+        along = _along_principal(vectors, group, size, directions)
+        for _ in range(KMEANS_ROUNDS):  # along the line between the means of the first and the last part
+            means = _means(vectors, parts(along), groups * arity).view(groups, arity, -1)
+            along = (vectors * (means[:, -1] - means[:, 0])[group]).sum(1)
+    else:
+        along = splits.place_along(size, vectors, directions, arity, POWER_ITERATIONS, KMEANS_ROUNDS)
     if chosen is None:
         return parts(along), None
     chosen, row, row_size = _within_groups(chosen, items, group)
@@ -159,10 +172,8 @@ def _split(
     return parts(along), chosen
 
 
-def _along_principal(vectors: Tensor, group: Tensor, size: Tensor, generator: torch.Generator) -> Tensor:
-    """The position of each vector along its group's first principal direction [M], by power iteration."""
-    drawn = draw_rows(len(size), vectors.shape[1], generator)
-    direction = torch.cat([piece for _, piece in drawn]).to(vectors)
+def _along_principal(vectors: Tensor, group: Tensor, size: Tensor, direction: Tensor) -> Tensor:
+    """The position of each vector along its group's first principal direction [M], by power iteration from another."""
     vectors = vectors - _means(vectors, group, len(size))[group]
     along = (vectors * direction[group]).sum(1)
     for _ in range(POWER_ITERATIONS):

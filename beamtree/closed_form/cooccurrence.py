@@ -29,6 +29,16 @@ class ItemMatrix(CSR):
 
     values: Tensor
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it is in the memory that a CPU reads, so that compiled functions can."""
+        return type(self) is ItemMatrix and self.values.device.type == "cpu"
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Offsets, columns and values."""
+        return self.offsets, self.columns, self.values
+
     def rows(self, which: Tensor, among: Tensor | None = None) -> Entries:
         """The entries of some rows: index in `which`, column and value.
 
@@ -97,6 +107,8 @@ class DenseBlocks:
         """The block of items in rising order [S, S]."""
         if len(items) == len(self.popular) == len(self.gram):
             return self._dense.clone()
+        if self.gram.is_local:
+            return sparse.dense_block(self.gram.arrays, items, self._rank, self._dense)
         rank = self._rank[items]
         block = self.gram.values.new_zeros(len(items), len(items))
         popular, others = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)

@@ -14,7 +14,7 @@ from beamtree.closed_form.cooccurrence import Entries, ItemMatrix
 from beamtree.data.csr import CSR, strongest_in_rounds
 from beamtree.kernels import sparse
 from beamtree.scorers.memory import PARTNERS
-from beamtree.threads import one_thread, parallel_map
+from beamtree.threads import parallel_map
 
 T = TypeVar("T")
 
@@ -22,6 +22,7 @@ BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that predict a block, unless all items fit
 WHOLE = 6144  # in a catalogue of up to this many items, all predict all
 PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE to try, the middle first
+AT_ONCE = 32  # blocks that threads solve before their results are collected
 SPARE = 2  # each target keeps SPARE * N sources before each source is cut to N targets
 
 Block = tuple[Tensor, Tensor]  # items of a block in rising order, and those of them to solve for
@@ -96,15 +97,25 @@ class BlockSolver:
         if solved is None:
             return None
         chosen, weights = solved
-        keep = _largest(weights, min(SPARE * most, len(weights)))
+        count = min(SPARE * most, len(weights))
+        keep = (
+            weights.abs().topk(count, dim=0).indices if weights.is_cuda else sparse.largest_of_columns(weights, count)
+        )
         return chosen[keep].flatten(), targets.expand_as(keep).flatten(), weights.gather(0, keep).flatten()
 
-    @one_thread()
+    def solve_all(self, blocks: Sequence[Block], most: int) -> list[Entries | None]:
+        """The same for several blocks: in threads where nothing is on another device or rank."""
+        if self.by_target.is_local:
+            return parallel_map(lambda block: self(*block, most), blocks)
+        return [self(*block, most) for block in blocks]
+
     def _predictors(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """The items that predict a block best, the block among them, sorted [S], and the right side [S, b]."""
         if self.num_items <= WHOLE:
             right = self.by_target.whole if len(block) == self.num_items else self.by_target.whole[block]
             return torch.arange(self.num_items, device=block.device), right.T
+        if self.by_target.is_local:
+            return sparse.predictors(self.by_target.arrays, block, self.diagonal, self.penalty, self.features)
         index, source, value = self.by_target.rows(block)
         strength = value.square() / (self.diagonal[source] + self.penalty)
         sources, where = torch.unique(source, return_inverse=True)
@@ -173,30 +184,19 @@ def entries_of(solver: BlockSolver, blocks: Sequence[Block], most: int) -> Entri
     room = SPARE * most * sum(len(targets) for _, targets in blocks)
     source, target = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
     weight, count = torch.empty(room, device=device), 0
-    for block, targets in blocks:
-        entries = solver(block, targets, most)
-        if entries is not None:
-            span = slice(count, count + len(entries[0]))
-            source[span], target[span], weight[span] = entries
-            count = span.stop
+    for start in range(0, len(blocks), AT_ONCE):
+        several = blocks[start : start + AT_ONCE]
+        for entries in solver.solve_all(several, most):
+            if entries is not None:
+                span = slice(count, count + len(entries[0]))
+                source[span], target[span], weight[span] = entries
+                count = span.stop
     return source[:count], target[:count], weight[:count]
 
 
-@one_thread()
 def strongest_partners(entries: Entries, num_items: int, most: int) -> CSR:
     """The strongest targets of each source."""
     return strongest_in_rounds(*entries, num_items, most)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """The rows of the largest absolute values of each column [count, b]."""
-
-    def largest(columns: Tensor) -> Tensor:
-        return columns.abs().topk(count, dim=0).indices
-
-    if values.is_cuda:
-        return largest(values)
-    return torch.cat(parallel_map(largest, values.split(BLOCK, dim=1)), dim=1)
 
 
 def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:

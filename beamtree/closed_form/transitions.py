@@ -20,7 +20,6 @@ BACKWARD = 0.3  # weight of a pair in the opposite order
 POPULAR = 0.3  # power of popularity that weights are divided by
 
 
-@one_thread()
 def next_partners(
     events: Events,
     num_items: int,
@@ -40,9 +39,14 @@ def next_partners(
         popular: power of popularity that weights are divided by.
         most: partners of an item.
     """
-    matrix = sum_entries(near_pairs(events, window, backward), num_items, events.offsets.device)
-    items = torch.arange(num_items, device=events.offsets.device)
-    return rules_of(matrix, items, events.popularity(num_items), popular, most)
+    popularity = events.popularity(num_items)
+    if events.offsets.device.type == "cpu":
+        scale = popularity.clamp(min=1).float() ** -popular
+        items = events.item_numbers().long()
+        return CSR(*sparse.near_items(events.offsets, items, window, backward, scale, most))
+    with one_thread():
+        matrix = sum_entries(near_pairs(events, window, backward), num_items, events.offsets.device)
+        return rules_of(matrix, torch.arange(num_items, device=events.offsets.device), popularity, popular, most)
 
 
 def rules_of(matrix: ItemMatrix, items: Tensor, popularity: Tensor, popular: float, most: int) -> CSR:

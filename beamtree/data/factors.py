@@ -1,11 +1,18 @@
 """Co-occurrence factors: vectors in which items that the same users chose are near each other."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.data.events import Events
 from beamtree.data.views import BeforeAfter
+from beamtree.kernels import sparse
 from beamtree.tree import PAD
+
+Product = Callable[[Tensor], Tensor]
 
 DIM = 64
 ROUNDS = 4  # of subspace iteration
@@ -25,18 +32,35 @@ def factors(events: Events, num_items: int, *, run_length: int | None = None, di
     row, item = distinct_pairs(events, num_items, run_length)
     popularity = torch.bincount(item, minlength=num_items)
     value = (torch.bincount(row)[row] * popularity[item]).rsqrt()
-    shape = (int(row[-1]) + 1 if len(row) else 0, num_items)
-    matrix = torch.sparse_coo_tensor(torch.stack([row, item]), value, shape, check_invariants=False).coalesce()
-    transpose = matrix.t().coalesce()
+    num_rows = int(row[-1]) + 1 if len(row) else 0
+    by_row, by_item = _products(row, item, value, (num_rows, num_items))
     generator = torch.Generator(device).manual_seed(seed)
     width = min(dim, num_items, len(events))
     basis = torch.randn(num_items, width, generator=generator, device=device)
     for _ in range(ROUNDS):
-        basis = torch.linalg.qr(torch.sparse.mm(transpose, torch.sparse.mm(matrix, basis))).Q
-    _, strength, rotation = torch.linalg.svd(torch.sparse.mm(matrix, basis), full_matrices=False)
-    vectors: Tensor = basis @ rotation.T * strength
+        basis = by_item(by_row(basis))
+        axes, strength = _principal_axes(basis)
+        basis = basis @ (axes / strength.clamp(min=1e-6 * strength[0]))
+    axes, strength = _principal_axes(by_row(basis))
+    vectors: Tensor = basis @ axes * strength
     length: Tensor = vectors.norm(dim=1).mean()
     return vectors / length
+
+
+def _principal_axes(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The right singular vectors of a tall matrix as columns, and its singular values, largest first."""
+    squares, axes = torch.linalg.eigh((matrix.T @ matrix).double())
+    return axes.flip(1).float(), squares.flip(0).clamp(min=1e-30).sqrt().float()
+
+
+def _products(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> tuple[Product, Product]:
+    """Products with a sparse matrix, whose rows rise, and with its transpose."""
+    if row.device.type == "cpu":
+        offsets = pad(torch.bincount(row, minlength=shape[0]).cumsum(0), (1, 0))
+        rows = offsets, column.int(), value
+        return partial(sparse.multiply, rows), partial(sparse.multiply, sparse.transposed(rows, shape[1]))
+    matrix = torch.sparse_coo_tensor(torch.stack([row, column]), value, shape, check_invariants=False).coalesce()
+    return partial(torch.sparse.mm, matrix), partial(torch.sparse.mm, matrix.t().coalesce())
 
 
 def distinct_pairs(events: Events, num_items: int, run_length: int | None = None) -> tuple[Tensor, Tensor]:
@@ -78,6 +102,6 @@ def share_near_history(vectors: Tensor, users: BeforeAfter, seed: int = 0) -> fl
 
     history = (directions(x) * (x != PAD).unsqueeze(-1)).sum(1)  # [B, dim]
     least = (history @ directions(others).T).topk(int(OTHERS * FIRST)).values[:, -1:]
-    near = (directions(y) @ history.unsqueeze(-1)).squeeze(-1) > least
-    real = y != PAD
-    return float(((near & real).sum(1) / real.sum(1)).mean())
+    user, column = (y != PAD).nonzero(as_tuple=True)
+    near = (directions(y[user, column]) * history[user]).sum(1) > least[user, 0]
+    return float((torch.bincount(user[near], minlength=len(y)) / (y != PAD).sum(1)).mean())

@@ -97,6 +97,18 @@ def product(
             sums[columns[entry]] = np.nan
 
 
+@compiled(fastmath=REORDERED)
+def multiply(first, last, offsets, columns, values, dense, result):
+    """The rows first … last of a sparse matrix times a dense one."""
+    for row in range(first, last):
+        total = result[row]
+        total[:] = 0
+        for entry in range(offsets[row], offsets[row + 1]):
+            vector, value = dense[columns[entry]], values[entry]
+            for i in range(len(total)):
+                total[i] += value * vector[i]
+
+
 @compiled()
 def group(row, start, order):
     """The entries of each row, in the order they have: start [rows + 1], zeros before, and order [E]."""
@@ -211,3 +223,141 @@ def fold_in_rows(rows, offsets, columns, vectors, gram_diagonal, penalty, everyw
         for s in range(count):
             for i in range(dim):
                 result[row, i] += shrunk[s, i] * solution[s]
+
+
+@compiled()
+def predictors(block, offsets, columns, values, diagonal, penalty, most, total, chosen):
+    """The items that predict a block best, and the block, in rising order, into `chosen`; returns how many.
+
+    They are ranked by Σ a²/(d + penalty) over the entries a of the block's rows, where d is the diagonal of the
+    predictor. `total` are zeros for all items, before and after.
+    """
+    entries = 0
+    for item in block:
+        entries += offsets[item + 1] - offsets[item]
+    items, count = np.empty(min(entries, len(total)), np.int64), 0
+    for item in block:
+        for entry in range(offsets[item], offsets[item + 1]):
+            source = columns[entry]
+            strength = values[entry] * values[entry] / (diagonal[source] + penalty)
+            if total[source] == 0 and strength > 0:
+                items[count] = source
+                count += 1
+            total[source] += strength
+    strengths = np.empty(count, np.float32)
+    for i in range(count):
+        strengths[i] = total[items[i]]
+        total[items[i]] = 0
+    kept = min(count, most)
+    if count > most:
+        _select(items, strengths, count, most)
+    for i in range(kept):
+        chosen[i] = items[i]
+        total[items[i]] = 1
+    for item in block:
+        if total[item] == 0:
+            chosen[kept] = item
+            kept += 1
+    for i in range(kept):
+        total[chosen[i]] = 0
+    chosen[:kept] = np.sort(chosen[:kept])
+    return kept
+
+
+@compiled()
+def columns_of(chosen, block, offsets, columns, values, place, right):
+    """The rows of a block as columns, of the chosen items alone: zeros [S, b] before; `place` are zeros for all."""
+    for i in range(len(chosen)):
+        place[chosen[i]] = i + 1
+    for j in range(len(block)):
+        for entry in range(offsets[block[j]], offsets[block[j] + 1]):
+            at = place[columns[entry]]
+            if at > 0:
+                right[at - 1, j] = values[entry]
+    for item in chosen:
+        place[item] = 0
+
+
+@compiled()
+def dense_block(chosen, offsets, columns, values, rank, dense, place, system):
+    """The block of chosen items of a symmetric matrix: zeros [S, S] before; `place` are zeros for all items.
+
+    What two popular items share is read from `dense`, by their ranks; rank is negative for all other items.
+    """
+    for i in range(len(chosen)):
+        place[chosen[i]] = i + 1
+    for i in range(len(chosen)):
+        own = rank[chosen[i]]
+        if own >= 0:
+            for j in range(len(chosen)):
+                if rank[chosen[j]] >= 0:
+                    system[i, j] = dense[own, rank[chosen[j]]]
+        else:
+            for entry in range(offsets[chosen[i]], offsets[chosen[i] + 1]):
+                at = place[columns[entry]]
+                if at > 0:
+                    system[i, at - 1] = values[entry]
+                    system[at - 1, i] = values[entry]
+    for item in chosen:
+        place[item] = 0
+
+
+@compiled()
+def largest_of_rows(weights, most, chosen):
+    """The columns of the `most` largest absolute values of each row, in no order [rows, most]."""
+    columns, sizes = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float32)
+    for row in range(len(weights)):
+        for i in range(weights.shape[1]):
+            columns[i], sizes[i] = i, abs(weights[row, i])
+        if most < len(sizes):
+            _select(columns, sizes, len(sizes), most)
+        chosen[row] = columns[:most]
+
+
+@compiled()
+def near_items(
+    first, last, starts, events, of_user, items, window, backward, scale, most, sums, counts, columns, values
+):
+    """Sequential rules of the items first … last, strongest first, into [items, most].
+
+    Args:
+        first: item.
+        last: one after the last.
+        starts: where the events of each item start in `events` [M + 1].
+        events: numbers of events, item by item.
+        of_user: the user of each event.
+        items: the item of each event.
+        window: how many events apart two of a pair are at most.
+        backward: weight of a pair in the opposite order; in order it is 1, and either is divided by the gap.
+        scale: that the weight of each partner is multiplied by [M].
+        most: partners that are kept.
+        sums: zeros for all items, before and after.
+        counts: the number of partners [M].
+        columns: the partners.
+        values: their weights.
+    """
+    room = 1
+    for item in range(first, last):
+        room = max(room, min(len(sums), 2 * window * (starts[item + 1] - starts[item])))
+    partners, sizes = np.empty(room, np.int64), np.empty(room, np.float32)
+    for item in range(first, last):
+        found = 0
+        for i in range(starts[item], starts[item + 1]):
+            event = events[i]
+            for other in range(max(0, event - window), min(len(items), event + window + 1)):
+                if other == event or of_user[other] != of_user[event]:
+                    continue
+                weight = np.float32(1 / (other - event)) if other > event else np.float32(backward / (event - other))
+                if weight == 0:
+                    continue
+                partner = items[other]
+                if sums[partner] == 0:
+                    partners[found] = partner
+                    found += 1
+                sums[partner] += weight
+        for i in range(found):
+            sizes[i] = sums[partners[i]] * scale[partners[i]]
+            sums[partners[i]] = 0
+        counts[item] = keep_largest(partners, sizes, found, most)
+        columns[item, : counts[item]] = partners[: counts[item]]
+        values[item, : counts[item]] = sizes[: counts[item]]

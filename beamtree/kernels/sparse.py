@@ -1,6 +1,7 @@
 """Sparse matrices of the closed form on a CPU: how the compiled functions are called."""
 
 from itertools import pairwise
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from beamtree.threads import parallel_map
 ROWS_AT_ONCE = 512  # that a thread solves for
 
 Rows = tuple[Tensor, Tensor, Tensor]  # offsets, columns and values of compressed rows
+_SCRATCH = local()  # zeros that the functions of a thread share
 
 
 def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
@@ -26,23 +28,39 @@ def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
 def sum_products(first: Rows, second: Rows, size: int) -> Rows:
     """Σ_r a_ri b_rj over the rows of two matrices with columns 0 … size - 1, as rows of i whose columns j rise."""
     cpu_sparse = _compiled()
-    a, b = ([part.numpy() for part in rows] for rows in (first, second))
+    a, b = ([part.numpy() for part in each] for each in (first, second))
     by_column = _transposed(b[0], b[1], b[2], size)
     counts = np.zeros(size, np.int64)
-    spans = _spans(size)
+    rows = spans(size)
 
     def count(span: tuple[int, int]) -> None:
         cpu_sparse.count_product(*span, *by_column[:2], *a[:2], np.full(size, -1, np.int64), counts)
 
-    parallel_map(count, spans)
+    parallel_map(count, rows)
     offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
     columns, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
 
     def fill(span: tuple[int, int]) -> None:
         cpu_sparse.product(*span, *by_column, *a, np.full(size, np.nan, np.float32), offsets, columns, values)
 
-    parallel_map(fill, spans)
+    parallel_map(fill, rows)
     offsets, columns, values = _transposed(offsets, columns, values, size, np.int64)
+    return torch.from_numpy(offsets), torch.from_numpy(columns), torch.from_numpy(values)
+
+
+def multiply(rows: Rows, dense: Tensor) -> Tensor:
+    """The product of a sparse matrix with a dense one."""
+    cpu_sparse, (offsets, columns, values) = _compiled(), (part.numpy() for part in rows)
+    result = np.empty((len(offsets) - 1, dense.shape[1]), np.float32)
+    factor = dense.contiguous().numpy()
+    parallel_map(lambda span: cpu_sparse.multiply(*span, offsets, columns, values, factor, result), spans(len(result)))
+    return torch.from_numpy(result)
+
+
+def transposed(rows: Rows, size: int) -> Rows:
+    """Rows for columns 0 … size - 1."""
+    offsets, columns, values = (part.numpy() for part in rows)
+    offsets, columns, values = _transposed(offsets, columns, values, size)
     return torch.from_numpy(offsets), torch.from_numpy(columns), torch.from_numpy(values)
 
 
@@ -64,7 +82,7 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
     def select(span: tuple[int, int]) -> None:
         cpu_sparse.strongest(*span, start, order, column.numpy(), value.numpy(), most, counts, columns, values)
 
-    parallel_map(select, _spans(num_rows))
+    parallel_map(select, spans(num_rows))
     return _packed(counts, columns, values)
 
 
@@ -74,13 +92,13 @@ def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
     least = np.zeros(rows.shape[1], np.float32)
     if per_column < len(rows):
         by_column = weights.T.contiguous().numpy()
-        parallel_map(lambda span: cpu_sparse.thresholds(*span, by_column, per_column, least), _spans(len(by_column)))
+        parallel_map(lambda span: cpu_sparse.thresholds(*span, by_column, per_column, least), spans(len(by_column)))
     most = min(most, rows.shape[1])
     counts = np.empty(len(rows), np.int64)
     columns, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
     parallel_map(
         lambda span: cpu_sparse.strongest_of_dense(*span, rows, least, most, counts, columns, values),
-        _spans(len(rows)),
+        spans(len(rows)),
     )
     return _packed(counts, columns, values)
 
@@ -89,11 +107,11 @@ def recalls(scores: Tensor, weights: Tensor, gain: Tensor, real: Tensor, cuts: l
     """The recall of each user at each cut, of items in the order of weighted scores: see `cpu_sparse.recalls`."""
     cpu_sparse, result = _compiled(), np.empty((len(scores), len(cuts)), np.float32)
     arrays = [tensor.contiguous().numpy() for tensor in (scores, weights, gain, real)]
-    parallel_map(lambda span: cpu_sparse.recalls(*span, *arrays, np.array(cuts), result), _spans(len(scores)))
+    parallel_map(lambda span: cpu_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
     return torch.from_numpy(result)
 
 
-def _spans(count: int) -> list[tuple[int, int]]:
+def spans(count: int) -> list[tuple[int, int]]:
     """Parts of a range, several for each thread."""
     steps = np.linspace(0, count, min(count, 4 * torch.get_num_threads()) + 1).astype(np.int64).tolist()
     return [span for span in pairwise(steps) if span[0] < span[1]]
@@ -120,6 +138,61 @@ def fold_in_rows(
         )  # fmt: skip
 
     parallel_map(solve, rows.split(ROWS_AT_ONCE))
+
+
+def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most: int) -> tuple[Tensor, Tensor]:
+    """The items that predict a block best, with the block [S], and its rows as columns [S, b]: see `cpu_sparse`."""
+    cpu_sparse, arrays, items = _compiled(), [part.numpy() for part in rows], block.numpy()
+    chosen = np.empty(most + len(items), np.int64)
+    total, place = _zeros(len(diagonal))
+    count = cpu_sparse.predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
+    right = np.zeros((count, len(items)), np.float32)
+    cpu_sparse.columns_of(chosen[:count], items, *arrays, place, right)
+    return torch.from_numpy(chosen[:count]), torch.from_numpy(right)
+
+
+def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tensor:
+    """The block of some items of a symmetric matrix [S, S]: see `cpu_sparse`."""
+    system = np.zeros((len(chosen), len(chosen)), np.float32)
+    arrays = [part.numpy() for part in (*rows, rank, dense)]
+    _compiled().dense_block(chosen.numpy(), *arrays, _zeros(len(rank))[1], system)
+    return torch.from_numpy(system)
+
+
+def largest_of_columns(weights: Tensor, most: int) -> Tensor:
+    """The rows of the largest absolute values of each column [most, columns]."""
+    by_column = weights.T.contiguous().numpy()
+    chosen = np.empty((len(by_column), most), np.int64)
+    _compiled().largest_of_rows(by_column, most, chosen)
+    return torch.from_numpy(chosen).T
+
+
+def near_items(offsets: Tensor, items: Tensor, window: int, backward: float, scale: Tensor, most: int) -> Rows:
+    """Sequential rules of all items: partners within `window` events of a user, weighted by 1/gap and `scale` [M]."""
+    cpu_sparse, size = _compiled(), len(scale)
+    of_user = torch.repeat_interleave(offsets.diff()).numpy()
+    starts, events = np.zeros(size + 1, np.int64), np.empty(len(items), np.int64)
+    cpu_sparse.group(items.numpy(), starts, events)
+    most = min(most, size)
+    counts = np.empty(size, np.int64)
+    columns, values = np.empty((size, most), np.int32), np.empty((size, most), np.float32)
+
+    def find(span: tuple[int, int]) -> None:
+        cpu_sparse.near_items(
+            *span, starts, events, of_user, items.numpy(), window, backward, scale.numpy(), most,
+            np.zeros(size, np.float32), counts, columns, values,
+        )  # fmt: skip
+
+    parallel_map(find, spans(size))
+    return _packed(counts, columns, values)
+
+
+def _zeros(size: int) -> tuple[Any, Any]:
+    """Zeros for every item, real and whole numbers, which are to be zero again after their use."""
+    if getattr(_SCRATCH, "size", None) != size:
+        _SCRATCH.size, _SCRATCH.zeros = size, (np.zeros(size, np.float32), np.zeros(size, np.int32))
+    zeros: tuple[Any, Any] = _SCRATCH.zeros
+    return zeros
 
 
 def _compiled() -> Any:

@@ -130,7 +130,12 @@ def sasrec(
             return since_best >= PATIENCE
 
         settings = replace(
-            size, steps=steps, check_every=max(1, steps // CHECKS), sampled=sampled, lr=lr or size.lr, batch_size=batch_size
+            size,
+            steps=steps,
+            check_every=max(1, steps // CHECKS),
+            sampled=sampled,
+            lr=lr or size.lr,
+            batch_size=batch_size,
         )
         encoder, vectors = fit_sequence(events, num_items, settings, device=device, seed=seed, on_check=on_check)
     return best_model if best_model is not None else SASRec(encoder, vectors, known)
