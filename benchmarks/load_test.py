@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,21 +108,78 @@ def random_histories(items: Sequence[str], count: int, *, length: int = 20, seed
     return [generator.choices(items, k=length) for _ in range(count)]
 
 
-async def send(client: httpx.AsyncClient, bodies: Sequence[bytes], due: Sequence[float]) -> list[Reply]:
+class Connection(asyncio.Protocol):
+    """An HTTP/1.1 connection for one request at a time, with little work of its own: the service may share the core."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._received = b""
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None  # while a request waits
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    async def post(self, head: bytes, body: bytes) -> tuple[int, bytes]:
+        """The status and the body of an answer."""
+        assert self.transport is not None
+        self._received, self._answer = b"", asyncio.get_running_loop().create_future()
+        self.transport.write(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
+        try:
+            return await self._answer
+        except BaseException:
+            self.transport.close()
+            raise
+        finally:
+            self._answer = None
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        if end and self._answer is not None and not self._answer.done():
+            if length is None:
+                self._answer.set_exception(ConnectionError("an answer without a length"))
+            elif len(body) >= int(length[1]):
+                self._answer.set_result((int(head.split(b" ", 2)[1]), body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("the connection was closed"))
+
+
+async def send(url: httpx.URL, head: bytes, bodies: Sequence[bytes], due: Sequence[float]) -> list[Reply]:
     """Send the bodies in turn, each at its time, and wait for all answers."""
     loop = asyncio.get_running_loop()
+    idle, room = list[Connection](), asyncio.Semaphore(CONNECTIONS)
+    secure = url.scheme == "https"
+
+    async def post(body: bytes) -> tuple[int, bytes]:
+        async with room:
+            while idle:
+                connection = idle.pop()
+                assert connection.transport is not None
+                if not connection.transport.is_closing():
+                    break
+            else:
+                port = url.port or (443 if secure else 80)
+                _, connection = await loop.create_connection(Connection, url.host, port, ssl=secure or None)
+            answer = await connection.post(head, body)
+            idle.append(connection)
+            return answer
+
     start = loop.time()
 
     async def send_one(at: float, body: bytes) -> Reply:
         late, degraded = loop.time() - start - at, False
         try:
             async with asyncio.timeout(TIMEOUT):
-                response = await client.post("v1/recommend", content=body, headers={"Content-Type": "application/json"})
-            outcome = str(response.status_code)
-            degraded = outcome == OK and bool(response.json().get("degraded"))
-        except (TimeoutError, httpx.TimeoutException):
+                status, answer = await post(body)
+            outcome = str(status)
+            degraded = outcome == OK and bool(json.loads(answer).get("degraded"))
+        except TimeoutError:
             outcome = "timeout"
-        except httpx.HTTPError:
+        except OSError:
             outcome = "connection"
         return Reply(at, late, loop.time() - start - at, outcome, degraded)
 
@@ -129,7 +187,12 @@ async def send(client: httpx.AsyncClient, bodies: Sequence[bytes], due: Sequence
     for number, at in enumerate(due):
         await asyncio.sleep(max(0.0, start + at - loop.time()))  # also when late, so that answers are read
         tasks.append(loop.create_task(send_one(at, bodies[number % len(bodies)])))
-    return list(await asyncio.gather(*tasks))
+    replies = list(await asyncio.gather(*tasks))
+    for connection in idle:
+        assert connection.transport is not None
+        connection.transport.close()
+    await asyncio.sleep(0)  # in which they are closed
+    return replies
 
 
 async def some_items(client: httpx.AsyncClient) -> list[str]:
@@ -174,10 +237,8 @@ def load_test(
     due = arrivals(rate, seconds, seed=seed, constant=constant)
     url = url if "//" in url else f"http://{url}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-
     async def run() -> list[Reply]:
-        async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=TIMEOUT) as client:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT) as client:
             try:
                 chosen = histories or random_histories(await some_items(client), min(BODIES, len(due)), seed=seed)
             except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
@@ -185,7 +246,10 @@ def load_test(
             except httpx.HTTPError as error:
                 raise ValueError(f"{url} does not answer: start the service with `beamtree serve RUN`") from error
             bodies = [json.dumps({**options, "history": each}).encode() for each in chosen[:BODIES]]
-            return await send(client, bodies, due)
+            target = client.build_request("POST", "v1/recommend", headers={"Content-Type": "application/json"})
+            lines = [f"POST {target.url.raw_path.decode()} HTTP/1.1"]
+            lines += [f"{name}: {value}" for name, value in target.headers.items() if name != "content-length"]
+            return await send(target.url, ("\r\n".join(lines) + "\r\n").encode(), bodies, due)
 
     try:
         return Report(rate, seconds, tuple(asyncio.run(run())))

@@ -122,6 +122,8 @@ def test_a_block_of_a_symmetric_matrix(generator, popular):
     for chosen in (torch.tensor([0, 1, 5, 17]), torch.tensor([3]), torch.arange(20)):
         block = sparse.dense_block(rows, chosen, rank, among_popular)
         torch.testing.assert_close(block, matrix[chosen][:, chosen])
+        other = sparse.sum_products(first, random_rows(generator, 40, 20), 20)  # not symmetric
+        torch.testing.assert_close(sparse.dense(other, chosen), dense(other, 20)[chosen][:, chosen])
 
 
 def test_the_largest_of_each_column(generator):

@@ -176,26 +176,27 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
         weights: of the parts.
         gain: what each item adds to its user's recall [U, C].
         real: which items there are [U, C].
-        cuts: numbers of items.
+        cuts: numbers of items, rising.
         result: [U, cuts].
     """
-    total = np.empty(scores.shape[1], np.float32)
+    total, order = np.empty(scores.shape[1], np.float32), np.empty(scores.shape[1], np.int64)
     for user in range(first, last):
+        count = 0
         for i in range(scores.shape[1]):
-            value = np.float32(0)
-            for part in range(len(weights)):
-                value += weights[part] * scores[user, i, part]
-            total[i] = value if real[user, i] else -np.inf
-        for cut in range(len(cuts)):
-            result[user, cut] = 0
-        for i in range(scores.shape[1]):
-            if gain[user, i] > 0 and real[user, i]:
-                before = 0
-                for j in range(scores.shape[1]):
-                    before += total[j] > total[i] or (total[j] == total[i] and j < i)
-                for cut in range(len(cuts)):
-                    if before < cuts[cut]:
-                        result[user, cut] += gain[user, i]
+            if real[user, i]:
+                value = np.float32(0)
+                for part in range(len(weights)):
+                    value += weights[part] * scores[user, i, part]
+                order[count], total[count] = i, value
+                count += 1
+        kept = keep_largest(order, total, count, cuts[-1])
+        sum_so_far, cut = np.float32(0), 0
+        for i in range(kept):
+            while i == cuts[cut]:
+                result[user, cut] = sum_so_far
+                cut += 1
+            sum_so_far += gain[user, order[i]]
+        result[user, cut:] = sum_so_far
 
 
 @compiled(fastmath=REORDERED)
@@ -298,6 +299,20 @@ def dense_block(chosen, offsets, columns, values, rank, dense, place, system):
                 if at > 0:
                     system[i, at - 1] = values[entry]
                     system[at - 1, i] = values[entry]
+    for item in chosen:
+        place[item] = 0
+
+
+@compiled()
+def dense(chosen, offsets, columns, values, place, block):
+    """The block of chosen items of any matrix: zeros [n, n] before; `place` are zeros for all items."""
+    for i in range(len(chosen)):
+        place[chosen[i]] = i + 1
+    for i in range(len(chosen)):
+        for entry in range(offsets[chosen[i]], offsets[chosen[i] + 1]):
+            at = place[columns[entry]]
+            if at > 0:
+                block[i, at - 1] = values[entry]
     for item in chosen:
         place[item] = 0
 

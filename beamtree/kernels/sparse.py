@@ -151,6 +151,13 @@ def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most
     return torch.from_numpy(chosen[:count]), torch.from_numpy(right)
 
 
+def dense(rows: Rows, chosen: Tensor) -> Tensor:
+    """The block of some items of a matrix [n, n]."""
+    block, arrays = np.zeros((len(chosen), len(chosen)), np.float32), [part.numpy() for part in rows]
+    _compiled().dense(chosen.numpy(), *arrays, _zeros(len(arrays[0]) - 1)[1], block)
+    return torch.from_numpy(block)
+
+
 def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tensor:
     """The block of some items of a symmetric matrix [S, S]: see `cpu_sparse`."""
     system = np.zeros((len(chosen), len(chosen)), np.float32)
