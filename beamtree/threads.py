@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,5 +67,14 @@ def parallel_map(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
     with one_thread():
         if workers == 1:
             return [function(task) for task in tasks]
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(function, tasks))
+        return list(_pool(workers).map(function, tasks))
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that stay: to start them takes as long as a search."""
+    return ThreadPoolExecutor(workers, "beamtree", initializer=torch.set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # which has none of them

@@ -237,6 +237,7 @@ def load_test(
     due = arrivals(rate, seconds, seed=seed, constant=constant)
     url = url if "//" in url else f"http://{url}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+
     async def run() -> list[Reply]:
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT) as client:
             try:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
+from numba.extending import intrinsic
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
@@ -19,12 +21,16 @@ from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 from beamtree.scorers.memory import recency_weights
 
 
-def test_halves_are_read_as_they_are():
-    halves = np.arange(2**16, dtype=np.uint16)
-    halves = halves[np.isfinite(halves.view(np.float16))]
-    ones = np.ones(1, np.float32)
-    read = [cpu_search._dot(halves[i : i + 1], ones) for i in range(0, len(halves), 37)]
-    assert np.array_equal(np.array(read, np.float32), halves[::37].view(np.float16).astype(np.float32))
+@pytest.mark.parametrize("converts", [True, False])
+def test_every_finite_half_is_read(monkeypatch, converts):
+    """By an instruction of the processor, where it has one, and by moving bits."""
+    monkeypatch.setattr(cpu_search, "CONVERTS_HALVES", converts and cpu_search.CONVERTS_HALVES)
+    read = intrinsic(cpu_search._read_half)
+    function = njit(lambda bits: read(bits))
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    finite = bits[np.isfinite(bits.view(np.float16))]
+    values = np.array([function(each) for each in finite], np.float32)
+    assert (values == finite.view(np.float16).astype(np.float32)).all()
 
 
 def random_tree(arity, num_items, spare, generator, hidden=0):

@@ -4,6 +4,7 @@ It covers sums of dot products, item memory, repeats and a deep part. What each 
 """
 
 from functools import partial
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order
 ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
 ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
 LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
+CONVERTS_HALVES = "+f16c" in codegen.get_host_cpu_features() or machine() in ("aarch64", "arm64")
+CACHE_LINE = 64  # bytes
+AHEAD = 4  # nodes whose rows are read from memory before they are needed
 BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
 
 
@@ -36,11 +40,14 @@ compiled: Any = partial(njit, nogil=True, cache=_can_cache(), error_model="numpy
 def _read_half(typing_context, bits):
     """The float32 of a finite half in its 16 bits, which Numba has no type for on CPUs.
 
-    Its bits are moved to their places in a float32, and a product corrects the exponent, also of subnormals.
+    Where there is no instruction for that, its bits are moved to their places in a float32, and a product corrects the
+    exponent, also of subnormals.
     """
 
     def generate(context, builder, signature, arguments):
         word, single = ir.IntType(32), ir.FloatType()
+        if CONVERTS_HALVES:
+            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), single)
         wide = builder.zext(arguments[0], word)
         magnitude = builder.shl(builder.and_(wide, word(0x7FFF)), word(13))
         sign = builder.shl(builder.and_(wide, word(0x8000)), word(16))
@@ -49,7 +56,27 @@ def _read_half(typing_context, bits):
     return types.float32(types.uint16), generate
 
 
+def _prefetch_row(typing_context, rows, index):
+    """Have a row of a matrix read from memory, while something else is computed."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        strides, size = cgutils.unpack_tuple(builder, array.strides), ir.IntType(64)
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        first = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], strides[0])])
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        lines = builder.udiv(builder.add(strides[0], size(CACHE_LINE - 1)), size(CACHE_LINE))
+        with cgutils.for_range(builder, lines) as loop:
+            line = builder.gep(first, [builder.mul(loop.index, size(CACHE_LINE))])
+            builder.call(function, [line, flag(0), flag(3), flag(1)])  # to read, and to keep in all caches
+        return context.get_dummy_value()
+
+    return types.none(rows, index), generate
+
+
 _half: Any = intrinsic(_read_half)
+_prefetch: Any = intrinsic(_prefetch_row)
 
 
 @compiled(fastmath=REORDERED)
@@ -441,6 +468,11 @@ def search(
             for i in range(kept):
                 node = beam[i]
                 value = maxima[node]
+                if i + AHEAD < kept:
+                    if share_a != 0:
+                        _prefetch(rows_a, beam[i + AHEAD])
+                    if share_b != 0:
+                        _prefetch(rows_b, beam[i + AHEAD])
                 if share_a != 0:
                     value += share_a * _dot(rows_a[node], users_a[b])
                 if share_b != 0:

@@ -18,7 +18,7 @@ from beamtree.serve.http.item_routes import item_routes
 from beamtree.serve.http.metrics import CONTENT_TYPE
 from beamtree.serve.http.middleware import RequestGuard
 from beamtree.serve.http.openapi import add_examples
-from beamtree.serve.http.recommend_routes import recommend_routes
+from beamtree.serve.http.recommend_routes import RecommendShortcut, recommend_routes
 from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model, Problem
 from beamtree.serve.http.service import Service
 
@@ -63,7 +63,8 @@ def make_app(service: Service) -> FastAPI:
         responses=ERRORS,
     )
     add_error_handlers(app)
-    app.add_middleware(RequestGuard, service=service)
+    app.add_middleware(RecommendShortcut, service=service)
+    app.add_middleware(RequestGuard, service=service)  # around it
     for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes):
         app.include_router(routes(service))
     add_examples(app, service)

@@ -44,6 +44,12 @@ def error_response(status: int, error: str, hint: str, headers: Mapping[str, str
     return json_response({"error": error, "hint": hint}, status, headers)
 
 
+def http_error_response(error: HTTPException) -> Response:
+    """The JSON of an error of Starlette."""
+    hint = HINTS.get(error.status_code, SCHEMA_HINT)
+    return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Return all errors of an application as `error_response`."""
 
@@ -53,8 +59,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(_: Request, error: HTTPException) -> Response:
-        hint = HINTS.get(error.status_code, SCHEMA_HINT)
-        return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
+        return http_error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:

@@ -1,36 +1,88 @@
 """Routes that search the model: recommend, similar, explain."""
 
+import json
 import math
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
-from beamtree.serve.http.errors import ApiError, check_limit, json_response
+from beamtree.serve.http.errors import ApiError, check_limit, error_response, http_error_response, json_response
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
+RECOMMEND = "/v1/recommend"
 MAX_EXPLAINED = 100  # items whose path one request may follow
 MAX_UNKNOWN = 100  # unknown ids that a result lists
+
+
+class RecommendShortcut:
+    """Middleware that answers valid requests for recommendations itself: the layers of a route take longer than a search.
+
+    Everything else goes on to the application, also bodies that are not valid, for their errors.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", RECOMMEND):
+            await self.app(scope, receive, send)
+            return
+        start, request = time.perf_counter(), Request(scope, receive)
+        try:
+            content = await request.body()
+        except HTTPException as error:
+            await http_error_response(error)(scope, receive, send)
+            return
+        try:
+            body = RecommendBody.model_validate(json.loads(content))
+        except (ValueError, RecursionError):
+            await self.app(scope, replay(content, receive), send)
+            return
+        scope["route"] = SimpleNamespace(path=RECOMMEND)  # for metrics
+        try:
+            response = await recommend_response(self.service, body, start)
+        except ApiError as error:
+            response = error_response(error.status, error.error, error.hint, error.headers)
+        await response(scope, receive, send)
+
+
+def replay(content: bytes, receive: Receive) -> Receive:
+    """Receive a body that was read before, then what follows."""
+    parts = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return receive_again
+
+
+async def recommend_response(service: Service, body: RecommendBody, start: float) -> Response:
+    """The answer to a request that arrived at `start`."""
+    request = parse_request(body)
+    response = await service.recommend(request, body.timeout_ms)
+    return json_response(recommend_json(service.loaded.name, request, response, start))
 
 
 def recommend_routes(service: Service) -> APIRouter:
     """The routes of one service."""
     router = APIRouter()
 
-    @router.post("/v1/recommend", responses={200: {"model": Recommendations}})
+    @router.post(RECOMMEND, responses={200: {"model": Recommendations}})
     async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
-        start = time.perf_counter()
-        request = parse_request(body)
-        response = await service.recommend(request, body.timeout_ms)
-        return json_response(recommend_json(service.loaded.name, request, response, start))
+        return await recommend_response(service, body, time.perf_counter())
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
     async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
