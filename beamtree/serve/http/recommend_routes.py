@@ -27,7 +27,7 @@ MAX_UNKNOWN = 100  # unknown ids that a result lists
 
 
 class RecommendShortcut:
-    """Middleware that answers valid requests for recommendations itself: the layers of a route take longer than a search.
+    """Middleware that answers valid requests for recommendations itself: a route takes longer than a search.
 
     Everything else goes on to the application, also bodies that are not valid, for their errors.
     """
