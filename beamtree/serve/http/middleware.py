@@ -34,6 +34,8 @@ class RequestGuard:
                 status = message["status"]
                 if self.service.stopping:  # so that the next request goes to another server
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
+                await send(message)  # with the first part of the body
+                return
             async with asyncio.timeout(SEND_SECONDS):
                 await send(message)
 

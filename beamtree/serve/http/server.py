@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import threading
 from types import FrameType
 
@@ -18,7 +17,6 @@ HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the headers of a requ
 KEEP_ALIVE_SECONDS = 75  # longer than most load balancers keep idle connections
 MAX_CONNECTIONS = 4096
 SHUTDOWN_SECONDS = 30  # for requests in flight
-SWITCH_SECONDS = 5e-4  # after which a thread that computes lets another run: searches wait for requests to be parsed
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):
@@ -102,7 +100,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(service: Service, drain: float = 1.0) -> Server:
     """A server for a service; `drain` as in `Server`."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     config = uvicorn.Config(
         make_app(service),
         http=HeaderTimeoutProtocol,
