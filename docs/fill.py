@@ -335,7 +335,11 @@ def query_parts() -> str:
     columns = list(dict.fromkeys((r["device"], r["items"]) for r in records))
     times = {(r["device"], r["items"], r["scorer"]): r["value"] for r in records}
     scorers = dict.fromkeys(r["scorer"] for r in records)
-    lines = [[scorer, *(two_digits(times[(*column, scorer)]) for column in columns)] for scorer in scorers]
+
+    def cell(key: tuple[str, int, str]) -> str:
+        return two_digits(times[key]) if key in times else ""
+
+    lines = [[scorer, *(cell((*column, scorer)) for column in columns)] for scorer in scorers]
     return grid(["ms per query", *(f"{device}, {items:,} items" for device, items in columns)], lines)
 
 
