@@ -44,13 +44,16 @@ Find = Callable[[Tensor, Tensor], Tensor]
 class IALSSearch:
     """iALS with the vectors of a tree's leaves, searched exactly or by HNSW."""
 
-    def __init__(self, model: bt.TreeModel, part: FactorScorer) -> None:
+    def __init__(self, model: bt.TreeModel, part: FactorScorer, graphs: bool) -> None:
         self.model, self.part = model, part
         self.items = part.item_vectors(model.tree).float()
+        if not graphs:
+            return
         self.faiss = HNSWIndex(self.items)
         self.hnswlib = hnswlib.Index("ip", self.items.shape[1])
         self.hnswlib.init_index(len(self.items), ef_construction=200, M=32)
         self.hnswlib.add_items(self.items.numpy())
+        self.hnswlib.set_num_threads(1)
 
     def user(self, x: Tensor) -> Tensor:
         """The vector of each history."""
@@ -149,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--peers", default="user-knn", help="baselines that are tuned; none with ''")
+    parser.add_argument("--no-graphs", action="store_true", help="leave out HNSW, whose graphs take long to build")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(2)  # for the fits; one while queries are timed
@@ -177,8 +181,7 @@ def main() -> None:
         record(row, width, lambda x, _: find(x, x if own else x[:, :0]))
 
     built = {name: build(name, data.train.events, data.num_items, data.val) for name in args.peers.split(",") if name}
-    ials = IALSSearch(model, factors)
-    ials.hnswlib.set_num_threads(1)
+    ials = IALSSearch(model, factors, not args.no_graphs)
     slots = model.tree.items()
     gram = cooccurrence(data.train.events, data.num_items)
     penalty = PENALTIES[scorer.hyperparameters["together, λ"]]
@@ -190,7 +193,7 @@ def main() -> None:
     for most in PARTNERS:
         record_peer("EASE, sparse", most, sparse_ease(partners.head(most)))
         record("EASE, compiled", most, compiled_ease(partners.head(most), own))
-    for breadth in BREADTHS:
+    for breadth in () if args.no_graphs else BREADTHS:
         ials.faiss._index.hnsw.efSearch = breadth
         ials.hnswlib.set_ef(breadth)
         record_peer("iALS, FAISS", breadth, ials.by_faiss)

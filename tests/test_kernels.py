@@ -18,7 +18,7 @@ from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.rows import adam  # noqa: E402
 from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
-from beamtree.scorers.subtree_max import Runs, SubtreeMax  # noqa: E402
+from beamtree.scorers.subtree_max import SubtreeMax  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -203,23 +203,23 @@ def test_products_are_those_with_the_rows_of_the_nodes(generator, dim):
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("arity", "rows", "entries"), [(2, 1, 40), (2, 3, 7), (3, 2, 90), (2, 2, 1)])
-def test_maxima_are_those_of_the_levels_and_of_the_runs(generator, arity, rows, entries):
+def test_maxima_are_those_of_the_leaves_below(generator, arity, rows, entries):
     tree = bt.Tree(torch.randperm(100, generator=torch.Generator().manual_seed(1)), arity)
     items = torch.randint(-1, 30, (rows, entries), generator=generator, device=DEVICE).cpu()
     scores = draw(generator, rows, entries).cpu()
-    leaves = tree.leaf_of_item(items)
-    size = len(tree.level(tree.height))
-    slots = torch.arange(rows).unsqueeze(1) * size + leaves - tree.level(tree.height).start
-    keys = slots.masked_fill(leaves == bt.PAD, rows * size).flatten()
-    runs = Runs(tree.moved(lambda part: part.to(DEVICE)), rows, keys.to(DEVICE), scores.flatten().to(DEVICE))
-    expected = SubtreeMax(tree, leaves, scores)
+    leaves, first = tree.leaf_of_item(items), tree.level(tree.height).start
+    totals = torch.zeros(rows, len(tree.level(tree.height)) + 1)
+    totals = totals.scatter_add_(1, (leaves - first).where(leaves != bt.PAD, totals.shape[1] - 1), scores)[:, :-1]
+    found = SubtreeMax(tree.moved(lambda part: part.to(DEVICE)), leaves.to(DEVICE), scores.to(DEVICE))
     for level in range(1, tree.height + 1):
         span, width = tree.level(level), arity ** (tree.height - level)
+        highest = totals.clamp(min=0).unflatten(1, (-1, width)).amax(2) if width > 1 else totals
         nodes = torch.randint(span.start - 1, span.stop, (rows, 70)).masked_fill_(torch.rand(rows, 70) < 0.1, bt.PAD)
         nodes = nodes.where(nodes >= span.start, bt.PAD)
         for asked in (nodes, nodes[:1]):
             real = (asked != bt.PAD).expand(rows, -1)
-            here, wanted = asked.to(DEVICE), expected.at(level, asked)[real]
-            torch.testing.assert_close(runs.at(level, here).cpu()[real], wanted)
-            found = maxima(runs.keys, runs.scores, runs.runs, here, span, width, rows)
-            torch.testing.assert_close(found.cpu()[real], wanted)
+            wanted = highest.gather(1, (asked - span.start).clamp(min=0).expand(rows, -1))[real]
+            here = asked.to(DEVICE)
+            torch.testing.assert_close(found.at(level, here).cpu()[real], wanted)
+            compiled = maxima(found.keys, found.scores, found.runs, here, span, width, rows)
+            torch.testing.assert_close(compiled.cpu()[real], wanted)

@@ -7,135 +7,32 @@ an item that scores as much, and these items are different ones, since subtrees 
 than m nodes score above n, n is among the best k (a tie aside), and by induction from the root i is found.
 """
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from beamtree import kernels
 from beamtree.tree import PAD, Tree
 
-DENSE_FACTOR = 16  # a level is kept dense up to this many nodes per entry
-
 
 class SubtreeMax:
     """For each user a few items with scores, and for each node the highest of those below it, but at least 0.
 
     The entries are sorted by leaf once, so those below a node are neighbours. Nothing has the length of the catalogue.
+    The maxima of every run of 2^j entries are kept: that of any run is the larger one of two that overlap. All lists
+    keep their lengths, whatever the entries are, so that a GPU does not wait for them.
     """
 
     def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor) -> None:
         """`leaves` [B, E], PAD for none, and `scores` [B, E]; of a leaf that is named twice the scores are added."""
         if not leaves.shape[1]:
             leaves, scores = leaves.new_full((len(leaves), 1), PAD), scores.new_zeros(len(leaves), 1)
-        rows, size = len(leaves), len(tree.level(tree.height))
-        slot = leaves - tree.level(tree.height).start
-        if rows > 1:
-            slot += torch.arange(rows, device=leaves.device).unsqueeze(1) * size
-        key = slot.masked_fill_(leaves == PAD, rows * size).flatten()  # the last stands for none
-        how = Runs if leaves.is_cuda else Levels
-        self.maxima = how(tree, rows, key, scores.flatten())
-
-    def at(self, level: int, nodes: Tensor) -> Tensor:
-        """The scores [B, W] of nodes [B or 1, W] of one level, and any number at PAD."""
-        return self.maxima.at(level, nodes)
-
-
-def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
-    """Where nodes [rows or 1, W] stand among those of a level, one user after another [rows, W]; below 0 for PAD."""
-    span = tree.level(level)
-    place = nodes - span.start
-    if rows == 1:
-        return place
-    user = torch.arange(rows, device=nodes.device).unsqueeze(1)
-    return torch.where(nodes != PAD, user * len(span) + place, -1)
-
-
-class Levels:
-    """On a CPU: the maxima of every level, made from those of the level below when they are first asked for.
-
-    By numpy, which needs less time for so few numbers.
-    """
-
-    def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
-        self.tree, self.rows = tree, rows
-        none = rows * len(tree.level(tree.height))
-        self._room = DENSE_FACTOR * len(keys)
-        self._users = np.arange(rows).reshape(-1, 1)
-        whole = none <= self._room
-        self._found: list[Any] = [
-            _sum_dense(keys, scores, none) if whole else _sum_sparse(keys, scores, none)
-        ]  # leaves first
-
-    def at(self, level: int, nodes: Tensor) -> Tensor:
-        while len(self._found) <= self.tree.height - level:
-            self._found.append(self._above())
-        found, span = self._found[self.tree.height - level], self.tree.level(level)
-        place = nodes.numpy() + (self._users * len(span) - span.start)  # PAD: anywhere, or nowhere
-        if not isinstance(found, tuple):
-            return torch.from_numpy(found.take(place, mode="clip"))
-        keys, maxima = found
-        at = keys.searchsorted(place.astype(keys.dtype))
-        return torch.from_numpy(
-            np.where(keys.take(at, mode="clip") == place, maxima.take(at, mode="clip"), np.float32(0))
+        self.tree, self.rows = tree, len(leaves)
+        size = len(tree.level(tree.height))
+        slot = (
+            leaves - tree.level(tree.height).start + torch.arange(self.rows, device=leaves.device).unsqueeze(1) * size
         )
-
-    def _above(self) -> Any:
-        """The maxima of the level above the last: of the nodes that have any, or of all where there is room."""
-        last, size = self._found[-1], self.rows * len(self.tree.level(self.tree.height - len(self._found)))
-        if not isinstance(last, tuple):
-            best = last.reshape(size, -1).max(1) if self.tree.arity > 2 else np.maximum(last[::2], last[1::2])
-            return np.maximum(best, np.float32(0), out=best) if len(self._found) == 1 else best
-        keys = last[0] // self.tree.arity
-        starts = _starts(keys)
-        keys, maxima = keys[starts], np.maximum(np.maximum.reduceat(last[1], starts), np.float32(0))
-        if size > self._room:
-            return keys, maxima
-        whole = np.zeros(size, np.float32)
-        named = slice(None, None if keys[-1] < size else -1)  # the last is that of none, where nothing else is known
-        whole[keys[named]] = maxima[named]
-        return whole
-
-
-def _sum_dense(keys: Tensor, scores: Tensor, none: int) -> Any:
-    """The sum of the scores of every key below `none`."""
-    return scores.new_zeros(none + 1).scatter_add_(0, keys, scores)[:none].numpy()
-
-
-def _sum_sparse(all_keys: Tensor, all_scores: Tensor, none: int) -> tuple[Any, Any]:
-    """Each key below `none` once, in rising order, with the sum of its scores; at least one."""
-    said = ((all_scores != 0) & (all_keys != none)).numpy().nonzero()[0]  # the others fill up short lists
-    if not len(said):
-        return np.zeros(1, np.int64), np.zeros(1, np.float32)
-    keys, scores = all_keys.numpy().take(said), all_scores.numpy().take(said)
-    if none < 2**32:  # two passes over 16 bits each are several times faster than one sort
-        low = keys.astype(np.uint16).argsort(kind="stable")
-        order = low[(keys[low] >> 16).astype(np.uint16).argsort(kind="stable")] if none >= 2**16 else low
-    else:
-        order = keys.argsort(kind="stable")
-    keys = keys[order]
-    starts = _starts(keys)
-    return keys[starts], np.add.reduceat(scores[order], starts)
-
-
-def _starts(keys: Any) -> Any:
-    """Where sorted keys change, the first place among them."""
-    new = np.empty(len(keys), np.bool_)
-    new[0] = True
-    np.not_equal(keys[1:], keys[:-1], out=new[1:])
-    return new.nonzero()[0]
-
-
-class Runs:
-    """On a GPU: the maxima of every run of 2^j entries; that of any run is the larger one of two that overlap.
-
-    The lists keep their lengths, whatever the entries are, so that nothing waits for them.
-    """
-
-    def __init__(self, tree: Tree, rows: int, keys: Tensor, scores: Tensor) -> None:
-        self.tree, self.rows = tree, rows
-        none = rows * len(tree.level(tree.height))
+        none = self.rows * size  # stands for no leaf
+        keys, scores = slot.masked_fill_(leaves == PAD, none).flatten(), scores.flatten()
         if none < 2**31:
             keys = keys.int()  # sorted in less time
         keys, order = keys.sort()
@@ -144,7 +41,7 @@ class Runs:
         place = new.cumsum(0) - 1
         self.scores = torch.zeros_like(scores).index_add_(0, place, scores.take(order).masked_fill_(keys == none, 0.0))
         self.keys = torch.full_like(keys, none).scatter_(0, place, keys)
-        self.runs = self._make(max(1, (len(keys) // rows).bit_length()))
+        self.runs = self._make(max(1, (len(keys) // self.rows).bit_length()))
 
     def _make(self, powers: int) -> Tensor:
         """Row j holds the maximum of the 2^j entries from each on, and of 0, which none can be below."""
@@ -157,6 +54,7 @@ class Runs:
         return runs
 
     def at(self, level: int, nodes: Tensor) -> Tensor:
+        """The scores [B, W] of nodes [B or 1, W] of one level, and any number at PAD."""
         width = self.tree.arity ** (self.tree.height - level)
         if kernels.fits(self.scores) and self.keys.dtype == torch.int32:
             from beamtree.kernels.maxima import maxima
@@ -173,3 +71,13 @@ class Runs:
         other = (begin + length - (1 << power)).clamp_(min=0)
         found = torch.maximum(self.runs.take(row + begin), self.runs.take(row + other))
         return found.masked_fill_(length <= 0, 0.0)
+
+
+def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
+    """Where nodes [rows or 1, W] stand among those of a level, one user after another [rows, W]; below 0 for PAD."""
+    span = tree.level(level)
+    place = nodes - span.start
+    if rows == 1:
+        return place
+    user = torch.arange(rows, device=nodes.device).unsqueeze(1)
+    return torch.where(nodes != PAD, user * len(span) + place, -1)
