@@ -350,7 +350,7 @@ def test_sasrec_learns_an_order(monkeypatch, full_softmax):
 def test_validation_users_choose_the_size_of_sasrec(monkeypatch):
     events = ordered_events()
     users = BeforeAfter(events)
-    for wanted in (64, 256):
+    for wanted in (64, 128):
 
         def quality(model, users, wanted=wanted):
             return float(model.items.shape[1] == wanted)
