@@ -83,6 +83,8 @@ class ItemMatrix(CSR):
 
     def transpose(self) -> "ItemMatrix":
         """Rows for columns."""
+        if self.is_local:
+            return ItemMatrix(*sparse.transposed(self.arrays, len(self)))
         key, order = (self.columns * len(self) + self.row_of_entry()).sort()
         return matrix_of(key, self.values[order], len(self))
 

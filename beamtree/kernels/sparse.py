@@ -44,7 +44,7 @@ def sum_products(first: Rows, second: Rows, size: int) -> Rows:
         cpu_sparse.product(*span, *by_column, *a, np.full(size, np.nan, np.float32), offsets, columns, values)
 
     parallel_map(fill, rows)
-    offsets, columns, values = _transposed(offsets, columns, values, size, np.int64)
+    offsets, columns, values = _transposed(offsets, columns, values, size)
     return torch.from_numpy(offsets), torch.from_numpy(columns), torch.from_numpy(values)
 
 
@@ -64,9 +64,9 @@ def transposed(rows: Rows, size: int) -> Rows:
     return torch.from_numpy(offsets), torch.from_numpy(columns), torch.from_numpy(values)
 
 
-def _transposed(offsets: Any, columns: Any, values: Any, size: int, dtype: Any = np.int32) -> tuple[Any, Any, Any]:
-    """Arrays of rows for columns, with columns of a dtype."""
-    result = np.zeros(size + 1, np.int64), np.empty(len(columns), dtype), np.empty(len(columns), np.float32)
+def _transposed(offsets: Any, columns: Any, values: Any, size: int) -> tuple[Any, Any, Any]:
+    """Arrays of rows for columns."""
+    result = np.zeros(size + 1, np.int64), np.empty(len(columns), np.int32), np.empty(len(columns), np.float32)
     _compiled().transpose(offsets, columns, values, *result)
     return result
 
