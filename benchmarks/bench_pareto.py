@@ -29,7 +29,7 @@ from beamtree.closed_form.cooccurrence import cooccurrence
 from beamtree.closed_form.ridge import PENALTIES, ridge_partners
 from beamtree.data.csr import CSR
 from beamtree.evaluate import leaving_out, measure
-from beamtree.kernels.cpu_search import _select, _sort, compiled
+from beamtree.kernels.compiled_search import _select, _sort, compiled
 from beamtree.research.baselines import build
 from beamtree.research.baselines.sparse import history_items, partner_matrix
 from beamtree.research.baselines.two_tower import HNSWIndex

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
-from beamtree.kernels import cpu, cpu_search
+from beamtree.kernels import compiled_search, cpu
 from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SequenceScorer, SumScorer
 from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
@@ -24,8 +24,8 @@ from beamtree.scorers.memory import recency_weights
 @pytest.mark.parametrize("converts", [True, False])
 def test_every_finite_half_is_read(monkeypatch, converts):
     """By an instruction of the processor, where it has one, and by moving bits."""
-    monkeypatch.setattr(cpu_search, "CONVERTS_HALVES", converts and cpu_search.CONVERTS_HALVES)
-    read = intrinsic(cpu_search._read_half)
+    monkeypatch.setattr(compiled_search, "CONVERTS_HALVES", converts and compiled_search.CONVERTS_HALVES)
+    read = intrinsic(compiled_search._read_half)
     function = njit(lambda bits: read(bits))
     bits = np.arange(1 << 16, dtype=np.uint16)
     finite = bits[np.isfinite(bits.view(np.float16))]
@@ -145,7 +145,7 @@ def test_histories_may_have_any_strides():
     x = torch.randint(50, (9, 4), generator=generator)
     found = bt.retrieve(model, x.T, beam_size=20, m=5)
     assert torch.equal(found[0], bt.retrieve(model, x.T.contiguous(), beam_size=20, m=5)[0])
-    assert len(cpu_search.search.signatures) == len(cpu_search.fold_in.signatures) == 1
+    assert len(compiled_search.search.signatures) == len(compiled_search.fold_in.signatures) == 1
 
 
 @pytest.mark.parametrize("dim", [3, 100])

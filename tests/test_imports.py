@@ -48,8 +48,8 @@ ALSO = {
     },
     "serve/batch/files.py": {"polars"},
     "serve/batch/ray_cluster.py": {"polars", "ray"},
-    "kernels/cpu_search.py": {"numba", "llvmlite"},
-    "kernels/cpu_sparse.py": {"numba"},
+    "kernels/compiled_search.py": {"numba", "llvmlite"},
+    "kernels/compiled_sparse.py": {"numba"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }

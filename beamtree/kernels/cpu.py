@@ -51,7 +51,7 @@ class SearchParts(NamedTuple):
     memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
     repeats: Any  # the score that each event gives its own item [≥ T]
     products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most two
-    deep: tuple[Any, ...]  # see `cpu_search.search`
+    deep: tuple[Any, ...]  # see `compiled_search.search`
 
 
 def search_arrays(
@@ -84,12 +84,12 @@ def _pack(weight: Tensor, bias: Tensor, slopes: Tensor) -> tuple[Any, Any, Any]:
 @cache
 def compiled() -> Any:
     """The compiled functions. The first time in an installation they are compiled, and that is said."""
-    from beamtree.kernels import cpu_search
+    from beamtree.kernels import compiled_search
 
-    folder = cpu_search.search.stats.cache_path
-    if folder is None or not any(Path(folder).glob("cpu_search.search-*.nbi")):
+    folder = compiled_search.search.stats.cache_path
+    if folder is None or not any(Path(folder).glob("compiled_search.search-*.nbi")):
         Reporter().line("Compiling the search for this machine: about ten seconds, once.")
-    return cpu_search
+    return compiled_search
 
 
 def fold_in(

@@ -27,21 +27,21 @@ def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
 
 def sum_products(first: Rows, second: Rows, size: int) -> Rows:
     """Σ_r a_ri b_rj over the rows of two matrices with columns 0 … size - 1, as rows of i whose columns j rise."""
-    cpu_sparse = _compiled()
+    compiled_sparse = _compiled()
     a, b = ([part.numpy() for part in each] for each in (first, second))
     by_column = _transposed(b[0], b[1], b[2], size)
     counts = np.zeros(size, np.int64)
     rows = spans(size)
 
     def count(span: tuple[int, int]) -> None:
-        cpu_sparse.count_product(*span, *by_column[:2], *a[:2], np.full(size, -1, np.int64), counts)
+        compiled_sparse.count_product(*span, *by_column[:2], *a[:2], np.full(size, -1, np.int64), counts)
 
     parallel_map(count, rows)
     offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
     columns, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
 
     def fill(span: tuple[int, int]) -> None:
-        cpu_sparse.product(*span, *by_column, *a, np.full(size, np.nan, np.float32), offsets, columns, values)
+        compiled_sparse.product(*span, *by_column, *a, np.full(size, np.nan, np.float32), offsets, columns, values)
 
     parallel_map(fill, rows)
     offsets, columns, values = _transposed(offsets, columns, values, size)
@@ -50,10 +50,12 @@ def sum_products(first: Rows, second: Rows, size: int) -> Rows:
 
 def multiply(rows: Rows, dense: Tensor) -> Tensor:
     """The product of a sparse matrix with a dense one."""
-    cpu_sparse, (offsets, columns, values) = _compiled(), (part.numpy() for part in rows)
+    compiled_sparse, (offsets, columns, values) = _compiled(), (part.numpy() for part in rows)
     result = np.empty((len(offsets) - 1, dense.shape[1]), np.float32)
     factor = dense.contiguous().numpy()
-    parallel_map(lambda span: cpu_sparse.multiply(*span, offsets, columns, values, factor, result), spans(len(result)))
+    parallel_map(
+        lambda span: compiled_sparse.multiply(*span, offsets, columns, values, factor, result), spans(len(result))
+    )
     return torch.from_numpy(result)
 
 
@@ -73,14 +75,14 @@ def _transposed(offsets: Any, columns: Any, values: Any, size: int) -> tuple[Any
 
 def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: int) -> Rows:
     """`data.csr.strongest` as offsets, columns and values."""
-    cpu_sparse = _compiled()
+    compiled_sparse = _compiled()
     start, order = np.zeros(num_rows + 1, np.int64), np.empty(len(row), np.int64)
-    cpu_sparse.group(row.numpy(), start, order)
+    compiled_sparse.group(row.numpy(), start, order)
     counts = np.empty(num_rows, np.int64)
     columns, values = np.empty((num_rows, most), np.int32), np.empty((num_rows, most), np.float32)
 
     def select(span: tuple[int, int]) -> None:
-        cpu_sparse.strongest(*span, start, order, column.numpy(), value.numpy(), most, counts, columns, values)
+        compiled_sparse.strongest(*span, start, order, column.numpy(), value.numpy(), most, counts, columns, values)
 
     parallel_map(select, spans(num_rows))
     return _packed(counts, columns, values)
@@ -88,26 +90,28 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
 
 def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
     """The strongest entries of each row of a matrix [n, c] among the `per_column` strongest of their columns."""
-    cpu_sparse, rows = _compiled(), weights.contiguous().numpy()
+    compiled_sparse, rows = _compiled(), weights.contiguous().numpy()
     least = np.zeros(rows.shape[1], np.float32)
     if per_column < len(rows):
         by_column = weights.T.contiguous().numpy()
-        parallel_map(lambda span: cpu_sparse.thresholds(*span, by_column, per_column, least), spans(len(by_column)))
+        parallel_map(
+            lambda span: compiled_sparse.thresholds(*span, by_column, per_column, least), spans(len(by_column))
+        )
     most = min(most, rows.shape[1])
     counts = np.empty(len(rows), np.int64)
     columns, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
     parallel_map(
-        lambda span: cpu_sparse.strongest_of_dense(*span, rows, least, most, counts, columns, values),
+        lambda span: compiled_sparse.strongest_of_dense(*span, rows, least, most, counts, columns, values),
         spans(len(rows)),
     )
     return _packed(counts, columns, values)
 
 
 def recalls(scores: Tensor, weights: Tensor, gain: Tensor, real: Tensor, cuts: list[int]) -> Tensor:
-    """The recall of each user at each cut, of items in the order of weighted scores: see `cpu_sparse.recalls`."""
-    cpu_sparse, result = _compiled(), np.empty((len(scores), len(cuts)), np.float32)
+    """The recall of each user at each cut, of items in the order of weighted scores: see `compiled_sparse.recalls`."""
+    compiled_sparse, result = _compiled(), np.empty((len(scores), len(cuts)), np.float32)
     arrays = [tensor.contiguous().numpy() for tensor in (scores, weights, gain, real)]
-    parallel_map(lambda span: cpu_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
+    parallel_map(lambda span: compiled_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
     return torch.from_numpy(result)
 
 
@@ -129,10 +133,10 @@ def fold_in_rows(
     everywhere: float, result: Tensor,
 ) -> None:  # fmt: skip
     """`scorers.factors.fold_in` of all entries of some rows, none longer than a vector, with weight 1, into result."""
-    cpu_sparse = _compiled()
+    compiled_sparse = _compiled()
 
     def solve(each: Tensor) -> None:
-        cpu_sparse.fold_in_rows(
+        compiled_sparse.fold_in_rows(
             each.numpy(), offsets.numpy(), columns.numpy(), vectors.numpy(), gram_diagonal.numpy(),
             np.float32(penalty), np.float32(everywhere), result.numpy(),
         )  # fmt: skip
@@ -141,13 +145,13 @@ def fold_in_rows(
 
 
 def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most: int) -> tuple[Tensor, Tensor]:
-    """The items that predict a block best, with the block [S], and its rows as columns [S, b]: see `cpu_sparse`."""
-    cpu_sparse, arrays, items = _compiled(), [part.numpy() for part in rows], block.numpy()
+    """The items that predict a block best, with the block [S], and its rows as columns [S, b]."""
+    compiled_sparse, arrays, items = _compiled(), [part.numpy() for part in rows], block.numpy()
     chosen = np.empty(most + len(items), np.int64)
     total, place = _zeros(len(diagonal))
-    count = cpu_sparse.predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
+    count = compiled_sparse.predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
     right = np.zeros((count, len(items)), np.float32)
-    cpu_sparse.columns_of(chosen[:count], items, *arrays, place, right)
+    compiled_sparse.columns_of(chosen[:count], items, *arrays, place, right)
     return torch.from_numpy(chosen[:count]), torch.from_numpy(right)
 
 
@@ -159,7 +163,7 @@ def dense(rows: Rows, chosen: Tensor) -> Tensor:
 
 
 def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tensor:
-    """The block of some items of a symmetric matrix [S, S]: see `cpu_sparse`."""
+    """The block of some items of a symmetric matrix [S, S]: see `compiled_sparse`."""
     system = np.zeros((len(chosen), len(chosen)), np.float32)
     arrays = [part.numpy() for part in (*rows, rank, dense)]
     _compiled().dense_block(chosen.numpy(), *arrays, _zeros(len(rank))[1], system)
@@ -176,16 +180,16 @@ def largest_of_columns(weights: Tensor, most: int) -> Tensor:
 
 def near_items(offsets: Tensor, items: Tensor, window: int, backward: float, scale: Tensor, most: int) -> Rows:
     """Sequential rules of all items: partners within `window` events of a user, weighted by 1/gap and `scale` [M]."""
-    cpu_sparse, size = _compiled(), len(scale)
+    compiled_sparse, size = _compiled(), len(scale)
     of_user = torch.repeat_interleave(offsets.diff()).numpy()
     starts, events = np.zeros(size + 1, np.int64), np.empty(len(items), np.int64)
-    cpu_sparse.group(items.numpy(), starts, events)
+    compiled_sparse.group(items.numpy(), starts, events)
     most = min(most, size)
     counts = np.empty(size, np.int64)
     columns, values = np.empty((size, most), np.int32), np.empty((size, most), np.float32)
 
     def find(span: tuple[int, int]) -> None:
-        cpu_sparse.near_items(
+        compiled_sparse.near_items(
             *span, starts, events, of_user, items.numpy(), window, backward, scale.numpy(), most,
             np.zeros(size, np.float32), counts, columns, values,
         )  # fmt: skip
@@ -203,6 +207,6 @@ def _zeros(size: int) -> tuple[Any, Any]:
 
 
 def _compiled() -> Any:
-    from beamtree.kernels import cpu_sparse  # Numba takes a moment to import
+    from beamtree.kernels import compiled_sparse  # Numba takes a moment to import
 
-    return cpu_sparse
+    return compiled_sparse

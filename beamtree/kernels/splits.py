@@ -33,6 +33,6 @@ def _starts(size: Tensor) -> Any:
 
 
 def _compiled() -> Any:
-    from beamtree.kernels import cpu_tree  # Numba takes a moment to import
+    from beamtree.kernels import compiled_tree  # Numba takes a moment to import
 
-    return cpu_tree
+    return compiled_tree

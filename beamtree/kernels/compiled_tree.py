@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beamtree.kernels.cpu_search import REORDERED, compiled
+from beamtree.kernels.compiled_search import REORDERED, compiled
 
 
 @compiled()

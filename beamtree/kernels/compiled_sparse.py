@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beamtree.kernels.cpu_search import REORDERED, _select, _sort, compiled, solve_dual
+from beamtree.kernels.compiled_search import REORDERED, _select, _sort, compiled, solve_dual
 from beamtree.mask import PAD
 
 
