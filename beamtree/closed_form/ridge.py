@@ -120,7 +120,8 @@ class BlockSolver:
         strength = value.square() / (self.diagonal[source] + self.penalty)
         sources, where = torch.unique(source, return_inverse=True)
         total = strength.new_zeros(len(sources)).index_add_(0, where, strength)
-        best = sources[total.topk(min(self.features, len(sources))).indices]
+        order = total.sort(descending=True, stable=True).indices  # the lower number first where strengths are equal
+        best = sources[order[: self.features]]
         chosen = torch.unique(torch.cat([best, block]))
         right = value.new_zeros(len(chosen), len(block))
         row = torch.searchsorted(chosen, source).clamp_(max=len(chosen) - 1)

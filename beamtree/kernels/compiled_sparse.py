@@ -245,16 +245,23 @@ def predictors(block, offsets, columns, values, diagonal, penalty, most, total, 
                 items[count] = source
                 count += 1
             total[source] += strength
+    items = np.sort(items[:count])  # so that the lower number comes first where strengths are equal
     strengths = np.empty(count, np.float32)
     for i in range(count):
         strengths[i] = total[items[i]]
         total[items[i]] = 0
-    kept = min(count, most)
+    least = np.float32(-1)
     if count > most:
-        _select(items, strengths, count, most)
-    for i in range(kept):
-        chosen[i] = items[i]
-        total[items[i]] = 1
+        order, sizes = np.arange(count), strengths.copy()
+        _select(order, sizes, count, most)
+        least = np.min(sizes[:most])
+    kept = 0
+    for equal in range(2):  # first those above the least, then as many equal ones as there is room for
+        for i in range(count):
+            if kept < most and (strengths[i] == least if equal else strengths[i] > least):
+                chosen[kept] = items[i]
+                total[items[i]] = 1
+                kept += 1
     for item in block:
         if total[item] == 0:
             chosen[kept] = item
