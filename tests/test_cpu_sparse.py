@@ -123,7 +123,7 @@ def test_a_block_of_a_symmetric_matrix(generator, popular):
         block = sparse.dense_block(rows, chosen, rank, among_popular)
         torch.testing.assert_close(block, matrix[chosen][:, chosen])
         other = sparse.sum_products(first, random_rows(generator, 40, 20), 20)  # not symmetric
-        torch.testing.assert_close(sparse.dense(other, chosen), dense(other, 20)[chosen][:, chosen])
+        torch.testing.assert_close(sparse.dense(other, chosen, chosen), dense(other, 20)[chosen][:, chosen])
 
 
 def test_the_largest_of_each_column(generator):

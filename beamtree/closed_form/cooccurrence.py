@@ -56,7 +56,7 @@ class ItemMatrix(CSR):
     def dense(self, items: Tensor) -> Tensor:
         """The block of some items [n, n]."""
         if self.is_local:
-            return sparse.dense(self.arrays, items)
+            return sparse.dense(self.arrays, items, items)
         index_of = torch.full((len(self),), -1, dtype=torch.int64, device=items.device)
         index_of[items] = torch.arange(len(items), device=items.device)
         block = self.values.new_zeros(len(items), len(items))

@@ -273,16 +273,16 @@ def predictors(block, offsets, columns, values, diagonal, penalty, most, total, 
 
 
 @compiled()
-def columns_of(chosen, block, offsets, columns, values, place, right):
-    """The rows of a block as columns, of the chosen items alone: zeros [S, b] before; `place` are zeros for all."""
-    for i in range(len(chosen)):
-        place[chosen[i]] = i + 1
-    for j in range(len(block)):
-        for entry in range(offsets[block[j]], offsets[block[j] + 1]):
+def dense_rows(which, among, offsets, columns, values, place, result):
+    """Some rows, of the columns `among` alone: zeros [rows, columns] before; `place` are zeros for all items."""
+    for i in range(len(among)):
+        place[among[i]] = i + 1
+    for i in range(len(which)):
+        for entry in range(offsets[which[i]], offsets[which[i] + 1]):
             at = place[columns[entry]]
             if at > 0:
-                right[at - 1, j] = values[entry]
-    for item in chosen:
+                result[i, at - 1] = values[entry]
+    for item in among:
         place[item] = 0
 
 
@@ -306,20 +306,6 @@ def dense_block(chosen, offsets, columns, values, rank, dense, place, system):
                 if at > 0:
                     system[i, at - 1] = values[entry]
                     system[at - 1, i] = values[entry]
-    for item in chosen:
-        place[item] = 0
-
-
-@compiled()
-def dense(chosen, offsets, columns, values, place, block):
-    """The block of chosen items of any matrix: zeros [n, n] before; `place` are zeros for all items."""
-    for i in range(len(chosen)):
-        place[chosen[i]] = i + 1
-    for i in range(len(chosen)):
-        for entry in range(offsets[chosen[i]], offsets[chosen[i] + 1]):
-            at = place[columns[entry]]
-            if at > 0:
-                block[i, at - 1] = values[entry]
     for item in chosen:
         place[item] = 0
 

@@ -37,7 +37,7 @@ def sum_products(first: Rows, second: Rows, size: int) -> Rows:
         compiled_sparse.count_product(*span, *by_column[:2], *a[:2], np.full(size, -1, np.int64), counts)
 
     parallel_map(count, rows)
-    offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    offsets = starts_of(counts)
     columns, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
 
     def fill(span: tuple[int, int]) -> None:
@@ -121,10 +121,15 @@ def spans(count: int) -> list[tuple[int, int]]:
     return [span for span in pairwise(steps) if span[0] < span[1]]
 
 
+def starts_of(counts: Any) -> Any:
+    """Where each of some rows starts, and the end [n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+
+
 def _packed(counts: Any, columns: Any, values: Any) -> Rows:
     """Offsets, columns and values of rows that have room for more."""
     real = np.arange(columns.shape[1]) < counts[:, None]
-    offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    offsets = starts_of(counts)
     return torch.from_numpy(offsets), torch.from_numpy(columns[real]), torch.from_numpy(values[real])
 
 
@@ -146,20 +151,19 @@ def fold_in_rows(
 
 def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most: int) -> tuple[Tensor, Tensor]:
     """The items that predict a block best, with the block [S], and its rows as columns [S, b]."""
-    compiled_sparse, arrays, items = _compiled(), [part.numpy() for part in rows], block.numpy()
+    arrays, items = [part.numpy() for part in rows], block.numpy()
     chosen = np.empty(most + len(items), np.int64)
-    total, place = _zeros(len(diagonal))
-    count = compiled_sparse.predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
-    right = np.zeros((count, len(items)), np.float32)
-    compiled_sparse.columns_of(chosen[:count], items, *arrays, place, right)
-    return torch.from_numpy(chosen[:count]), torch.from_numpy(right)
+    total, _ = _zeros(len(diagonal))
+    count = _compiled().predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
+    best = torch.from_numpy(chosen[:count])
+    return best, dense(rows, block, best).T
 
 
-def dense(rows: Rows, chosen: Tensor) -> Tensor:
-    """The block of some items of a matrix [n, n]."""
-    block, arrays = np.zeros((len(chosen), len(chosen)), np.float32), [part.numpy() for part in rows]
-    _compiled().dense(chosen.numpy(), *arrays, _zeros(len(arrays[0]) - 1)[1], block)
-    return torch.from_numpy(block)
+def dense(rows: Rows, which: Tensor, among: Tensor) -> Tensor:
+    """Some rows of a matrix, of the columns `among` alone [rows, columns]."""
+    result, arrays = np.zeros((len(which), len(among)), np.float32), [part.numpy() for part in rows]
+    _compiled().dense_rows(which.numpy(), among.numpy(), *arrays, _zeros(len(arrays[0]) - 1)[1], result)
+    return torch.from_numpy(result)
 
 
 def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tensor:

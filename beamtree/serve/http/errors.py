@@ -44,8 +44,10 @@ def error_response(status: int, error: str, hint: str, headers: Mapping[str, str
     return json_response({"error": error, "hint": hint}, status, headers)
 
 
-def http_error_response(error: HTTPException) -> Response:
-    """The JSON of an error of Starlette."""
+def response_of(error: "ApiError | HTTPException") -> Response:
+    """The JSON of an error of ours, or of Starlette."""
+    if isinstance(error, ApiError):
+        return error_response(error.status, error.error, error.hint, error.headers)
     hint = HINTS.get(error.status_code, SCHEMA_HINT)
     return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
 
@@ -55,11 +57,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def handle_api_error(_: Request, error: ApiError) -> Response:
-        return error_response(error.status, error.error, error.hint, error.headers)
+        return response_of(error)
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(_: Request, error: HTTPException) -> Response:
-        return http_error_response(error)
+        return response_of(error)
 
     @app.exception_handler(RequestValidationError)
     async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:

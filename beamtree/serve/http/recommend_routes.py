@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
-from beamtree.serve.http.errors import ApiError, check_limit, error_response, http_error_response, json_response
+from beamtree.serve.http.errors import ApiError, check_limit, json_response, response_of
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
@@ -43,7 +43,7 @@ class RecommendShortcut:
         try:
             content = await request.body()
         except HTTPException as error:
-            await http_error_response(error)(scope, receive, send)
+            await response_of(error)(scope, receive, send)
             return
         try:
             body = RecommendBody.model_validate(json.loads(content))
@@ -52,9 +52,9 @@ class RecommendShortcut:
             return
         scope["route"] = SimpleNamespace(path=RECOMMEND)  # for metrics
         try:
-            response = await recommend_response(self.service, body, start)
+            response = await recommend_response(self.service, parse_request(body), start, body.timeout_ms)
         except ApiError as error:
-            response = error_response(error.status, error.error, error.hint, error.headers)
+            response = response_of(error)
         await response(scope, receive, send)
 
 
@@ -68,10 +68,11 @@ def replay(content: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def recommend_response(service: Service, body: RecommendBody, start: float) -> Response:
+async def recommend_response(
+    service: Service, request: RecommendRequest, start: float, timeout_ms: int | None = None
+) -> Response:
     """The answer to a request that arrived at `start`."""
-    request = parse_request(body)
-    response = await service.recommend(request, body.timeout_ms)
+    response = await service.recommend(request, timeout_ms)
     return json_response(recommend_json(service.loaded.name, request, response, start))
 
 
@@ -82,7 +83,8 @@ def recommend_routes(service: Service) -> APIRouter:
     @router.post(RECOMMEND, responses={200: {"model": Recommendations}})
     async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
-        return await recommend_response(service, body, time.perf_counter())
+        start = time.perf_counter()
+        return await recommend_response(service, parse_request(body), start, body.timeout_ms)
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
     async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
@@ -90,9 +92,7 @@ def recommend_routes(service: Service) -> APIRouter:
         start = time.perf_counter()
         if service.loaded.ids.find([item])[0] is None:
             raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
-        request = RecommendRequest([[item]], m=m, exclude_seen=True)
-        response = await service.recommend(request)
-        return json_response(recommend_json(service.loaded.name, request, response, start))
+        return await recommend_response(service, RecommendRequest([[item]], m=m, exclude_seen=True), start)
 
     @router.post("/v1/explain", responses={200: {"model": ExplainResponse}})
     async def explain_search(body: ExplainBody) -> Response:
