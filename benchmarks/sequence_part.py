@@ -66,19 +66,26 @@ def report(
     """Print recall at M and NDCG@10 of the test users as a line of JSON."""
     seconds = round(time.monotonic() - began)
 
-    def find(x: Tensor, _: Tensor) -> Tensor:
-        x = x.to(model.tree.device)
-        return (brute_force(model, x, m=max(M)) if every_leaf else retrieve(model, x, beam_size=400, m=max(M)))[0]
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        x, exclude = x.to(model.tree.device), exclude.to(model.tree.device)
+        if every_leaf:
+            return brute_force(model, x, m=max(M))[0]
+        return retrieve(model, x, beam_size=400, m=max(M), exclude=exclude)[0]
 
-    result = measure(find, data.test, m=M, metrics=("recall", "ndcg"))
+    metrics = ("precision", "recall", "f1", "ndcg")
+    result = measure(find, data.test, m=M, metrics=metrics)
     line = {
         "log": args.folder.name,
         "seed": args.seed,
         "row": row,
-        "recall": [round(100 * float(result["recall", m]), 2) for m in M],
+        **{name: [round(100 * float(result[name, m]), 2) for m in M] for name in metrics[:3]},
         "ndcg@10": round(100 * float(result["ndcg", 10]), 2),
+        "mb": round(sum(each.nbytes for each in model.scorer.state_dict().values()) / 1e6, 1),
         "seconds": seconds,
     }
+    if row == "with sequence":
+        unseen = measure(find, data.test, m=10, metrics=("recall", "ndcg"), exclude_seen=True)
+        line["unseen"] = [round(100 * float(unseen[metric, 10]), 2) for metric in ("recall", "ndcg")]
     print(json.dumps({**line, **more}), flush=True)
 
 

@@ -93,9 +93,20 @@ def peers(metric: str) -> dict[str, dict[Column, str]]:
         for c in cells_of(f"compare-{log}")
         if c.get("row") == "otm" and c["metric"] == metric
     }
-    rows["beamtree, closed form"] = of_model("start", metric)
-    rows["beamtree"] = of_model("trained", metric)
+    rows["beamtree, closed form"] = of_sequence("closed form", metric)
+    rows["beamtree"] = of_sequence("with sequence", metric)
     return rows
+
+
+def of_sequence(row: str, metric: str = "recall") -> dict[Column, str]:
+    """Means over the seeds of a row of benchmarks/sequence_part.py."""
+    cells = [c for c in cells_of("sequence") if c["row"] == row and metric in c]
+    found: dict[Column, str] = {}
+    for log in LOGS:
+        runs = [c[metric] for c in cells if c["log"] == log]
+        for m, values in zip(CUTS, zip(*runs, strict=True), strict=False):
+            found[m, log] = two_digits(sum(values) / len(values))
+    return found
 
 
 def all_peers() -> str:
@@ -126,7 +137,7 @@ def elsewhere(cuts: Sequence[int]) -> str:
         name: {(m, log): two_digits(v) for log, values in row.items() for m, v in zip(CUTS, values, strict=True)}
         for name, row in found["recall"].items()
     }
-    return by_log({**rows, "beamtree": of_model("trained")}, cuts, LOGS, "recall")
+    return by_log({**rows, "beamtree": of_sequence("with sequence")}, cuts, LOGS, "recall")
 
 
 def parts(cuts: Sequence[int]) -> str:
@@ -147,8 +158,9 @@ def sequence() -> str:
             means = [
                 sum(each) / len(found) for each in zip(*((*c["recall"], c["ndcg@10"]) for c in found), strict=True)
             ]
-            lines += [[log, row, str(len(found)), *map(two_digits, means)]] if found else []
-    return grid(["log", "row", "seeds", *(f"R@{m}" for m in CUTS), "NDCG@10"], lines)
+            size = next((f"{c['mb']:.0f}" for c in found if "mb" in c), "")
+            lines += [[log, row, str(len(found)), *map(two_digits, means), size]] if found else []
+    return grid(["log", "row", "seeds", *(f"R@{m}" for m in CUTS), "NDCG@10", "MB"], lines)
 
 
 def inner_nodes() -> str:
@@ -419,7 +431,6 @@ PARTS = {
     "peers_recall_200": lambda: by_log(peers("recall"), [200], LOGS, "recall"),
     "peers_all": all_peers,
     "two_cores": lambda: two_cores(["recall"]),
-    "two_cores_all": lambda: two_cores(METRICS),
     "elsewhere": lambda: elsewhere([200]),
     "elsewhere_all": lambda: elsewhere(CUTS),
     "parts": lambda: parts([200]),
