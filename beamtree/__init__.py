@@ -8,6 +8,11 @@ Most users need one object:
     shop.fit("log.parquet")
     shop.recommend(["B00A", "B00B"], m=10)
 
+or, for documents and their labels:
+
+    subjects = bt.Classifier().fit(texts, labels)
+    subjects.predict("a history of lighthouses", m=5)
+
 The parts: `prepare` and `load_data` for a log; a tree (`cluster_tree` and others); a `Scorer` on it in a
 `TreeModel`; a method (`otm` and others) to `fit` it; `retrieve`, `evaluate`, `inspect`; `save_model`, `load_model`.
 Everything else is in its module: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`, `beamtree.theory`, …
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from beamtree.beam import brute_force, retrieve
 from beamtree.builders import category_tree, cluster_tree, learn_tree, random_tree
+from beamtree.classify import Classifier
 from beamtree.data import gaussian, load_data
 from beamtree.diagnose.inspect import inspect
 from beamtree.evaluate import evaluate
@@ -48,6 +54,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "PAD",
+    "Classifier",
     "DeepScorer",
     "LinearScorer",
     "Method",

@@ -45,6 +45,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         self.users = len(values)
         self.users_asked = self.users if users_asked is None else users_asked  # with those left out
         self.exclude_seen = exclude_seen
+        self.of = "users"  # what the means are taken over
         self.frame_kind: str | None = None  # of `to_frame`: polars, or pandas where the log was a frame of pandas
         self._means = {(score.metric, score.m): score.value for score in scores}
 
@@ -64,7 +65,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
             shown = [score for score in self.scores if score.metric == metric]
             cells = [f"{f'{s.value:.2%}'[:-1]} [{s.low * 100:.2f}, {s.high * 100:.2f}]" for s in shown]
             lines.append("".join([f"{metric:<10}", *(f"{cell:>25}" for cell in cells)]))
-        lines.append(f"{self.users:,} users; in brackets the 95 % interval of the mean over users")
+        lines.append(f"{self.users:,} {self.of}; in brackets the 95 % interval of the mean over {self.of}")
         if self.exclude_seen:
             left_out = self.users_asked - self.users
             who = f"; so were {left_out:,} of {self.users_asked:,} users, who chose nothing new" if left_out else ""

@@ -22,7 +22,7 @@ ROWS = [
     {"live"},
     {"query"},
     {"train", "diagnose"},
-    {"closed_form"},
+    {"closed_form", "classify"},
     {"storage", "methods", "evaluate", "ingest"},
     {"candidates", "builders"},
     {"targets", "beam"},

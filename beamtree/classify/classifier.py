@@ -1,0 +1,428 @@
+"""Classifier: one object that learns which labels documents have, and finds them: text or features in, labels out."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic as time_now
+from typing import Any
+
+import numpy as np
+
+from beamtree.checks import positive_int
+from beamtree.classify.documents import is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.matrix import Matrix, from_entries
+from beamtree.classify.metrics import label_metrics
+from beamtree.classify.model import LabelModel, train
+from beamtree.classify.part_weights import MEMORY, NAMES, choose_weights
+from beamtree.classify.storage import load_classifier, save_classifier
+from beamtree.classify.text import TextFeatures
+from beamtree.data import Ids
+from beamtree.data.frames import make_frame
+from beamtree.data.ids import as_id
+from beamtree.evaluate import Evaluation, all_cuts
+from beamtree.kernels.sparse import starts_of
+from beamtree.progress import Reporter, clock
+
+BEAM_SIZE = 10
+VALIDATION = 2_000  # documents, at most a tenth of all, that choose the weights of the parts
+REFIT = 50_000  # documents up to which the classifiers are trained again with those of validation
+GROUP = 256  # labels that a group has, about
+SMALLEST_GROUP = 16
+
+
+class Classifier:
+    """Learns which labels documents have, and finds the best few of thousands or millions of labels.
+
+    Documents are texts, or rows of features: a sparse matrix, or vectors from any encoder. The score of a label is a
+    sum of a linear part in trees over the labels, a memory of the nearest documents, and the names of labels; see
+    docs/classification.md.
+
+    Args:
+        beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
+        trees: trees over the labels: more find a little more, and take as many times as long.
+        group: labels in a group. Default: 256, fewer where there are few labels.
+        cost: C of the linear classifiers: more follows the training documents more closely.
+        least: weights below are dropped; larger ones make a smaller model.
+        seed: the same seed gives the same model.
+        frame: the kind of frame to return, polars or pandas.
+    """
+
+    def __init__(
+        self,
+        *,
+        beam_size: int = BEAM_SIZE,
+        trees: int = 2,
+        group: int | None = None,
+        cost: float = 1.0,
+        least: float = 0.1,
+        seed: int = 0,
+        frame: str | None = None,
+    ) -> None:
+        self.beam_size = positive_int("beam_size", beam_size)
+        self.options = Options(
+            positive_int("trees", trees), None if group is None else positive_int("group", group), cost, least, seed
+        )
+        self._frame = frame
+        self._model: LabelModel | None = None
+        self._features: TextFeatures | None = None  # None where documents are features
+        self._ids = Ids([])
+        self._names: dict[str, str] = {}
+        self._counts = np.zeros(0, np.int64)  # training documents of each label
+        self.report: dict[str, Any] = {}  # what was chosen, and what validation documents found
+
+    def __repr__(self) -> str:
+        if self._model is None:
+            return "Classifier(not fitted: call fit(texts, labels))"
+        return f"Classifier({self.model.num_labels:,} labels, {self.model.labels.rows:,} documents)"
+
+    @property
+    def model(self) -> LabelModel:
+        """Trees, classifiers and memory."""
+        if self._model is None:
+            raise ValueError("this classifier is not fitted: call fit(texts, labels), or Classifier.load(folder)")
+        return self._model
+
+    @property
+    def labels(self) -> list[str]:
+        """The ids of all labels."""
+        return self._ids.names
+
+    def fit(
+        self,
+        documents: Any,
+        labels: Any = None,
+        *,
+        names: Any = None,
+        text: str | None = None,
+        label_column: str | None = None,
+        separator: str | None = None,
+        verbose: bool = True,
+    ) -> "Classifier":
+        """Learn from documents and their labels.
+
+        Args:
+            documents: texts; a SciPy sparse matrix or an array, one row per document; or a frame or a file (Parquet,
+                CSV, JSON lines, or the text format of the extreme classification sets) with texts and labels.
+            labels: for texts and matrices: a list of labels per document, or a sparse matrix of documents and labels.
+            names: names of labels by id: a dict, or a frame or a file with the columns label and name. Their words
+                find labels with few documents.
+            text: the column of texts. Default: found by its name.
+            label_column: the column of labels, lists or one label each. Default: found by its name.
+            separator: between the labels of a text column, such as ";".
+            verbose: print a report and progress on standard error.
+        """
+        began = time_now()
+        with Reporter(verbose) as report:
+            report.stage("Reading the documents")
+            opened = open_documents(
+                documents, labels, text=text, label_column=label_column, separator=separator, needs_labels=True
+            )
+            ids, y = number_labels(opened.labels, opened.num_labels)
+            features, x = None, opened.features.normalized()
+            if opened.texts is not None:
+                features = TextFeatures.fit(opened.texts)
+                x = features.transform(opened.texts)
+            useful = np.flatnonzero((np.diff(x.offsets) > 0) & (np.diff(y.offsets) > 0))
+            if not len(useful):
+                raise ValueError("no document has both a label and a feature: there is nothing to learn from")
+            if len(useful) < x.rows:
+                report.line(f"Left out {x.rows - len(useful):,} of {x.rows:,} documents without a label or a word.")
+                x, y = x.take(useful), y.take(useful)
+            read_names = read_label_names(names)
+            name_texts = [read_names.get(each, "") for each in ids.names]
+            if features is not None:
+                z = features.transform(name_texts)
+            else:
+                z = Matrix(np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), x.width)
+            report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
+            group = self.options.group or max(SMALLEST_GROUP, min(GROUP, round(len(ids) ** 0.5 * 2)))
+            settings: dict[str, Any] = {**asdict(self.options), "group": group}
+            rows = np.random.default_rng(self.options.seed).permutation(x.rows)
+            count = min(VALIDATION, x.rows // 10)
+            kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
+            model = train(x.take(kept), y.take(kept), z, **settings, on_progress=report.progress)
+            report.stage("Weights of the parts")
+            model, trials = choose_weights(model, x.take(held_out), y.take(held_out), self.beam_size)
+            if count and x.rows <= REFIT:
+                model = train(x, y, z, **settings, weights=model.weights, on_progress=report.progress)
+            elif count:
+                model = model.with_documents(x.take(held_out), y.take(held_out), y.width)
+            self.report = {"weights": model.weights._asdict(), "group": group, "validation": trials}
+            self._model, self._features, self._ids, self._names = model, features, ids, read_names
+            self._counts = np.bincount(y.columns, minlength=len(ids))
+            for line in self._describe(count):
+                report.line(line)
+            report.line(f"Fitted in {clock(time_now() - began)}.")
+        return self
+
+    def _describe(self, validation: int) -> list[str]:
+        weights, trials = self.model.weights, self.report["validation"]
+        lines = [f"Weights: linear 1, memory {weights.memory:g}, names {weights.names:g}."]
+        if trials:
+            found = ", ".join(f"{name} {value:.1%}" for name, value in trials.items())
+            lines.append(f"Mean of P@1, P@3 and P@5 on {validation:,} validation documents: {found}.")
+        return lines
+
+    def predict(
+        self,
+        documents: Any,
+        m: int = 5,
+        *,
+        beam_size: int | None = None,
+        allowed: Iterable[object] | None = None,
+        exclude: Iterable[object] | None = None,
+        text: str | None = None,
+    ) -> Any:
+        """The m best labels of each document: a frame with the columns document, rank, label and score.
+
+        Args:
+            documents: one text, texts, a matrix, or a frame or a file with texts.
+            m: labels per document.
+            beam_size: k: groups of labels that a search looks into. Default: that of the classifier.
+            allowed: ids of labels that may be found. Default: all.
+            exclude: ids of labels that may not be found.
+            text: the column of texts. Default: found by its name.
+
+        Every document gets m labels if so many are allowed. A document without a known feature gets the most frequent
+        labels, with a warning.
+        """
+        found, scores = self.find(self.features_of(documents, text), m, beam_size, allowed, exclude)
+        document, rank = np.nonzero(found >= 0)
+        labels = [self._ids[label] for label in found[found >= 0].tolist()]
+        columns: dict[str, list[Any]] = {
+            "document": document.tolist(),
+            "rank": (rank + 1).tolist(),
+            "label": labels,
+            **({"name": [self._names.get(label, "") for label in labels]} if self._names else {}),
+            "score": scores[found >= 0].astype(float).tolist(),
+        }
+        types = {"document": int, "rank": int, "label": str, "name": str, "score": float}
+        return make_frame(columns, {name: types[name] for name in columns}, self._frame)
+
+    def features_of(self, documents: Any, text: str | None = None) -> Matrix:
+        """The features of documents in any form; a ValueError where they are not those of the training."""
+        model = self.model
+        if isinstance(documents, Matrix):
+            return documents
+        opened = open_documents([documents] if is_text(documents) else documents, text=text)
+        if opened.texts is not None:
+            if self._features is None:
+                raise ValueError(f"this classifier knows {model.num_features:,} features: give a matrix, not text")
+            return self._features.transform(opened.texts)
+        given = opened.features
+        if self._features is not None:
+            raise ValueError("this classifier was fitted to texts: give texts, not a matrix")
+        if given.width != model.num_features:
+            raise ValueError(f"documents have {given.width:,} features, those of the training {model.num_features:,}")
+        return given.normalized()
+
+    def find(
+        self,
+        features: Matrix,
+        m: int = 5,
+        beam_size: int | None = None,
+        allowed: Iterable[object] | None = None,
+        exclude: Iterable[object] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the m best labels and their scores [n, m], -1 where fewer are allowed.
+
+        Args:
+            features: of the documents, as `features_of` gives them.
+            m: labels per document.
+            beam_size: k. Default: that of the classifier.
+            allowed: ids of labels that may be found. Default: all.
+            exclude: ids of labels that may not be found.
+        """
+        model, m = self.model, positive_int("m", m)
+        mask = self._mask(allowed, exclude)
+        k = self.beam_size if beam_size is None else positive_int("beam_size", beam_size)
+        found, scores = model.search(features, m, beam_size=k, allowed=mask)
+        empty = np.flatnonzero(np.diff(features.offsets) == 0)
+        if len(empty):
+            message = f"{len(empty):,} of {features.rows:,} documents have no known word or feature"
+            warnings.warn(f"{message}: they get the most frequent labels", UserWarning, stacklevel=3)
+            found[empty] = -1
+        short = np.flatnonzero(found[:, -1] < 0)
+        if len(short):
+            self._fill(found, scores, short, np.ones(model.num_labels, bool) if mask is None else mask)
+        return found, scores
+
+    def _fill(self, found: np.ndarray, scores: np.ndarray, rows: np.ndarray, allowed: np.ndarray) -> None:
+        """Add the most frequent of the allowed labels where fewer than m were found, after them."""
+        order = np.argsort(-self._counts, kind="stable")
+        order = order[allowed[order]]
+        for row in rows:
+            known = found[row][found[row] >= 0]
+            more = order[: found.shape[1] + len(known)]
+            more = more[~np.isin(more, known)][: found.shape[1] - len(known)]
+            last = min(1.0, scores[row, len(known) - 1]) if len(known) else 1.0
+            found[row, len(known) : len(known) + len(more)] = more
+            scores[row, len(known) : len(known) + len(more)] = last * self._counts[more] / self.model.labels.rows
+
+    def _mask(self, allowed: Iterable[object] | None, exclude: Iterable[object] | None) -> np.ndarray | None:
+        if allowed is None and exclude is None:
+            return None
+        mask = np.full(self.model.num_labels, allowed is None)
+        for given, value in ((allowed, True), (exclude, False)):
+            if given is None:
+                continue
+            if isinstance(given, str):
+                raise ValueError(f"labels {given!r}: give a list of ids")
+            known = self._ids.find_known(given)
+            if value and not known:
+                raise ValueError("none of the allowed labels is known")
+            mask[known] = value
+        return mask
+
+    def evaluate(
+        self,
+        documents: Any,
+        labels: Any = None,
+        *,
+        m: Sequence[int] | int = (1, 3, 5),
+        beam_size: int | None = None,
+        metrics: Sequence[str] = ("precision", "ndcg", "psp", "recall"),
+        text: str | None = None,
+        label_column: str | None = None,
+        separator: str | None = None,
+    ) -> Evaluation:
+        """P@m, nDCG@m, propensity-scored P@m and R@m with 95 % intervals over documents.
+
+        Args:
+            documents: as in `fit`.
+            labels: as in `fit`.
+            m: numbers of labels.
+            beam_size: k. Default: that of the classifier.
+            metrics: of precision, ndcg, psp, recall, f1 and rare_recall: recall of labels with at most five documents.
+            text: the column of texts. Default: found by its name.
+            label_column: the column of labels. Default: found by its name.
+            separator: between the labels of a text column.
+        """
+        opened = open_documents(
+            documents, labels, text=text, label_column=label_column, separator=separator, needs_labels=True
+        )
+        x = self.features_of(opened.features if opened.texts is None else opened.texts)
+        cuts = all_cuts(m)
+        found, _ = self.find(x, max(cuts), beam_size)
+        y = self._relevant(opened.labels)
+        return label_metrics(found, y, self._counts, self.model.labels.rows, cuts, tuple(metrics))
+
+    def _relevant(self, lists: Sequence[Sequence[str]] | Matrix) -> list[np.ndarray]:
+        """The numbers of the labels of each document; labels that are not known have numbers above all others."""
+        if isinstance(lists, Matrix):
+            names = self._ids.find([str(number) for number in range(lists.width)])
+            known = np.array([lists.width + number if each is None else each for number, each in enumerate(names)])
+            return [known[lists.columns[a:b]] for a, b in zip(lists.offsets, lists.offsets[1:], strict=False)]
+        others: dict[str, int] = {}
+        rows = []
+        for each in lists:
+            numbers = self._ids.find(each)
+            rows.append(
+                np.array(
+                    [
+                        others.setdefault(as_id(label), len(self._ids) + len(others)) if number is None else number
+                        for label, number in zip(each, numbers, strict=True)
+                    ],
+                    np.int64,
+                )
+            )
+        return rows
+
+    # Labels of a live model
+
+    def add_labels(self, labels: dict[str, Any], documents: Any = None) -> "Classifier":
+        """Add labels without training: by their names, by a few documents, or both. Ids of other labels stay.
+
+        Args:
+            labels: names by id, None or "" where a label has none.
+            documents: a dict from id to texts (or a matrix) of documents with this label; also for known labels.
+        """
+        model = self.model
+        ids = [as_id(each) for each in labels]
+        new = [each for each, number in zip(ids, self._ids.find(ids), strict=True) if number is None]
+        examples = {as_id(key): value for key, value in (documents or {}).items()}
+        unknown = [key for key in examples if key not in ids and self._ids.find([key])[0] is None]
+        if unknown:
+            raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")
+        bare = [each for each in new if not labels_name(labels, each) and each not in examples]
+        if bare:
+            raise ValueError(f"label {bare[0]!r} has neither a name nor documents: it could never be found")
+        self._ids = self._ids.extended(new)
+        self._counts = np.concatenate([self._counts, np.zeros(len(new), np.int64)])
+        parts = [(number, self.features_of(examples[key])) for key in examples for number in self._ids.find([key])]
+        rows = np.concatenate([np.full(x.rows, number) for number, x in parts]) if parts else np.empty(0, np.int64)
+        x = Matrix(
+            starts_of(np.concatenate([np.diff(x.offsets) for _, x in parts] or [np.empty(0, np.int64)])),
+            np.concatenate([x.columns for _, x in parts] or [np.empty(0, np.int32)]),
+            np.concatenate([x.values for _, x in parts] or [np.empty(0, np.float32)]),
+            model.num_features,
+        )
+        y = from_entries(np.arange(len(rows)), rows, np.ones(len(rows)), (len(rows), len(self._ids)))
+        model = model.with_documents(x, y, len(self._ids))
+        self._counts += np.bincount(rows, minlength=len(self._ids))
+        self._names |= {as_id(key): str(value) for key, value in labels.items() if value}
+        if self._features is not None and self._names:
+            model = model.with_names(self._features.transform(self._names.get(each, "") for each in self._ids))
+            if model.weights.names == 0:
+                model = model._replace(weights=model.weights._replace(names=NAMES[2]))
+        if parts and model.weights.memory == 0:
+            model = model._replace(weights=model.weights._replace(memory=MEMORY[1]))
+        self._model = model
+        return self
+
+    def explain(self, document: Any, label: object, *, features: int = 5, neighbours: int = 3) -> dict[str, Any]:
+        """Why a label has its score for a document: what each part gives, and which words and documents count.
+
+        Args:
+            document: a text, or a matrix of one row.
+            label: the id of a label.
+            features: words with the largest weights to show.
+            neighbours: nearest documents with this label to show.
+        """
+        from beamtree.classify.explain import explain_label
+
+        (number,) = self._ids.find([label])
+        if number is None:
+            raise ValueError(f"label {label!r} is unknown")
+        x = self.features_of(document)
+        if x.rows != 1:
+            raise ValueError(f"explain one document, not {x.rows:,}")
+        words = None if self._features is None else self._features.vocabulary
+        return explain_label(self.model, x, number, words, self._ids, features=features, neighbours=neighbours)
+
+    # Files
+
+    def save(self, folder: str | Path) -> None:
+        """Write the classifier to a folder; an existing one is replaced only when the new one is complete."""
+        settings = {
+            "beam_size": self.beam_size, "options": asdict(self.options), "report": self.report, "names": self._names,
+        }  # fmt: skip
+        save_classifier(Path(folder), self.model, self._features, self._ids, self._counts, settings)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Classifier":
+        """The classifier of a folder; its arrays are mapped to memory, and read when a search needs them."""
+        model, features, ids, counts, settings = load_classifier(Path(folder))
+        classifier = cls(beam_size=settings["beam_size"])
+        classifier.options = Options(**settings["options"])
+        classifier.report, classifier._names = settings["report"], settings["names"]
+        classifier._model, classifier._features, classifier._ids = model, features, ids
+        classifier._counts = counts
+        return classifier
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a classifier is trained."""
+
+    trees: int
+    group: int | None
+    cost: float
+    least: float
+    seed: int
+
+
+def labels_name(labels: dict[str, Any], label: str) -> str:
+    """The name that was given for a label."""
+    return next((str(value) for key, value in labels.items() if as_id(key) == label and value), "")

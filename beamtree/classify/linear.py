@@ -1,0 +1,126 @@
+"""The linear part: a classifier with sparse weights for each node, against the other children of its parent.
+
+p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = ⟨w, x⟩ + b. A classifier has L2-regularized
+squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from beamtree.classify.label_tree import Forest
+from beamtree.classify.matrix import Matrix
+from beamtree.kernels import classify as kernels
+from beamtree.kernels.sparse import starts_of
+from beamtree.threads import parallel_map
+
+COST, TOLERANCE, ROUNDS = 1.0, 0.1, 10  # of the solver
+LEAST = 0.1  # weights below are dropped
+WORK = 2_000_000  # documents times classifiers of a task, about
+
+
+class Linear(NamedTuple):
+    """Weights by node and feature: those that the children of a node have for a feature are together."""
+
+    starts: np.ndarray  # int64 [N + 1]: where the features of each node start
+    features: np.ndarray  # int32: rising for each node
+    entries: np.ndarray  # int64: where the weights of each feature start
+    children: np.ndarray  # uint16, or uint32 where a node has more children: counted from the first child
+    weights: np.ndarray  # float16 as uint16
+    biases: np.ndarray  # float32 [N]
+
+
+class Task(NamedTuple):
+    rows: np.ndarray  # documents below a node
+    starts: np.ndarray  # where the positives of each child start
+    positives: np.ndarray  # as indices of rows
+    first: int  # child
+    last: int
+
+
+def positives_below(forest: Forest, labels: Matrix) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each tree and level the pairs of a node and a document with a label below it, by node and document."""
+    documents, pairs = labels.row_of_entry(), []
+    for tree in range(len(forest.roots)):
+        for nodes in forest.above(tree):
+            keys = np.unique(nodes[labels.columns] * labels.rows + documents)
+            pairs.append((keys // labels.rows, keys % labels.rows))
+    return pairs
+
+
+def train_linear(
+    features: Matrix,
+    forest: Forest,
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    *,
+    cost: float = COST,
+    least: float = LEAST,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Linear:
+    """The classifiers of all nodes; `pairs` are the positives of each level, as `positives_below` gives them."""
+    tasks: list[tuple[int, Task]] = []
+    for nodes, documents in pairs:
+        parents, begin = np.unique(forest.parent[nodes], return_index=True)  # nodes rise, so their parents do
+        for parent, start, end in zip(parents, begin, [*begin[1:], len(nodes)], strict=True):
+            rows = np.unique(documents[start:end])
+            children = nodes[start:end] - forest.starts[parent]
+            count = int(forest.ends[parent] - forest.starts[parent])
+            task = Task(
+                rows,
+                starts_of(np.bincount(children, minlength=count)),
+                np.searchsorted(rows, documents[start:end]),
+                0,
+                count,
+            )
+            step = max(1, WORK // len(rows))
+            tasks += [
+                (int(parent), task._replace(first=first, last=min(first + step, count)))
+                for first in range(0, count, step)
+            ]
+    tasks.sort(key=lambda task: -len(task[1].rows) * (task[1].last - task[1].first))
+    done = 0
+
+    def solve(numbered: tuple[int, Task]) -> tuple[np.ndarray, ...]:
+        nonlocal done
+        settings = (cost, TOLERANCE, ROUNDS, least)
+        found: tuple[np.ndarray, ...] = kernels.train_children(features.parts, features.width, numbered[1], settings)
+        done += 1
+        if on_progress is not None:
+            on_progress("Linear part", done, len(tasks))
+        return found
+
+    return _by_node(forest, tasks, parallel_map(solve, tasks))
+
+
+def _by_node(forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np.ndarray, ...]]) -> Linear:
+    """Weights of all tasks by parent, feature and child."""
+    biases = np.full(len(forest.parent), -1, np.float32)  # of nodes without a document: far from their side
+    for (node, task), (_, _, _, bias) in zip(tasks, found, strict=True):
+        biases[forest.starts[node] + task.first : forest.starts[node] + task.last] = bias
+    parent = np.concatenate([np.full(len(each[0]), number) for (number, _), each in zip(tasks, found, strict=True)])
+    child, feature, weight = (np.concatenate([each[column] for each in found]) for column in range(3))
+    order = np.lexsort((child, feature, parent))
+    parent, child, feature, weight = parent[order], child[order], feature[order], weight[order]
+    new = np.ones(len(parent), bool)
+    new[1:] = (parent[1:] != parent[:-1]) | (feature[1:] != feature[:-1])
+    entries = np.append(np.flatnonzero(new), len(parent))
+    starts = starts_of(np.bincount(parent[new], minlength=len(forest.parent)))
+    widest = int((forest.ends - forest.starts).max())
+    children = child.astype(np.uint16 if widest <= 1 << 16 else np.uint32)
+    halves = weight.astype(np.float16).view(np.uint16)
+    return Linear(starts, feature[new].astype(np.int32), entries, children, halves, biases)
+
+
+def log_probabilities(features: Matrix, forest: Forest, linear: Linear, tree: int) -> np.ndarray:
+    """log p(n | x) of all labels [n, L]: the plain definition, for tests, explanations and small sets."""
+    nodes = np.repeat(np.arange(len(forest.parent)), np.diff(linear.starts))
+    counts = np.diff(linear.entries)
+    node = np.repeat(forest.starts[nodes], counts) + linear.children
+    weights = np.zeros((len(forest.parent), features.width), np.float32)
+    weights[node, np.repeat(linear.features, counts)] = linear.weights.view(np.float16)
+    z = features.dense() @ weights.T + linear.biases
+    total = np.zeros((features.rows, forest.leaf.shape[1]), np.float32)
+    for of_labels in forest.above(tree):
+        total -= np.maximum(0, 1 - z[:, of_labels]) ** 3
+    return total

@@ -1,0 +1,97 @@
+"""Sparse rows in NumPy: documents by features, and documents by labels."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Matrix(NamedTuple):
+    """Row i has the columns[offsets[i]:offsets[i + 1]], rising, with a value each."""
+
+    offsets: np.ndarray  # int64 [n + 1]
+    columns: np.ndarray  # int32 [E]
+    values: np.ndarray  # float32 [E]
+    width: int
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.offsets) - 1
+
+    @property
+    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets, columns and values."""
+        return self.offsets, self.columns, self.values
+
+    def row_of_entry(self) -> np.ndarray:
+        """The row of each entry [E]."""
+        return np.repeat(np.arange(self.rows), np.diff(self.offsets))
+
+    def take(self, rows: np.ndarray) -> "Matrix":
+        """Some rows, in the order given."""
+        counts = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        entries = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts)
+        return Matrix(offsets, self.columns[entries], self.values[entries], self.width)
+
+    def transposed(self) -> "Matrix":
+        """Columns as rows."""
+        order = np.argsort(self.columns, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=self.width))])
+        rows = self.row_of_entry()[order].astype(np.int32)
+        return Matrix(offsets, rows, self.values[order], self.rows)
+
+    def normalized(self) -> "Matrix":
+        """Rows of length 1, but for empty ones."""
+        squares = np.bincount(self.row_of_entry(), self.values.astype(np.float64) ** 2, minlength=self.rows)
+        scale = 1 / np.sqrt(np.where(squares == 0, 1, squares))
+        return self._replace(values=(self.values * scale[self.row_of_entry()]).astype(np.float32))
+
+    def dense(self) -> np.ndarray:
+        """All cells [n, width], for tests and small matrices."""
+        result = np.zeros((self.rows, self.width), np.float32)
+        result[self.row_of_entry(), self.columns] = self.values
+        return result
+
+
+def stack(first: Matrix, second: Matrix) -> Matrix:
+    """The rows of two matrices, one after the other."""
+    return Matrix(
+        np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
+        np.concatenate([first.columns, second.columns]),
+        np.concatenate([first.values, second.values]),
+        max(first.width, second.width),
+    )
+
+
+def from_entries(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Matrix:
+    """A matrix of entries in any order; equal ones are added."""
+    keys, index = np.unique(rows.astype(np.int64) * max(shape[1], 1) + columns, return_inverse=True)
+    total = np.bincount(index, values, minlength=len(keys)).astype(np.float32)
+    row, column = np.divmod(keys, max(shape[1], 1))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=shape[0]))])
+    return Matrix(offsets, column.astype(np.int32), total, shape[1])
+
+
+def from_any(source: Any) -> Matrix:
+    """A SciPy sparse matrix or a dense array as a matrix; a ValueError where a value is NaN or infinite."""
+    if isinstance(source, Matrix):
+        return source
+    if hasattr(source, "tocsr"):
+        rows = source.tocsr(copy=True)
+        rows.sum_duplicates()
+        rows.eliminate_zeros()
+        matrix = Matrix(
+            rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data.astype(np.float32), rows.shape[1]
+        )
+    else:
+        dense = np.asarray(source, np.float32)
+        if dense.ndim != 2:
+            raise ValueError(f"features have the shape {list(dense.shape)}: give one row per document")
+        row, column = dense.nonzero()
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(dense)))])
+        matrix = Matrix(offsets, column.astype(np.int32), dense[row, column], dense.shape[1])
+    if not np.isfinite(matrix.values).all():
+        entry = int((~np.isfinite(matrix.values)).argmax())
+        raise ValueError(f"the features of document {int(matrix.row_of_entry()[entry])} hold NaN or infinity")
+    return matrix

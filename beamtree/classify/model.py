@@ -1,0 +1,182 @@
+"""A classifier without its names: features in, numbers of labels out.
+
+The score of a label is a sum of three parts, each between 0 and about 1:
+
+    s(x, l) = mean over trees of p(l | x)                the linear part, see `linear`
+            + w_memory · share of the nearest documents  Σ cos^a over those of the 100 nearest that have l, of Σ cos^a
+            + w_names · cos(x, name of l)²               where labels have names
+
+A search adds up memory and names first: they give a score to few labels. In each tree a group then has the probability
+of the linear part, plus the highest score that these two give to a label below. So their part of the beam is exact. The
+labels of the best groups get the score of the linear part too; labels outside of the beam keep the score without it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beamtree.classify.label_tree import Forest, label_means, label_trees
+from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
+from beamtree.classify.matrix import Matrix, stack
+from beamtree.kernels import classify as kernels
+
+OnProgress = Callable[[str, int, int], None]
+
+
+class Weights(NamedTuple):
+    """How much memory and names count beside the linear part, and how memory is read."""
+
+    memory: float = 0.5
+    names: float = 0.1
+    power: float = 2.0  # of similarities
+    neighbours: int = 100
+    budget: int = 20_000  # rows of the inverted index that are read for a document, about
+
+
+class Index(NamedTuple):
+    """An inverted index: rows by feature, with their values in half precision."""
+
+    offsets: np.ndarray
+    rows: np.ndarray
+    values: np.ndarray  # float16 as uint16
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> "Index":
+        """The index of the rows of a matrix."""
+        by_feature = matrix.transposed()
+        return cls(by_feature.offsets, by_feature.columns, by_feature.values.astype(np.float16).view(np.uint16))
+
+    def matrix(self, rows: int) -> Matrix:
+        """The rows that it was made of."""
+        values = self.values.view(np.float16).astype(np.float32)
+        return Matrix(self.offsets, self.rows, values, rows).transposed()
+
+
+class LabelModel(NamedTuple):
+    """Trees over labels, their linear classifiers, the training documents, and the names of the labels."""
+
+    forest: Forest
+    linear: Linear
+    documents: Index
+    labels: Matrix  # of the documents
+    names: Index  # by label; empty where there are no names
+    weights: Weights
+
+    @property
+    def num_labels(self) -> int:
+        """All labels, also those that were added later and are in no tree."""
+        return self.labels.width
+
+    @property
+    def num_features(self) -> int:
+        return len(self.documents.offsets) - 1
+
+    def search(
+        self, features: Matrix, m: int, *, beam_size: int, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The m best labels of each document and their scores [n, m]: -1 where fewer are allowed.
+
+        With `allowed` [L] the beam is as wide as needed to find m of the allowed labels, if there are so many.
+        """
+        allowed = np.ones(self.num_labels, bool) if allowed is None else allowed
+        memory = (*self.documents, self.labels.offsets, self.labels.columns)
+        parts = (
+            self.forest, self.linear, memory, self.names, _numbers(self.weights), allowed, self.allowed_below(allowed),
+        )  # fmt: skip
+        sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
+        return kernels.search(features.parts, [_plain(part) for part in parts], sizes, beam_size, m)
+
+    def allowed_below(self, allowed: np.ndarray) -> np.ndarray:
+        """The number of allowed labels below each node [N]."""
+        below = np.zeros(len(self.forest.parent), np.int64)
+        for leaves in self.forest.leaf:
+            nodes = leaves[allowed & (leaves >= 0)]
+            while len(nodes) and nodes[0] >= 0:  # all leaves of a tree are on one level
+                below += np.bincount(nodes, minlength=len(below))
+                nodes = self.forest.parent[nodes]
+        return below
+
+    def parts(self, features: Matrix) -> dict[str, np.ndarray]:
+        """What each part gives to every label [n, L]: the plain definition, without a beam."""
+        n, weights = features.rows, self.weights
+        linear = np.zeros((n, self.num_labels), np.float32)
+        trees = len(self.forest.roots)
+        for tree in range(trees):
+            of_tree = np.exp(log_probabilities(features, self.forest, self.linear, tree))
+            linear[:, : of_tree.shape[1]] += of_tree / trees
+        documents = self.documents.matrix(self.labels.rows).dense()
+        similarity = np.maximum(features.dense() @ documents.T, 0)
+        order = np.argsort(-similarity, axis=1, kind="stable")[:, : weights.neighbours]
+        near = np.zeros_like(similarity)
+        np.put_along_axis(near, order, np.take_along_axis(similarity, order, 1) ** weights.power, 1)
+        total = near.sum(1, keepdims=True)
+        memory = (near / np.where(total == 0, 1, total)) @ self.labels.dense()
+        names = (features.dense() @ self.names.matrix(self.num_labels).dense().T) ** 2
+        return {"linear": linear, "memory": weights.memory * memory, "names": weights.names * names}
+
+    def with_documents(self, features: Matrix, labels: Matrix, num_labels: int) -> "LabelModel":
+        """The same with more documents in its memory, and more labels, which are in no tree."""
+        known = self.documents.matrix(self.labels.rows)
+        both = stack(self.labels._replace(width=num_labels), labels._replace(width=num_labels))
+        leaf = self.forest.leaf
+        more = np.full((len(leaf), num_labels - leaf.shape[1]), -1)
+        forest = self.forest._replace(leaf=np.ascontiguousarray(np.concatenate([leaf, more], axis=1)))
+        return self._replace(forest=forest, documents=Index.of(stack(known, features)), labels=both)
+
+    def with_names(self, names: Matrix) -> "LabelModel":
+        """The same with other names."""
+        return self._replace(names=Index.of(names))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name, as they are saved."""
+        named: dict[str, Any] = {
+            "forest": self.forest, "linear": self.linear, "documents": self.documents, "names": self.names,
+        }  # fmt: skip
+        arrays = {f"{part}.{field}": array for part, each in named.items() for field, array in each._asdict().items()}
+        return {**arrays, "labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], weights: Weights, num_labels: int) -> "LabelModel":
+        """The model that `arrays` gave."""
+
+        def part(kind: Any, name: str) -> Any:
+            return kind(**{field: arrays[f"{name}.{field}"] for field in kind._fields})
+
+        columns = arrays["labels.columns"]
+        labels = Matrix(arrays["labels.offsets"], columns, np.ones(len(columns), np.float32), num_labels)
+        return cls(
+            part(Forest, "forest"), part(Linear, "linear"), part(Index, "documents"), labels, part(Index, "names"),
+            weights,
+        )  # fmt: skip
+
+
+def train(
+    features: Matrix,
+    labels: Matrix,
+    names: Matrix,
+    *,
+    group: int,
+    trees: int = 1,
+    weights: Weights | None = None,
+    cost: float = COST,
+    least: float = LEAST,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> LabelModel:
+    """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without."""
+    forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)
+    pairs = positives_below(forest, labels)
+    linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
+    return LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+
+
+def _plain(part: Any) -> Any:
+    """A plain tuple: what was compiled for named tuples would be compiled once more for each of them."""
+    return tuple(part) if isinstance(part, tuple) else part
+
+
+def _numbers(weights: Weights) -> tuple[float, float, float, int, int]:
+    return (
+        float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours), int(weights.budget),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Labels of documents on a CPU: how the compiled functions are called."""
+
+from collections.abc import Sequence
+from threading import local
+from typing import Any
+
+import numpy as np
+
+from beamtree.kernels.sparse import spans, starts_of
+from beamtree.threads import parallel_map
+
+_SCRATCH = local()  # of the searches of a thread
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # offsets, columns and values of compressed rows
+
+
+def weigh(
+    starts: np.ndarray, tokens: np.ndarray, idf: np.ndarray, ends: Sequence[int], weights: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """TF-IDF of documents, whose tokens [starts[i] … starts[i + 1]] are features: see `compiled_classify.weigh`."""
+    documents = len(starts) - 1
+    counts, columns = np.zeros(documents, np.int64), np.empty(len(tokens), np.int32)
+    values = np.empty(len(tokens), np.float32)
+    last, block_weights = np.array(ends), np.array(weights)
+    compiled = _compiled()
+    parallel_map(
+        lambda span: compiled.weigh(*span, starts, tokens, idf, last, block_weights, counts, columns, values),
+        spans(documents),
+    )
+    offsets = starts_of(counts)
+    entries = np.arange(offsets[-1]) + np.repeat(starts[:-1] - offsets[:-1], counts)
+    return offsets, columns[entries], values[entries]
+
+
+def nearest_means(rows: Rows, means: np.ndarray) -> np.ndarray:
+    """The mean [width, means] with the largest product for each row."""
+    compiled, nearest = _compiled(), np.empty(len(rows[0]) - 1, np.int64)
+    parallel_map(lambda span: compiled.nearest_means(*span, *rows, means, nearest), spans(len(nearest)))
+    return nearest
+
+
+def train_children(rows: Rows, width: int, task: Any, settings: tuple[float, float, int, float]) -> Any:
+    """Linear classifiers of some children of a node: see `compiled_classify.train_children`."""
+    return _compiled().train_children(*rows, width, *task, *settings)
+
+
+def search(
+    rows: Rows, parts: Sequence[Any], sizes: tuple[int, int, int], beam_size: int, m: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The m best labels of documents and their scores [n, m].
+
+    Args:
+        rows: features of the documents.
+        parts: as in `compiled_classify.search`.
+        sizes: numbers of labels, of rows of the larger index, and of nodes.
+        beam_size: k.
+        m: labels per document.
+    """
+    compiled, documents = _compiled(), len(rows[0]) - 1
+    found, scores = np.empty((documents, m), np.int64), np.empty((documents, m), np.float32)
+
+    def find(span: tuple[int, int]) -> None:
+        compiled.search(*span, *rows, *parts, _scratch(sizes), beam_size, m, found, scores)
+
+    if documents == 1:
+        find((0, 1))
+    else:
+        parallel_map(find, spans(documents))
+    return found, scores
+
+
+def _scratch(sizes: tuple[int, int, int]) -> tuple[np.ndarray, ...]:
+    """Arrays that the searches of a thread share; a search leaves zeros where it found them."""
+    if getattr(_SCRATCH, "sizes", None) != sizes:
+        labels, rows, nodes = sizes
+        _SCRATCH.sizes = None
+        _SCRATCH.arrays = (
+            np.zeros(labels, np.float32), np.empty(labels, np.int64), np.zeros(rows, np.float32),
+            np.empty(rows, np.int64), np.zeros(nodes, np.float32),
+        )  # fmt: skip
+    arrays: tuple[np.ndarray, ...] = _SCRATCH.arrays
+    _SCRATCH.sizes = sizes
+    return arrays
+
+
+def _compiled() -> Any:
+    """The compiled functions, imported when they are needed: Numba takes a second."""
+    from beamtree.kernels import compiled_classify
+
+    return compiled_classify

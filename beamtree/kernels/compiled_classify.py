@@ -1,0 +1,478 @@
+"""Labels of documents on a CPU, compiled by Numba: features of text, label trees, linear parts, and the search.
+
+What each function computes is defined in `beamtree.classify`; the tests hold them against the plain definitions there.
+"""
+
+import numpy as np
+
+from beamtree.kernels.compiled_search import REORDERED, _half, compiled
+
+WHOLE = 3  # rounds of the solver in which no document is set aside
+LOW = np.uint64((1 << 32) - 1)  # bits
+
+
+# Features of text
+
+
+@compiled()
+def weigh(first, last, starts, tokens, idf, ends, block_weights, offsets, columns, values):
+    """TF-IDF of documents first … last: (1 + log tf) · idf in blocks of unit length, times their weights, then as one.
+
+    Args:
+        first: document.
+        last: one after the last.
+        starts: where the tokens of each document start [n + 1].
+        tokens: features, block by block in rising ranges; sorted here.
+        idf: of each feature.
+        ends: one after the last feature of each block.
+        block_weights: of each block.
+        offsets: where to write each document; the number written replaces the next one's start.
+        columns: features, rising.
+        values: their weights.
+    """
+    for document in range(first, last):
+        start, end = starts[document], starts[document + 1]
+        tokens[start:end].sort()
+        count, block, begin, squares, total = start, 0, start, 0.0, 0.0
+        at = start
+        while at <= end:
+            if at == end or tokens[at] >= ends[block]:
+                if squares > 0:
+                    scale = block_weights[block] / np.sqrt(squares)
+                    for entry in range(begin, count):
+                        values[entry] *= scale
+                    total += block_weights[block] ** 2
+                begin, squares, block = count, 0.0, block + 1
+                if block == len(ends):
+                    break
+                continue
+            same = at
+            while same < end and tokens[same] == tokens[at]:
+                same += 1
+            columns[count] = tokens[at]
+            values[count] = (1 + np.log(same - at)) * idf[tokens[at]]
+            squares += values[count] ** 2
+            count, at = count + 1, same
+        for entry in range(start, count):
+            values[entry] /= np.sqrt(total)
+        offsets[document] = count - start
+
+
+# Label trees
+
+
+@compiled(fastmath=REORDERED)
+def nearest_means(first, last, offsets, columns, values, means, nearest):
+    """The mean with the largest product for each of the rows first … last."""
+    products = np.empty(means.shape[1], np.float32)
+    for row in range(first, last):
+        products[:] = 0
+        for entry in range(offsets[row], offsets[row + 1]):
+            value, of_feature = values[entry], means[columns[entry]]
+            for mean in range(len(products)):
+                products[mean] += value * of_feature[mean]
+        nearest[row] = np.argmax(products)
+
+
+# Linear parts
+
+
+@compiled(fastmath=REORDERED)
+def _coordinate_descent(offsets, columns, values, squares, target, width, cost, tolerance, rounds, seed):
+    """The weights of an L2-regularized linear classifier with squared hinge loss, by dual coordinate descent.
+
+    z = ⟨w, x⟩ - 1: the bias is drawn towards -1, not 0. Most documents are negative, and right before the first step.
+    Those whose dual variable is 0 and would stay there, within the tolerance, are set aside until the others have
+    converged; then all are looked at once more.
+
+    Args:
+        offsets: where the features of each document start [n + 1].
+        columns: features, the bias among them.
+        values: of the features.
+        squares: ‖x‖² of each document.
+        target: 1 or -1.
+        width: number of features.
+        cost: C.
+        tolerance: of the projected gradients.
+        rounds: passes over the documents, at most.
+        seed: of their order.
+    """
+    weights, dual = np.zeros(width, np.float32), np.zeros(len(target), np.float32)
+    order, active = np.arange(len(target)), len(target)
+    diagonal, aside = np.float32(0.5 / cost), -np.float32(tolerance / 2)
+    state, whole = np.uint64(seed * 2654435761 + 88172645463325252), True
+    for number in range(rounds):
+        highest, lowest = np.float32(0), np.float32(0)
+        for place in range(active):
+            state ^= state << np.uint64(13)
+            state ^= state >> np.uint64(7)
+            state ^= state << np.uint64(17)
+            other = place + np.int64(((state & LOW) * np.uint64(active - place)) >> np.uint64(32))
+            order[place], order[other] = order[other], order[place]
+        place = 0
+        while place < active:
+            document = order[place]
+            sign, before = np.float32(target[document]), dual[document]
+            gradient = -np.float32(1)
+            for entry in range(offsets[document], offsets[document + 1]):
+                gradient += weights[columns[entry]] * values[entry]
+            gradient = gradient * sign - np.float32(1) + before * diagonal
+            if before == 0 and gradient > aside:
+                if number < WHOLE:
+                    place += 1
+                else:
+                    active -= 1
+                    order[place], order[active] = order[active], order[place]
+                continue
+            highest, lowest = max(highest, gradient), min(lowest, gradient)
+            dual[document] = max(before - gradient / (squares[document] + diagonal), np.float32(0))
+            step = (dual[document] - before) * sign
+            for entry in range(offsets[document], offsets[document + 1]):
+                weights[columns[entry]] += step * values[entry]
+            place += 1
+        if highest - lowest > tolerance:
+            whole = False
+        elif whole:
+            break
+        else:
+            active, whole = len(target), True
+    return weights
+
+
+@compiled()
+def _keep(found, names, child, least, children, features, weights, kept):
+    """List the weights of a child that are not small; returns how many are listed then."""
+    for feature in range(1, len(found)):
+        if abs(found[feature]) >= least:
+            children[kept], features[kept], weights[kept] = child, names[feature], found[feature]
+            kept += 1
+    return kept
+
+
+@compiled()
+def train_children(
+    offsets, columns, values, width, rows, starts, positives, first, last, cost, tolerance, rounds, least
+):
+    """Linear classifiers of the children first … last of a node: the entries (child, feature, weight), and biases.
+
+    Args:
+        offsets: where the features of each document start.
+        columns: features.
+        values: their values.
+        width: number of features.
+        rows: documents below the node, rising.
+        starts: where the positives of each child start.
+        positives: of each child, as indices of `rows`.
+        first: child.
+        last: one after the last.
+        cost: C.
+        tolerance: of the solver.
+        rounds: of the solver.
+        least: weights below are left out.
+    """
+    local, names = np.full(width, -1, np.int32), np.empty(width + 1, np.int32)
+    size = 0
+    for row in rows:
+        size += offsets[row + 1] - offsets[row] + 1
+    own_offsets, own_columns = np.zeros(len(rows) + 1, np.int64), np.empty(size, np.uint32)
+    own_values, squares = np.empty(size, np.float32), np.ones(len(rows), np.float32)
+    known, count = 1, 0  # the bias is feature 0
+    for index in range(len(rows)):
+        own_columns[count], own_values[count] = 0, 1
+        count += 1
+        for entry in range(offsets[rows[index]], offsets[rows[index] + 1]):
+            feature = columns[entry]
+            if local[feature] < 0:
+                local[feature], names[known] = known, feature
+                known += 1
+            own_columns[count], own_values[count] = local[feature], values[entry]
+            squares[index] += values[entry] ** 2
+            count += 1
+        own_offsets[index + 1] = count
+    children, features = np.empty(1024, np.int32), np.empty(1024, np.int32)
+    weights, biases = np.empty(1024, np.float32), np.empty(last - first, np.float32)
+    target, kept = np.full(len(rows), -1, np.int8), 0
+    for child in range(first, last):
+        target[positives[starts[child] : starts[child + 1]]] = 1
+        found = _coordinate_descent(
+            own_offsets, own_columns, own_values, squares, target, known, cost, tolerance, rounds, child + 1
+        )
+        target[positives[starts[child] : starts[child + 1]]] = -1
+        biases[child - first] = found[0] - 1
+        while len(children) < kept + known:
+            children = np.append(children, np.empty_like(children))
+            features = np.append(features, np.empty_like(features))
+            weights = np.append(weights, np.empty_like(weights))
+        kept = _keep(found, names, child, least, children, features, weights, kept)
+    return children[:kept], features[:kept], weights[:kept], biases
+
+
+# Search
+
+
+@compiled()
+def _select(scores, order, most):
+    """Let the first of `order` be the `most` indices with the highest scores, in any order; a quickselect."""
+    low, high = 0, len(order) - 1
+    while low < high:
+        middle = scores[order[(low + high) // 2]]
+        left, right = low, high
+        while left <= right:
+            while scores[order[left]] > middle:
+                left += 1
+            while scores[order[right]] < middle:
+                right -= 1
+            if left <= right:
+                order[left], order[right] = order[right], order[left]
+                left, right = left + 1, right - 1
+        if most - 1 <= right:
+            high = right
+        elif most - 1 >= left:
+            low = left
+        else:
+            break
+
+
+@compiled()
+def _best(scores, count, most):
+    """The indices of the `most` highest of scores[:count], best first; of equal ones the lower index."""
+    most = min(most, count)
+    order = np.arange(count)
+    if most < count:
+        _select(scores, order, most)
+        least = np.float32(np.inf)
+        for place in range(most):
+            least = min(least, scores[order[place]])
+        above = np.empty(most, np.int64)
+        number = 0
+        for index in range(count):
+            if scores[index] > least:
+                above[number] = index
+                number += 1
+        for index in range(count):
+            if number == most:
+                break
+            if scores[index] == least:
+                above[number] = index
+                number += 1
+        order = above
+    chosen = np.sort(order)
+    return chosen[np.argsort(-scores[chosen], kind="mergesort")]
+
+
+@compiled(fastmath=REORDERED)
+def _similar(columns, values, order, offsets, rows, row_values, budget, similarity, touched):
+    """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
+
+    Features with the fewest rows come first. Once `budget` rows were read, the rest only adds to rows already found.
+    """
+    number, read = 0, 0
+    for place in order:
+        start, end, value = offsets[columns[place]], offsets[columns[place] + 1], values[place]
+        if read > 0 and read + end - start > budget:
+            break
+        read += end - start
+        for entry in range(start, end):
+            row = rows[entry]
+            if similarity[row] == 0:
+                touched[number] = row
+                number += 1
+            similarity[row] += value * _half(row_values[entry])
+    return number
+
+
+@compiled()
+def _by_rows(columns, offsets):
+    """The order of features from those with the fewest rows to those with the most."""
+    sizes = np.empty(len(columns), np.int64)
+    for index in range(len(columns)):
+        sizes[index] = offsets[columns[index] + 1] - offsets[columns[index]]
+    return np.argsort(sizes, kind="mergesort")
+
+
+@compiled(fastmath=REORDERED)
+def _add_memory(columns, values, memory, votes, labels, number, similarity, touched, weight, power, most, budget):
+    """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
+    offsets, rows, row_values, label_offsets, label_numbers = memory
+    found = _similar(
+        columns, values, _by_rows(columns, offsets), offsets, rows, row_values, budget, similarity, touched
+    )
+    scores = np.empty(found, np.float32)
+    for index in range(found):
+        scores[index] = similarity[touched[index]]
+        similarity[touched[index]] = 0
+    order = np.arange(found)
+    if found > most:
+        _select(scores, order, most)
+    total = np.float32(0)
+    for index in order[:most]:
+        total += max(scores[index], np.float32(0)) ** power
+    if total == 0:
+        return number
+    for index in order[:most]:
+        share = weight * max(scores[index], np.float32(0)) ** power / total
+        if share > 0:
+            row = touched[index]
+            for entry in range(label_offsets[row], label_offsets[row + 1]):
+                label = label_numbers[entry]
+                if votes[label] == 0:
+                    labels[number] = label
+                    number += 1
+                votes[label] += share
+    return number
+
+
+@compiled(fastmath=REORDERED)
+def _add_names(columns, values, names, votes, labels, number, similarity, touched, weight, budget):
+    """Add the squared cosines of the names of labels to `votes`; returns how many labels are listed."""
+    offsets, rows, row_values = names
+    found = _similar(
+        columns, values, _by_rows(columns, offsets), offsets, rows, row_values, budget, similarity, touched
+    )
+    for index in range(found):
+        label = touched[index]
+        share = weight * similarity[label] ** 2
+        similarity[label] = 0
+        if share > 0:
+            if votes[label] == 0:
+                labels[number] = label
+                number += 1
+            votes[label] += share
+    return number
+
+
+@compiled(fastmath=REORDERED)
+def _children(node, columns, values, forest, linear, sums):
+    """⟨w, x⟩ + b of the children of a node, by the features that both have."""
+    starts, features, entry_starts, children, weights, biases = linear
+    first, last = forest[2][node], forest[3][node]
+    for child in range(first, last):
+        sums[child - first] = biases[child]
+    low = starts[node]
+    for index in range(len(columns)):  # both rise
+        feature, high = columns[index], starts[node + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if features[middle] < feature:
+                low = middle + 1
+            else:
+                high = middle
+        if low == starts[node + 1]:
+            break
+        if features[low] == feature:
+            value = values[index]
+            for entry in range(entry_starts[low], entry_starts[low + 1]):
+                sums[children[entry]] += value * _half(weights[entry])
+
+
+@compiled()
+def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most):
+    """The leaves below the beam of a tree that may be found, and the log of their probabilities."""
+    roots, heights, starts, ends, _, label_of_node, _ = forest
+    nodes, paths = roots[tree : tree + 1], np.zeros(1, np.float32)
+    for level in range(1, heights[tree] + 1):
+        room = 0
+        for node in nodes:
+            room += ends[node] - starts[node]
+        next_nodes, next_paths = np.empty(room, np.int64), np.empty(room, np.float32)
+        scores, sums = np.empty(room, np.float32), np.empty(room, np.float32)
+        count = 0
+        for place in range(len(nodes)):
+            _children(nodes[place], columns, values, forest, linear, sums)
+            for child in range(starts[nodes[place]], ends[nodes[place]]):
+                miss = max(np.float32(1) - sums[child - starts[nodes[place]]], np.float32(0))
+                label = label_of_node[child]
+                if allowed[label] if label >= 0 else allowed_below[child] > 0:
+                    next_nodes[count], next_paths[count] = child, paths[place] - miss * miss * miss
+                    scores[count] = np.exp(next_paths[count]) + lifted[child]
+                    count += 1
+        if level == heights[tree]:
+            return next_nodes[:count], next_paths[:count]
+        order = _best(scores, count, max(beam, min(count, 4 * beam)))
+        kept, labels_below = 0, 0
+        while kept < len(order) and (kept < beam or labels_below < most):
+            labels_below += allowed_below[next_nodes[order[kept]]]
+            kept += 1
+        if labels_below < most and len(order) < count:  # few labels are allowed
+            order = _best(scores, count, count)
+            while kept < count and labels_below < most:
+                labels_below += allowed_below[next_nodes[order[kept]]]
+                kept += 1
+        nodes, paths = next_nodes[order[:kept]], next_paths[order[:kept]]
+    return nodes, paths
+
+
+@compiled()
+def search(
+    first, last, offsets, columns, values, forest, linear, memory, names, weights, allowed, allowed_below, scratch,
+    beam, most, found, scores,
+):  # fmt: skip
+    """The best labels of the documents first … last; see `beamtree.classify.model`.
+
+    Args:
+        first: document.
+        last: one after the last.
+        offsets: where the features of each document start.
+        columns: features, rising.
+        values: their values.
+        forest: of each tree its root and height; of each node its first child, one after the last, its parent and its
+            label; the leaf of each label in each tree.
+        linear: per node the features that its children have weights for, and these weights.
+        memory: an inverted index of the training documents, and their labels.
+        names: an inverted index of the names of labels.
+        weights: of memory and names, power of similarities, neighbours, and rows that are read.
+        allowed: whether each label may be found.
+        allowed_below: number of such labels below each node.
+        scratch: zeros by label and by row of an index, room for as many numbers, and zeros by node.
+        beam: k.
+        most: m.
+        found: labels [n, m], -1 where there are no more.
+        scores: of these.
+    """
+    memory_weight, name_weight, power, neighbours, budget = weights
+    roots, parent, label_of_node, leaf_of_label = forest[0], forest[4], forest[5], forest[6]
+    totals, labels, similarity, touched, lifted = scratch
+    for document in range(first, last):
+        own = slice(offsets[document], offsets[document + 1])
+        x, v = columns[own], values[own]
+        number = 0
+        if memory_weight > 0:
+            number = _add_memory(
+                x, v, memory, totals, labels, number, similarity, touched, memory_weight, power, neighbours, budget
+            )
+        if name_weight > 0:
+            number = _add_names(x, v, names, totals, labels, number, similarity, touched, name_weight, budget)
+        votes, num_votes = totals[labels[:number]], number
+        for tree in range(len(roots)):
+            for index in range(num_votes):
+                label = labels[index]
+                node = leaf_of_label[tree, label]
+                if node >= 0 and allowed[label]:
+                    lifted[node] = votes[index]
+                    node = parent[node]
+                    while node >= 0 and lifted[node] < votes[index]:
+                        lifted[node] = votes[index]
+                        node = parent[node]
+            leaves, paths = _beam(tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most)
+            for place in range(len(leaves)):
+                label = label_of_node[leaves[place]]
+                if totals[label] == 0:
+                    labels[number] = label
+                    number += 1
+                totals[label] += max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
+            for index in range(num_votes):
+                node = leaf_of_label[tree, labels[index]]
+                while node >= 0 and lifted[node] > 0:
+                    lifted[node] = 0
+                    node = parent[node]
+        count, candidates = 0, np.empty(number, np.int64)
+        for label in labels[:number]:
+            if allowed[label]:
+                candidates[count] = label
+                count += 1
+        order = _best(totals[candidates[:count]], count, most)
+        found[document], scores[document] = -1, 0
+        for place in range(len(order)):
+            label = candidates[order[place]]
+            found[document, place], scores[document, place] = label, totals[label]
+        totals[labels[:number]] = 0

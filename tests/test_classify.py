@@ -1,0 +1,533 @@
+"""Extreme classification: every compiled function against its plain definition, and the object that people use."""
+
+import math
+import warnings
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beamtree as bt
+from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
+from beamtree.classify.linear import positives_below, train_linear
+from beamtree.classify.matrix import Matrix, from_any, from_entries, stack
+from beamtree.classify.metrics import label_metrics, propensities
+from beamtree.classify.model import Weights, train
+from beamtree.classify.part_weights import choose_weights
+from beamtree.classify.text import TextFeatures
+from beamtree.kernels import classify as kernels
+
+WORDS = [[f"topic{t}word{i}" for i in range(12)] for t in range(20)]
+
+
+def topic_texts(count, seed=0):
+    """Texts of two topics each, and these topics as labels."""
+    rng = np.random.default_rng(seed)
+    texts, labels = [], []
+    for _ in range(count):
+        first, second = rng.choice(len(WORDS), 2, replace=False)
+        words = [*rng.choice(WORDS[first], 4), *rng.choice(WORDS[second], 4)]
+        texts.append(" ".join(words))
+        labels.append([f"t{first:02}", f"t{second:02}"])
+    return texts, labels
+
+
+def random_matrix(rng, rows, width, share=0.2):
+    dense = rng.random((rows, width)) * (rng.random((rows, width)) < share)
+    return from_any(dense.astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    texts, labels = topic_texts(600)
+    return bt.Classifier(trees=2, group=8).fit(texts, labels, names={"t03": "topic3word0 topic3word1"}, verbose=False)
+
+
+# Features
+
+
+def plain_features(texts, documents):
+    """TF-IDF by dictionaries."""
+    blocks = []
+    for text in texts:
+        words = [word for word in text.lower().split() if len(word) > 1]
+        blocks.append((words, [f"{a} {b}" for a, b in pairwise(words)], [word[:5] for word in words]))
+    result = []
+    for document in documents:
+        words = [word for word in document.lower().split() if len(word) > 1]
+        own = (words, [f"{a} {b}" for a, b in pairwise(words)], [word[:5] for word in words])
+        row = {}
+        for number, (tokens, weight) in enumerate(zip(own, (1, 0.5, 0.7), strict=True)):
+            frequency = Counter(token for each in blocks for token in set(each[number]))
+            values = {
+                token: (1 + math.log(count)) * (math.log((1 + len(texts)) / (1 + frequency[token])) + 1)
+                for token, count in Counter(tokens).items()
+                if frequency[token] >= 2
+            }
+            length = math.sqrt(sum(value**2 for value in values.values()))
+            row |= {(number, token): weight * value / length for token, value in values.items()}
+        length = math.sqrt(sum(value**2 for value in row.values()))
+        result.append({key: value / length for key, value in row.items()})
+    return result
+
+
+def test_features_are_tf_idf_of_words_pairs_and_beginnings(monkeypatch):
+    texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
+    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    features = TextFeatures.fit(texts)
+    documents = ["red red lamp", "lamp chair", "unknown words", "", "lamps green chair green chair"]
+    found = features.transform(documents)
+    starts = (0, *features.ends)
+    for row, expected in enumerate(plain_features(texts, documents)):
+        own = slice(found.offsets[row], found.offsets[row + 1])
+        block = np.searchsorted(starts, found.columns[own], side="right") - 1
+        names = [features.vocabulary[column] for column in found.columns[own]]
+        got = dict(zip(zip(block.tolist(), names, strict=True), found.values[own], strict=True))
+        assert got.keys() == expected.keys()
+        assert all(math.isclose(got[key], expected[key], rel_tol=1e-5) for key in got)
+        assert (np.diff(found.columns[own]) > 0).all()
+
+
+# Trees
+
+
+@given(st.integers(1, 60), st.integers(2, 20), st.integers(1, 3), st.integers(0, 100))
+def test_every_label_is_one_leaf_of_every_tree(labels, group, trees, seed):
+    means = random_matrix(np.random.default_rng(seed), labels, 15, 0.3).normalized()
+    found = label_trees(means, group=group, trees=trees, seed=seed)
+    assert found.leaf.shape == (trees, labels)
+    for tree in range(trees):
+        assert sorted(found.label[found.leaf[tree]]) == list(range(labels))
+        nodes = found.leaf[tree]
+        for _ in range(found.heights[tree]):
+            above = found.parent[nodes]
+            assert ((found.starts[above] <= nodes) & (nodes < found.ends[above])).all()
+            nodes = above
+        assert (nodes == found.roots[tree]).all()
+    inner = found.label < 0
+    assert (found.ends[inner] > found.starts[inner]).all()
+    assert (found.ends[~inner] == found.starts[~inner]).all()
+
+
+def test_many_groups_have_a_level_above_them(monkeypatch):
+    monkeypatch.setattr("beamtree.classify.label_tree.GROUPS", 4)
+    means = random_matrix(np.random.default_rng(0), 60, 15, 0.5).normalized()
+    found = label_trees(means, group=5)
+    assert found.heights[0] == 3  # two levels of groups, and the leaves
+
+
+def test_k_means_puts_alike_rows_together():
+    rows = from_any(np.array([[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0], [0, 0.9, 0.1]], np.float32)).normalized()
+    for seed in range(5):
+        nearest = k_means(rows, 2, np.random.default_rng(seed))
+        if len(set(nearest)) == 2 and nearest[0] != nearest[2]:
+            assert nearest[0] == nearest[1]
+            assert nearest[2] == nearest[3]
+            return
+    raise AssertionError("no seed separates the two")
+
+
+def test_means_of_labels():
+    rng = np.random.default_rng(0)
+    x, y = random_matrix(rng, 12, 9, 0.5), random_matrix(rng, 12, 5, 0.5)
+    y = y._replace(values=np.ones_like(y.values))
+    means = y.dense().T @ x.dense()
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    assert np.allclose(label_means(x, y).dense(), means, atol=1e-6)
+
+
+# Linear part
+
+
+def test_the_solver_finds_the_minimum_of_the_loss():
+    rng = np.random.default_rng(0)
+    x = random_matrix(rng, 80, 12, 0.4)
+    positive = np.flatnonzero(x.dense()[:, 0] + 0.3 * rng.random(80) > 0.4)
+    task = (np.arange(80), np.array([0, len(positive)]), positive, 0, 1)
+    _, features, weights, biases = kernels.train_children(x.parts, x.width, task, (1.0, 1e-5, 5000, 0.0))
+    found = np.zeros(13)
+    found[features], found[12] = weights, biases[0] + 1
+    data = torch.tensor(np.hstack([x.dense(), np.ones((80, 1))]), dtype=torch.float64)
+    sign = torch.full((80,), -1.0, dtype=torch.float64)
+    sign[positive] = 1
+
+    def loss(w):
+        return 0.5 * (w @ w) + (1 - sign * (data @ w - 1)).clamp(min=0).square().sum()
+
+    best = torch.zeros(13, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([best], max_iter=500, tolerance_grad=1e-10)
+    optimizer.step(lambda: (optimizer.zero_grad(), (value := loss(best)).backward(), value)[2])
+    assert float(loss(torch.tensor(found))) <= float(loss(best.detach())) * (1 + 1e-4)
+    assert np.allclose(found, best.detach(), atol=1e-2)
+
+
+def test_a_node_is_trained_on_documents_below_its_parent():
+    groups = [[np.array([0, 1]), np.array([2, 3])]]
+    trees = forest([groups], 4)
+    x = random_matrix(np.random.default_rng(1), 8, 6, 0.6)
+    y = from_entries(np.arange(8), np.arange(8) % 4, np.ones(8), (8, 4))
+    (level_one, documents), (leaves, of_leaves) = positives_below(trees, y)
+    assert level_one.tolist() == [1] * 4 + [2] * 4
+    assert documents.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert of_leaves.tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert (np.diff(leaves) >= 0).all()
+    linear = train_linear(x, trees, positives_below(trees, y), least=0.0)
+    parents = np.repeat(np.arange(len(trees.parent)), np.diff(linear.starts))
+    below = {1: {0, 1, 4, 5}, 2: {2, 3, 6, 7}}
+    for parent, rows in below.items():  # features that none of the documents has are unknown there
+        known = set(x.take(np.array(sorted(rows))).columns.tolist())
+        assert set(linear.features[parents == parent].tolist()) <= known
+
+
+# Search
+
+
+def plain_search(model, x, beam_size, m, allowed):
+    """The search as the docstring of the model says, with dense arrays and Python."""
+    parts = model.parts(x)
+    votes = parts["memory"] + parts["names"]
+    nodes = model.forest
+    counts = np.diff(model.linear.entries)
+    dense = np.zeros((len(nodes.parent), x.width), np.float32)
+    of_parent = np.repeat(np.arange(len(nodes.parent)), np.diff(model.linear.starts))
+    child = np.repeat(nodes.starts[of_parent], counts) + model.linear.children
+    dense[child, np.repeat(model.linear.features, counts)] = model.linear.weights.view(np.float16)
+    z = x.dense() @ dense.T + model.linear.biases
+    miss = np.maximum(0, 1 - z) ** 3
+
+    def below(node):
+        if nodes.label[node] >= 0:
+            return [nodes.label[node]]
+        return [label for child in range(nodes.starts[node], nodes.ends[node]) for label in below(child)]
+
+    results = []
+    for row in range(x.rows):
+        total = votes[row].astype(np.float64)
+        in_beam = set()
+        for tree, root in enumerate(nodes.roots):
+            beam = [(root, 0.0)]
+            for level in range(1, nodes.heights[tree] + 1):
+                children = [
+                    (child, path - miss[row, child])
+                    for node, path in beam
+                    for child in range(nodes.starts[node], nodes.ends[node])
+                    if any(allowed[label] for label in below(child))
+                ]
+                if level == nodes.heights[tree]:
+                    for child, path in children:
+                        total[nodes.label[child]] += math.exp(path) / len(nodes.roots)
+                        in_beam.add(nodes.label[child])
+                    break
+                score = {
+                    child: math.exp(path) + max(votes[row, label] for label in below(child) if allowed[label])
+                    for child, path in children
+                }
+                order = sorted(children, key=lambda each: -score[each[0]])
+                beam, labels = [], 0
+                for each in order:
+                    if len(beam) < beam_size or labels < m:
+                        beam.append(each)
+                        labels += sum(allowed[label] for label in below(each[0]))
+        candidates = [
+            label for label in range(len(total)) if allowed[label] and (label in in_beam or votes[row, label])
+        ]
+        results.append({label: total[label] for label in candidates})
+    return results
+
+
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 6), st.integers(1, 8), st.booleans())
+def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
+    rng = np.random.default_rng(seed)
+    x, y = random_matrix(rng, 60, 25, 0.2).normalized(), random_matrix(rng, 60, 14, 0.15)
+    y = y._replace(values=np.ones_like(y.values))
+    names = random_matrix(rng, 14, 25, 0.1).normalized()
+    weights = Weights(memory=0.7, names=0.3, power=2.0, neighbours=20, budget=10**9)
+    model = train(x, y, names, group=4, trees=trees, weights=weights, seed=seed, least=0.01)
+    allowed = rng.random(14) < 0.5 if filtered else np.ones(14, bool)
+    queries = random_matrix(rng, 5, 25, 0.3).normalized()
+    found, scores = model.search(queries, m, beam_size=beam_size, allowed=allowed)
+    for row, expected in enumerate(plain_search(model, queries, beam_size, m, allowed)):
+        best = sorted(expected.values(), reverse=True)[:m]
+        got = found[row][found[row] >= 0]
+        assert len(set(got)) == len(got) == len(best)
+        assert np.allclose(scores[row, : len(best)], best, atol=2e-3)
+        assert all(abs(expected[label] - score) < 2e-3 for label, score in zip(got, scores[row], strict=False))
+
+
+def test_a_wide_beam_finds_what_scoring_all_labels_finds(fitted):
+    texts, _ = topic_texts(40, seed=1)
+    x = fitted.features_of(texts)
+    model = fitted.model._replace(
+        weights=Weights(0.5, 0.1, neighbours=600, budget=10**9)
+    )  # among equal ones any is nearest
+    found, scores = model.search(x, 5, beam_size=1000)
+    total = sum(model.parts(x).values())
+    assert np.allclose(scores, -np.sort(-total, axis=1)[:, :5], atol=1e-3)
+    assert np.allclose(np.take_along_axis(total, found, 1), scores, atol=1e-3)
+
+
+def test_several_threads_and_one_find_the_same(fitted):
+    texts, _ = topic_texts(50, seed=2)
+    together = fitted.predict(texts)
+    one_by_one = pl.concat([fitted.predict(text).with_columns(document=row) for row, text in enumerate(texts)])
+    assert together.equals(one_by_one.cast(together.schema))
+
+
+# The object
+
+
+def test_it_learns_and_gives_labels_back(fitted):
+    texts, labels = topic_texts(200, seed=3)
+    evaluation = fitted.evaluate(texts, labels)
+    assert evaluation["precision", 1] > 0.95
+    assert evaluation["recall", 3] > 0.95
+    assert "200 documents" in str(evaluation)
+    frame = fitted.predict(texts[:2], m=3)
+    assert frame.columns == ["document", "rank", "label", "name", "score"]
+    assert frame["document"].to_list() == [0, 0, 0, 1, 1, 1]
+    assert set(frame.filter(pl.col("rank") <= 2)["label"].head(2)) == set(labels[0])
+
+
+def test_the_same_seed_gives_the_same_model():
+    texts, labels = topic_texts(200)
+    first, second = (bt.Classifier(seed=3, group=8).fit(texts, labels, verbose=False) for _ in range(2))
+    arrays = second.model.arrays()
+    assert all(np.array_equal(array, arrays[name]) for name, array in first.model.arrays().items())
+    assert first.model.weights == second.model.weights
+
+
+def test_saved_and_loaded_it_answers_the_same(fitted, tmp_path):
+    texts, labels = topic_texts(30, seed=4)
+    fitted.save(tmp_path / "run")
+    loaded = bt.Classifier.load(tmp_path / "run")
+    assert loaded.predict(texts).equals(fitted.predict(texts))
+    assert loaded.evaluate(texts, labels)["psp", 5] == fitted.evaluate(texts, labels)["psp", 5]
+    fitted.save(tmp_path / "run")  # again, over the first
+    (tmp_path / "run" / "labels.txt").write_text("t00\n")
+    with pytest.raises(ValueError, match=r"labels.txt is damaged"):
+        bt.Classifier.load(tmp_path / "run")
+    with pytest.raises(ValueError, match="is not a classifier"):
+        bt.Classifier.load(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ValueError, match="choose another folder"):
+        fitted.save(tmp_path / "other")
+
+
+def test_matrices_and_vectors():
+    texts, labels = topic_texts(300)
+    dense = TextFeatures.fit(texts).transform(texts).dense()
+    from_vectors = bt.Classifier(group=8).fit(dense, labels, verbose=False)
+    assert from_vectors.evaluate(dense, labels)["precision", 1] > 0.95
+    sparse = pytest.importorskip("scipy.sparse")
+    numbers = [[int(label[1:]) for label in each] for each in labels]
+    y = sparse.csr_matrix((np.ones(600), (np.repeat(np.arange(300), 2), np.concatenate(numbers))), shape=(300, 20))
+    from_matrix = bt.Classifier(group=8).fit(sparse.csr_matrix(dense), y, verbose=False)
+    assert from_matrix.labels == [str(number) for number in range(20)]
+    assert from_matrix.evaluate(sparse.csr_matrix(dense), y)["precision", 1] > 0.95
+    with pytest.raises(ValueError, match=r"documents have 3 features, those of the training"):
+        from_matrix.predict(np.ones((2, 3)))
+    with pytest.raises(ValueError, match="give a matrix, not text"):
+        from_matrix.predict("lamp")
+
+
+def test_frames_and_files(tmp_path):
+    texts, labels = topic_texts(300)
+    frame = pl.DataFrame({"id": range(300), "title": texts, "subjects": labels})
+    frame.write_parquet(tmp_path / "documents.parquet")
+    joined = frame.with_columns(pl.col("subjects").list.join(";"))
+    joined.write_csv(tmp_path / "documents.csv")
+    frame.write_ndjson(tmp_path / "documents.jsonl")
+    expected = bt.Classifier(group=8).fit(texts, labels, verbose=False).predict(texts[:5])
+    for source, more in (
+        (frame, {}),
+        (frame.to_pandas(), {}),
+        (tmp_path / "documents.parquet", {}),
+        (tmp_path / "documents.jsonl", {}),
+        (tmp_path / "documents.csv", {"separator": ";"}),
+    ):
+        found = bt.Classifier(group=8).fit(source, verbose=False, **more)
+        assert found.predict(texts[:5]).equals(expected)
+        assert found.predict(frame.head(5)).equals(expected)
+
+
+def test_the_text_format_of_the_extreme_classification_sets(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = []
+    for row in range(60):
+        label = row % 4
+        lines.append(f"{label},{(label + 1) % 4} {label}:1 {4 + int(rng.integers(6))}:0.5")
+    path = tmp_path / "train.txt"
+    path.write_text("60 10 4\n" + "\n".join(lines) + "\n")
+    found = bt.Classifier(group=2).fit(path, verbose=False)
+    assert found.labels == ["0", "1", "2", "3"]
+    assert found.evaluate(path)["recall", 3] > 0.9
+    for header, line, message in (
+        ("61 10 4", lines[0], "has 60 documents; its header says 61"),
+        ("60 3 4", lines[0], "line 2 has the feature"),
+        ("60 10 2", lines[2], "its header says 2 labels"),
+        ("60 10 4", "1 2:x", "is not `label,label feature:value …`"),
+    ):
+        path.write_text("\n".join([header, line, *lines[1:]]) + "\n")
+        with pytest.raises(ValueError, match=message):
+            bt.Classifier().fit(path, verbose=False)
+
+
+def test_every_document_gets_m_labels_that_are_allowed(fitted):
+    texts, _ = topic_texts(30, seed=5)
+    for allowed in (["t01"], ["t01", "t02", "t03"], [f"t{i:02}" for i in range(15)]):
+        for m in (1, 3, 10):
+            frame = fitted.predict(texts, m=m, allowed=allowed, beam_size=1)
+            assert set(frame["label"]) <= set(allowed)
+            assert frame.group_by("document").len()["len"].to_list() == [min(m, len(allowed))] * 30
+    frame = fitted.predict(texts, m=20, exclude=["t01", "t02"], beam_size=1)
+    assert not {"t01", "t02"} & set(frame["label"])
+    assert len(frame) == 30 * 18
+    with pytest.raises(ValueError, match="none of the allowed labels is known"):
+        fitted.predict(texts, allowed=["x"])
+
+
+def test_documents_without_a_known_word_get_frequent_labels(fitted):
+    with pytest.warns(UserWarning, match="1 of 2 documents have no known word"):
+        frame = fitted.predict(["nothing here", "topic3word1 topic3word2"], m=2)
+    counts = Counter(label for each in topic_texts(600)[1] for label in each)
+    assert counts[frame["label"][0]] == max(counts.values())
+    assert frame["label"][2] == "t03"
+
+
+def test_labels_are_added_by_name_and_by_documents():
+    texts, labels = topic_texts(300)
+    live = bt.Classifier(group=8).fit(texts, labels, verbose=False)
+    before = live.predict(texts[:20], m=2)
+    live.add_labels({"lamp": "topic1word1 topic2word2", "chair": None}, {"chair": ["topic4word4 topic5word5"] * 3})
+    assert live.labels[-2:] == ["lamp", "chair"]
+    assert live.predict(texts[:20], m=2)["label"].to_list()[:6] == before["label"].to_list()[:6]
+    assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
+    assert "lamp" in live.predict("topic1word1 topic2word2", m=5)["label"].to_list()
+    assert "chair" not in live.predict("topic4word4 topic5word5", exclude=["chair"])["label"].to_list()
+    with pytest.raises(ValueError, match="neither a name nor documents"):
+        live.add_labels({"bare": None})
+    with pytest.raises(ValueError, match="which is no label"):
+        live.add_labels({}, {"bare": ["text"]})
+
+
+def test_an_explanation_adds_up_to_the_score(fitted):
+    texts, labels = topic_texts(5, seed=6)
+    for text, own in zip(texts, labels, strict=True):
+        model = fitted.model._replace(weights=Weights(0.5, 0.2, neighbours=600, budget=10**9))
+        fitted._model, kept = model, fitted._model
+        try:
+            explained = fitted.explain(text, own[0])
+            frame = fitted.predict(text, m=5, beam_size=100)
+        finally:
+            fitted._model = kept
+        score = frame.filter(pl.col("label") == own[0])["score"].item()
+        assert math.isclose(explained["score"], score, abs_tol=2e-3)
+        assert math.isclose(sum(explained["parts"].values()), explained["score"], rel_tol=1e-6)
+        assert any(own[0][1:].lstrip("0") in str(each["feature"]) for each in explained["features"])
+
+
+# Weights
+
+
+def test_parts_that_find_nothing_get_no_weight():
+    texts, labels = topic_texts(400)
+    features = TextFeatures.fit(texts)
+    x = features.transform(texts)
+    numbers = np.array([[int(label[1:]) for label in each] for each in labels])
+    y = from_entries(np.repeat(np.arange(400), 2), numbers.ravel(), np.ones(800), (400, 20))
+    misleading = x.take(np.random.default_rng(0).integers(0, 400, 20))  # names that say nothing
+    model = train(x.take(np.arange(300)), y.take(np.arange(300)), misleading, group=8)
+    chosen, found = choose_weights(model, x.take(np.arange(300, 400)), y.take(np.arange(300, 400)), 10)
+    assert found["all parts"] >= found["linear alone"]
+    assert chosen.weights.names <= 0.1
+
+
+# Metrics
+
+
+def test_metrics_against_plain_loops():
+    rng = np.random.default_rng(0)
+    counts = np.array([50, 20, 10, 5, 2, 1])
+    found = np.stack([rng.permutation(6)[:4] for _ in range(30)])
+    relevant = [rng.permutation(8)[: rng.integers(1, 4)] for _ in range(30)]  # 6 and 7 are not known
+    names = ("precision", "ndcg", "psp", "recall", "rare_recall")
+    evaluation = label_metrics(found, relevant, counts, 100, (1, 3), names)
+    p = propensities(np.append(counts, [0, 0]), 100)
+    for m in (1, 3):
+        precision, psp, recall = [], [], []
+        for got, right in zip(found, relevant, strict=True):
+            hit = [label for label in got[:m] if label in right]
+            precision.append(len(hit) / m)
+            recall.append(len(hit) / len(right))
+            psp.append(sum(1 / p[label] for label in hit) / sum(sorted(1 / p[label] for label in right)[::-1][:m]))
+        assert math.isclose(evaluation["precision", m], np.mean(precision), rel_tol=1e-5)
+        assert math.isclose(evaluation["recall", m], np.mean(recall), rel_tol=1e-5)
+        assert math.isclose(evaluation["psp", m], np.mean(psp), rel_tol=1e-5)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("documents", "labels", "message"),
+    [
+        ([], [], "there are no documents"),
+        (None, None, "there are no documents"),
+        (["a text"], None, "labels are missing"),
+        (["a text", "another"], [["x"]], "2 documents, but labels for 1"),
+        (["a text", 3], [["x"], ["y"]], "document 1 is 3: documents are texts"),
+        (["a text", "another"], [[], []], "no document has a label"),
+        (["", "  "], [["x"], ["y"]], "no document has both a label and a feature"),
+        (np.array([[1.0, np.nan]]), [["x"]], "the features of document 0 hold NaN"),
+        (np.array([1.0, 2.0]), [["x"], ["y"]], "give one row per document"),
+        (pl.DataFrame({"a": [1]}), None, "no column looks like texts"),
+        (pl.DataFrame({"text": ["x"]}), None, "no column looks like labels"),
+        (pl.DataFrame({"text": [1], "labels": [["x"]]}), None, "documents are texts"),
+        ("no/such/file.parquet", None, "is not a file"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(documents, labels, message):
+    with pytest.raises(ValueError, match=message) as error:
+        bt.Classifier().fit(documents, labels, verbose=False)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_that_are_numbers_repeated_or_missing():
+    texts, labels = topic_texts(100)
+    numbers = [[int(label[1:]) for label in each] * 2 for each in labels]  # each twice
+    numbers[0] = []
+    found = bt.Classifier(group=8).fit(texts, numbers, verbose=False)
+    assert set(found.labels) <= {str(number) for number in range(20)}
+    assert found.model.labels.rows == 99
+    one = bt.Classifier(group=8).fit(texts, [each[0] for each in labels], verbose=False)  # one label each
+    assert set(one.labels) <= {f"t{number:02}" for number in range(20)}
+
+
+def test_it_says_what_to_do_before_it_is_fitted():
+    with pytest.raises(ValueError, match=r"call fit\(texts, labels\)"):
+        bt.Classifier().predict("text")
+    assert "not fitted" in repr(bt.Classifier())
+
+
+def test_few_documents_and_labels_are_enough():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny = bt.Classifier().fit(["red lamp", "green chair"], [["lamp"], ["chair"]], verbose=False)
+        assert tiny.predict("red lamp", m=2)["label"].to_list() == ["lamp", "chair"]
+
+
+def test_matrices_of_rows():
+    rng = np.random.default_rng(0)
+    first, second = random_matrix(rng, 5, 7, 0.4), random_matrix(rng, 3, 7, 0.4)
+    assert np.array_equal(stack(first, second).dense(), np.vstack([first.dense(), second.dense()]))
+    assert np.array_equal(first.transposed().dense(), first.dense().T)
+    rows = np.array([3, 0, 3])
+    assert np.array_equal(first.take(rows).dense(), first.dense()[rows])
+    empty = Matrix(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 4)
+    assert empty.dense().shape == (0, 4)
