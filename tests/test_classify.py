@@ -1,14 +1,19 @@
 """Extreme classification: every compiled function against its plain definition, and the object that people use."""
 
+import asyncio
+import json
 import math
 import warnings
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
+import httpx
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +26,7 @@ from beamtree.classify.model import Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.kernels import classify as kernels
+from beamtree.serve.http.classify import make_classifier_app
 
 WORDS = [[f"topic{t}word{i}" for i in range(12)] for t in range(20)]
 
@@ -262,8 +268,8 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
 def test_a_wide_beam_finds_what_scoring_all_labels_finds(fitted):
     texts, _ = topic_texts(40, seed=1)
     x = fitted.features_of(texts)
-    model = fitted.model._replace(
-        weights=Weights(0.5, 0.1, neighbours=600, budget=10**9)
+    model = replace(
+        fitted.model, weights=Weights(0.5, 0.1, neighbours=600, budget=10**9)
     )  # among equal ones any is nearest
     found, scores = model.search(x, 5, beam_size=1000)
     total = sum(model.parts(x).values())
@@ -419,7 +425,7 @@ def test_labels_are_added_by_name_and_by_documents():
 def test_an_explanation_adds_up_to_the_score(fitted):
     texts, labels = topic_texts(5, seed=6)
     for text, own in zip(texts, labels, strict=True):
-        model = fitted.model._replace(weights=Weights(0.5, 0.2, neighbours=600, budget=10**9))
+        model = replace(fitted.model, weights=Weights(0.5, 0.2, neighbours=600, budget=10**9))
         fitted._model, kept = model, fitted._model
         try:
             explained = fitted.explain(text, own[0])
@@ -531,3 +537,121 @@ def test_matrices_of_rows():
     assert np.array_equal(first.take(rows).dense(), first.dense()[rows])
     empty = Matrix(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 4)
     assert empty.dense().shape == (0, 4)
+
+
+# Commands and the service
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classify")
+    texts, labels = topic_texts(300)
+    frame = pl.DataFrame({"title": texts, "subjects": labels})
+    frame.head(250).write_parquet(folder / "train.parquet")
+    frame.tail(50).write_parquet(folder / "test.parquet")
+    ids = sorted({label for each in labels for label in each})
+    pl.DataFrame({"label": ids, "name": [f"Topic {label[1:]}" for label in ids]}).write_csv(folder / "names.csv")
+    done = beamtree(
+        "classify", "train", "train.parquet", "--out", "runs/topics", "--names", "names.csv", "--group", "8",
+        folder=folder,
+    )  # fmt: skip
+    assert "beamtree classify predict runs/topics" in done.stdout
+    return folder
+
+
+def test_commands(run):
+    done = beamtree("classify", "evaluate", "runs/topics", "test.parquet", "--json", "scores.json", folder=run)
+    assert "50 documents" in done.stdout
+    scores = {(each["metric"], each["m"]): each["value"] for each in json.loads((run / "scores.json").read_text())}
+    assert scores["precision", 1] > 0.9
+    text = "topic3word1 topic3word2 topic3word3"
+    done = beamtree("classify", "predict", "runs/topics", "--text", text, "--m", "2", "--explain", folder=run)
+    assert "t03" in done.stdout
+    assert "Topic 03" in done.stdout
+    assert '"parts"' in done.stdout
+    (run / "ids.txt").write_text("t05\n")
+    done = beamtree("classify", "predict", "runs/topics", "--text", text, "--allowed", "ids.txt", folder=run)
+    assert "t05" in done.stdout
+    assert "t03" not in done.stdout
+    beamtree("classify", "predict", "runs/topics", "--input", "test.parquet", "--output", "out.csv", folder=run)
+    assert pl.read_csv(run / "out.csv").columns == ["document", "rank", "label", "name", "score"]
+    assert len(pl.read_csv(run / "out.csv")) == 250
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "runs/topics"], "give --text"),
+        (["predict", "runs/none", "--text", "x"], "is not a classifier"),
+        (["predict", "runs/topics", "--input", "test.parquet", "--output", "out.xls"], "must end in"),
+        (["evaluate", "runs/topics", "names.csv"], "no column looks like texts"),
+        (["evaluate", "runs/topics", "test.parquet", "--m", "x"], "whole number"),
+        (["evaluate", "runs/topics", "test.parquet", "--metrics", "x"], "metric 'x' is unknown"),
+        (["train", "none.parquet", "--out", "runs/x"], "is not a file"),
+    ],
+)
+def test_commands_say_what_is_wrong_in_one_line(run, words, message):
+    done = beamtree("classify", *words, folder=run, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+class Client:
+    """Requests to the application of a classifier, in this process."""
+
+    def __init__(self, classifier):
+        self.app = make_classifier_app(classifier, "run")
+
+    def request(self, method, path, **more):
+        async def ask():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://classifier") as client:
+                return await client.request(method, path, **more)
+
+        return asyncio.run(ask())
+
+    def get(self, path):
+        return self.request("GET", path)
+
+    def post(self, path, json):
+        return self.request("POST", path, json=json)
+
+
+def test_the_service(run):
+    client = Client(bt.Classifier.load(run / "runs" / "topics"))
+    text = "topic3word1 topic3word2 topic3word3"
+    found = client.post("/v1/labels", json={"text": text, "m": 3}).json()
+    assert found["labels"][0]["label"] == "t03"
+    assert found["labels"][0]["name"] == "Topic 03"
+    assert len(found["labels"]) == 3
+    several = client.post("/v1/labels", json={"texts": [text, "nothing"], "m": 2, "exclude": ["t03"]}).json()["results"]
+    assert [len(each["labels"]) for each in several] == [2, 2]
+    assert several[1]["known_features"] == 0
+    assert "t03" not in [each["label"] for each in several[0]["labels"]]
+    assert client.get("/v1/model").json()["labels"] == 20
+    assert client.get("/healthz").json() == {"live": True}
+    assert client.post("/v1/explain", json={"text": text, "label": "t03"}).json()["parts"]["linear"] > 0.5
+    for path, body, message in (
+        ("labels", {}, "exactly one of"),
+        ("labels", {"text": text, "m": 0}, "m: "),
+        ("labels", {"text": text, "m": 5000}, "over the limit"),
+        ("labels", {"text": text, "allowed": ["none"]}, "none of the allowed labels"),
+        ("labels", {"features": [{"0": 1.0}]}, "give texts, not a matrix"),
+        ("labels", {"text": text, "extra": 1}, "extra"),
+        ("explain", {"text": text, "label": "none"}, "is unknown"),
+    ):
+        answer = client.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 422
+        assert message in answer.json()["error"]
+
+
+def test_the_service_takes_features():
+    rng = np.random.default_rng(0)
+    x = np.eye(6)[rng.integers(0, 6, 100)] + 0.1 * rng.random((100, 6))
+    classifier = bt.Classifier(group=2).fit(x, [[int(row.argmax())] for row in x], verbose=False)
+    client = Client(classifier)
+    found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
+    assert found["results"][0]["labels"][0]["label"] == "2"
+    for features in ({"9": 1.0}, {"x": 1.0}):
+        assert client.post("/v1/labels", json={"features": [features]}).status_code == 422

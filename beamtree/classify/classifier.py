@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
@@ -87,6 +87,10 @@ class Classifier:
     def labels(self) -> list[str]:
         """The ids of all labels."""
         return self._ids.names
+
+    def name_of(self, label: str) -> str:
+        """The name of a label; empty where it has none."""
+        return self._names.get(label, "")
 
     def fit(
         self,
@@ -203,8 +207,6 @@ class Classifier:
     def features_of(self, documents: Any, text: str | None = None) -> Matrix:
         """The features of documents in any form; a ValueError where they are not those of the training."""
         model = self.model
-        if isinstance(documents, Matrix):
-            return documents
         opened = open_documents([documents] if is_text(documents) else documents, text=text)
         if opened.texts is not None:
             if self._features is None:
@@ -365,9 +367,9 @@ class Classifier:
         if self._features is not None and self._names:
             model = model.with_names(self._features.transform(self._names.get(each, "") for each in self._ids))
             if model.weights.names == 0:
-                model = model._replace(weights=model.weights._replace(names=NAMES[2]))
+                model = replace(model, weights=model.weights._replace(names=NAMES[2]))
         if parts and model.weights.memory == 0:
-            model = model._replace(weights=model.weights._replace(memory=MEMORY[1]))
+            model = replace(model, weights=model.weights._replace(memory=MEMORY[1]))
         self._model = model
         return self
 

@@ -12,6 +12,8 @@ labels of the best groups get the score of the linear part too; labels outside o
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +33,7 @@ class Weights(NamedTuple):
     names: float = 0.1
     power: float = 2.0  # of similarities
     neighbours: int = 100
-    budget: int = 20_000  # rows of the inverted index that are read for a document, about
+    budget: int = 10_000  # rows of the inverted index that are read for a document, about
 
 
 class Index(NamedTuple):
@@ -53,7 +55,8 @@ class Index(NamedTuple):
         return Matrix(self.offsets, self.rows, values, rows).transposed()
 
 
-class LabelModel(NamedTuple):
+@dataclass(frozen=True)
+class LabelModel:
     """Trees over labels, their linear classifiers, the training documents, and the names of the labels."""
 
     forest: Forest
@@ -79,13 +82,21 @@ class LabelModel(NamedTuple):
 
         With `allowed` [L] the beam is as wide as needed to find m of the allowed labels, if there are so many.
         """
-        allowed = np.ones(self.num_labels, bool) if allowed is None else allowed
-        memory = (*self.documents, self.labels.offsets, self.labels.columns)
-        parts = (
-            self.forest, self.linear, memory, self.names, _numbers(self.weights), allowed, self.allowed_below(allowed),
-        )  # fmt: skip
+        filters = self._everything if allowed is None else (allowed, self.allowed_below(allowed))
         sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
-        return kernels.search(features.parts, [_plain(part) for part in parts], sizes, beam_size, m)
+        return kernels.search(features.parts, (*self._parts, *filters), sizes, beam_size, m)
+
+    @cached_property
+    def _parts(self) -> tuple[Any, ...]:
+        """What the compiled search reads; plain tuples, because it would be compiled again for each named one."""
+        memory = (*self.documents, self.labels.offsets, self.labels.columns)
+        return tuple(self.forest), tuple(self.linear), memory, tuple(self.names), _numbers(self.weights)
+
+    @cached_property
+    def _everything(self) -> tuple[np.ndarray, np.ndarray]:
+        """The filters of a search for any label."""
+        allowed = np.ones(self.num_labels, bool)
+        return allowed, self.allowed_below(allowed)
 
     def allowed_below(self, allowed: np.ndarray) -> np.ndarray:
         """The number of allowed labels below each node [N]."""
@@ -122,11 +133,11 @@ class LabelModel(NamedTuple):
         leaf = self.forest.leaf
         more = np.full((len(leaf), num_labels - leaf.shape[1]), -1)
         forest = self.forest._replace(leaf=np.ascontiguousarray(np.concatenate([leaf, more], axis=1)))
-        return self._replace(forest=forest, documents=Index.of(stack(known, features)), labels=both)
+        return replace(self, forest=forest, documents=Index.of(stack(known, features)), labels=both)
 
     def with_names(self, names: Matrix) -> "LabelModel":
         """The same with other names."""
-        return self._replace(names=Index.of(names))
+        return replace(self, names=Index.of(names))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as they are saved."""
@@ -169,11 +180,6 @@ def train(
     pairs = positives_below(forest, labels)
     linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
     return LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
-
-
-def _plain(part: Any) -> Any:
-    """A plain tuple: what was compiled for named tuples would be compiled once more for each of them."""
-    return tuple(part) if isinstance(part, tuple) else part
 
 
 def _numbers(weights: Weights) -> tuple[float, float, float, int, int]:

@@ -1,5 +1,6 @@
 """How much memory and names count beside the linear part: chosen on validation documents."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ def choose_weights(
 ) -> tuple[LabelModel, dict[str, float]]:
     """The weights of memory and names with the best mean of P@1, P@3 and P@5 on validation documents."""
     if not features.rows:
-        return model._replace(weights=Weights(names=0.1 if len(model.names.rows) else 0.0)), {}
+        return replace(model, weights=Weights(names=0.1 if len(model.names.rows) else 0.0)), {}
     pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
 
     def quality(weights: Weights) -> float:
-        found, _ = model._replace(weights=weights).search(features, 5, beam_size=beam_size)
+        found, _ = replace(model, weights=weights).search(features, 5, beam_size=beam_size)
         keys = np.arange(features.rows)[:, None] * labels.width + found
         hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
         return float(np.mean([hit[:, :cut].mean() for cut in (1, 3, 5)]))
@@ -44,4 +45,4 @@ def choose_weights(
         results["without memory"] = tried.get(best._replace(memory=0.0)) or quality(best._replace(memory=0.0))
     if best.names:
         results["without names"] = tried.get(best._replace(names=0.0)) or quality(best._replace(names=0.0))
-    return model._replace(weights=best), results
+    return replace(model, weights=best), results

@@ -8,6 +8,7 @@ import typer
 from beamtree import __version__
 from beamtree.cli import errors
 from beamtree.cli.check import check
+from beamtree.cli.classify import classify
 from beamtree.cli.compare import compare_rows
 from beamtree.cli.console import write
 from beamtree.cli.demo import demo
@@ -37,7 +38,7 @@ app = typer.Typer(
     "(Learning Optimal Tree Models under Beam Search, ICML 2020).\n\n"
     "Start with [bold]beamtree demo[/bold], which shows every step on simulated data in a few minutes. With a log of "
     "your own: [bold]prepare[/bold], [bold]train[/bold], [bold]evaluate[/bold], [bold]retrieve[/bold] or "
-    "[bold]serve[/bold].\n\n"
+    "[bold]serve[/bold]. For documents and their labels: [bold]classify[/bold].\n\n"
     "beamtree COMMAND --help describes a command.",
 )
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -58,6 +59,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, function in COMMANDS.items():
     command(app, name)(function)
+app.add_typer(classify, name="classify")
 app.add_typer(paper, name="paper")
 
 

@@ -198,3 +198,12 @@ def check_picture(path: Path) -> None:
     """Raise a ValueError where a picture has an unknown ending."""
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"{path}: the name of a picture must end in {', '.join(PICTURES)}")
+
+
+def read_ids(path: Path | None) -> list[str] | None:
+    """The ids of a file, one per line."""
+    if path is None:
+        return None
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file of ids")
+    return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]

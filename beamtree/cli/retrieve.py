@@ -108,7 +108,7 @@ def retrieve_items(
     names = lookup(FORMATS, "--format", format) if format else None
     beam = options.parse_beam(beam_size, run)
     options.check_size(m, beam)
-    filter = make_filter(_read_ids(allowed), _read_ids(exclude))
+    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude))
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter)
     job = BatchJob(run, request, names, user, item, time, time_format)
     ray = options.uses_ray(engine, address, workers, gpus)
@@ -135,15 +135,6 @@ def retrieve_items(
             _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
 
     run_command("retrieve", run, device, answer)
-
-
-def _read_ids(path: Path | None) -> list[str] | None:
-    """The ids of a file, one per line."""
-    if path is None:
-        return None
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file of ids")
-    return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None) -> None:

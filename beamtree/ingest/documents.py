@@ -3,7 +3,8 @@
 A file of that format has a header `documents features labels`, and a line `label,label feature:value …` per document.
 """
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from beamtree.errors import short_message
+from beamtree.files.staging import staging_folder
 from beamtree.ingest.readers import scan_file, text_id, text_ids
 from beamtree.ingest.sources import column_names, is_frame, select_columns
 
@@ -145,6 +147,11 @@ def read_names(source: Any) -> dict[str, str]:
     return {key: value for key, value in zip(ids, frame[name].to_list(), strict=True) if key and value}
 
 
-def as_label_lists(labels: Iterable[Any]) -> list[Any]:
-    """Lists of labels from a column of a frame, or from any iterable."""
-    return labels.to_list() if hasattr(labels, "to_list") else list(labels)
+def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """Write a frame as Parquet, CSV or JSON lines, by the end of the name; a file is there completely or not at all."""
+    writers = {".parquet": frame.write_parquet, ".csv": frame.write_csv, ".jsonl": frame.write_ndjson}
+    if path.suffix not in writers:
+        raise ValueError(f"{path} must end in {', '.join(writers)}")
+    with staging_folder(path) as draft:
+        writers[path.suffix](draft / path.name)  # type: ignore[operator]
+        os.replace(draft / path.name, path)

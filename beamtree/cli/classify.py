@@ -1,0 +1,162 @@
+"""`beamtree classify`: learn which labels documents have, and find them."""
+
+import json as json_text
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from beamtree.classify import Classifier
+from beamtree.cli import options
+from beamtree.cli.console import note, out, print_table, printable, write
+from beamtree.errors import requires
+from beamtree.files.atomic import check_writable, write_json
+from beamtree.threads import use_threads
+
+classify = typer.Typer(
+    no_args_is_help=True,
+    help="Extreme classification: find the right few of thousands of labels for a text, such as the subjects of a book "
+    "or the tags of a question.\n\nDocuments are a file with a text and a list of labels per row: Parquet, CSV, JSON "
+    "lines, or the text format of the extreme classification sets. The options of logs do not apply to them, so these "
+    "commands are separate.",
+)
+
+Documents = Annotated[Path, typer.Argument(metavar="FILE", help="A file of documents with texts and labels.")]
+ClassifierFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by `beamtree classify train`.")]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column of texts. Default: by its name.")]
+LabelColumn = Annotated[str | None, typer.Option("--labels", help="The column of labels. Default: by its name.")]
+Separator = Annotated[str | None, typer.Option(help="Between the labels of a text column, such as ';'.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that a search looks into.")]
+
+
+@options.command(classify, "train")
+def train(
+    documents: Documents,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    names: Annotated[Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")] = None,
+    text_column: TextColumn = None,
+    labels: LabelColumn = None,
+    separator: Separator = None,
+    trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: more find a little more.")] = 2,
+    group: Annotated[int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or fewer.")] = None,
+    cost: Annotated[float, typer.Option(help="C of the linear classifiers.")] = 1.0,
+    least: Annotated[float, typer.Option(help="Weights below are dropped; more makes a smaller model.")] = 0.1,
+    beam_size: Annotated[int, typer.Option(min=1, help="k of searches that do not give one.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    threads: options.Threads = None,
+) -> None:
+    """Learn the labels of documents: trees over the labels, linear classifiers, a memory of documents, and names."""
+    use_threads(threads)
+    check_writable(out_folder)
+    classifier = Classifier(beam_size=beam_size, trees=trees, group=group, cost=cost, least=least, seed=seed)
+    classifier.fit(documents, names=names, text=text_column, label_column=labels, separator=separator)
+    classifier.save(out_folder)
+    write(f"Saved {out_folder}. Next:", f'  beamtree classify predict {out_folder} --text "…"')
+    write(f"  beamtree classify evaluate {out_folder} FILE")
+
+
+@options.command(classify, "evaluate")
+def evaluate(
+    run: ClassifierFolder,
+    documents: Documents,
+    m: Annotated[str, typer.Option(help="Numbers of labels, separated by commas.")] = "1,3,5",
+    beam_size: Beam = None,
+    metrics: Annotated[
+        str, typer.Option(help="Of precision, ndcg, psp (propensity-scored precision), recall, f1 and rare_recall.")
+    ] = "precision,ndcg,psp,recall",
+    text_column: TextColumn = None,
+    labels: LabelColumn = None,
+    separator: Separator = None,
+    threads: options.Threads = None,
+    json: options.Json = None,
+) -> None:
+    """How well labels of other documents are found, with 95 % intervals over documents."""
+    use_threads(threads)
+    options.check_outputs(json)
+    classifier, names = Classifier.load(run), options.parse_list(metrics)
+    cuts = [int(each) if each.isdigit() else 0 for each in options.parse_list(m)]
+    result = classifier.evaluate(
+        documents, m=cuts, beam_size=beam_size, metrics=names, text=text_column, label_column=labels,
+        separator=separator,
+    )  # fmt: skip
+    if json is not None:
+        write_json(json, [score.record() for score in result.scores])
+    table = Table(title=f"{result.users:,} documents, %", caption="below: the 95 % interval of the mean over documents")
+    table.add_column("metric", no_wrap=True)
+    for cut in cuts:
+        table.add_column(f"@{cut}", justify="right", no_wrap=True)
+    for name in names:
+        scores = [score for score in result.scores if score.metric == name]
+        cells = [f"{s.value * 100:.2f}\n[dim]{s.low * 100:.2f} – {s.high * 100:.2f}[/dim]" for s in scores]
+        table.add_row(name, *cells)
+    print_table(table)
+
+
+@options.command(classify, "predict")
+def predict(
+    run: ClassifierFolder,
+    text: Annotated[str | None, typer.Option(help="A text.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", help="A file of documents.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where the labels of --input go: .parquet, .csv or .jsonl.")
+    ] = None,
+    m: Annotated[int, typer.Option(min=1, help="Labels per document.")] = 5,
+    beam_size: Beam = None,
+    allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: find only these labels.")] = None,
+    exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: find none of these.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why --text has its first label.")] = False,
+    text_column: TextColumn = None,
+    threads: options.Threads = None,
+) -> None:
+    """The best labels of a text, or of a file of documents.
+
+    --output has the columns document (its row, from 0), rank, label, name if labels have names, and score.
+    """
+    use_threads(threads)
+    if (text is None) == (input is None) or (input is None) != (output is None):
+        raise ValueError('give --text "…", or --input FILE and --output FILE')
+    classifier = Classifier.load(run)
+    began = time.monotonic()
+    frame = classifier.predict(
+        [text] if text is not None else input, m, beam_size=beam_size, allowed=options.read_ids(allowed),
+        exclude=options.read_ids(exclude), text=text_column,
+    )  # fmt: skip
+    if output is not None:
+        from beamtree.ingest.documents import write_frame
+
+        write_frame(frame, output)
+        documents = frame["document"].max() + 1 if len(frame) else 0
+        note(f"{documents:,} documents, {documents / (time.monotonic() - began):,.0f} per second")
+        write(f"Saved {output}")
+        return
+    table = Table()
+    for column in frame.columns[1:]:
+        table.add_column(column, justify="right" if column in ("rank", "score") else "left", overflow="fold")
+    for row in frame.iter_rows(named=True):
+        cells = {**row, "score": f"{row['score']:.4g}"}
+        table.add_row(*(escape(printable(str(cells[column]))) for column in frame.columns[1:]))
+    out.print(table)
+    if explain and len(frame):
+        write(json_text.dumps(classifier.explain(text, frame["label"][0]), indent=1, ensure_ascii=False))
+
+
+@options.command(classify, "serve")
+def serve(
+    run: ClassifierFolder,
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at.")] = 8000,
+) -> None:
+    """Serve a classifier over HTTP: POST /v1/labels {"text": "…", "m": 5} returns labels and scores.
+
+    GET /openapi.json describes all routes.
+    """
+    with requires("serve", "`beamtree classify serve`"):
+        import uvicorn
+
+        from beamtree.serve.http.classify import make_classifier_app
+    app = make_classifier_app(Classifier.load(run), run.absolute().name)
+    note(f"{run} is served at http://{host}:{port}")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
