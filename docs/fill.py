@@ -409,6 +409,44 @@ def builds() -> str:
     return grid(["device", "items", "vector length", "time"], rows)
 
 
+# Extreme classification
+
+
+def classification() -> str:
+    """P@1, P@3 and P@5 by set, row and beam; the best of each cell in bold."""
+    cells = cells_of("classification")
+    beams = (1, 2, 5, 10, 20)
+    lines = []
+    for name in dict.fromkeys(c["set"] for c in cells):
+        of_set = [c for c in cells if c["set"] == name]
+        best = {(k, p): max(c[p] for c in of_set if c["k"] in (k, None)) for k in beams for p in ("p1", "p3", "p5")}
+        for row in dict.fromkeys(c["row"] for c in of_set):
+            found = {c["k"]: c for c in of_set if c["row"] == row}
+            texts = []
+            for k in beams:
+                cell = found.get(k) or (found.get(None) if k == beams[-1] else None)
+                values = [] if cell is None else [(cell[p], best[k, p]) for p in ("p1", "p3", "p5")]
+                texts.append(" ".join(f"**{v:.1f}**" if v >= most else f"{v:.1f}" for v, most in values))
+            lines.append([name, row, *texts])
+    return grid(["set", "row", *(f"k = {k}" for k in beams)], lines)
+
+
+def classification_cost() -> str:
+    """Time and size of classifiers."""
+    lines = []
+    cells = cells_of("classification")
+    for name, row in dict.fromkeys((c["set"], c["row"]) for c in cells):
+        found = [c for c in cells if (c["set"], c["row"]) == (name, row) and c["k"] in (2, 5, 10, None)]
+
+        def times(key: str, found: Cells = found) -> str:
+            return " ".join("–" if c[key] is None else f"{c[key]:.0f}" for c in found)
+
+        seconds = f"{found[0]['seconds'] + found[0]['tuning']:.0f}"
+        lines.append([name, row, times("us_batch"), times("us_single"), seconds, f"{found[0]['mb']:.0f}"])
+    heads = ["set", "row", "in a batch, k = 2 5 10", "one by one, k = 2 5 10", "seconds, with tuning", "MB"]
+    return grid(heads, lines)
+
+
 # Examples
 
 
@@ -435,6 +473,8 @@ PARTS = {
     "elsewhere_all": lambda: elsewhere(CUTS),
     "parts": lambda: parts([200]),
     "sequence": sequence,
+    "classification": classification,
+    "classification_cost": classification_cost,
     "inner_nodes": inner_nodes,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from beamtree.checks import positive_int
-from beamtree.classify.documents import is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.documents import check_ids, is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.linear import COST
 from beamtree.classify.matrix import Matrix, from_entries
 from beamtree.classify.metrics import label_metrics
-from beamtree.classify.model import LabelModel, train
-from beamtree.classify.part_weights import MEMORY, NAMES, choose_weights
+from beamtree.classify.model import LabelModel, Weights, train
+from beamtree.classify.part_weights import MEMORY, NAMES, choose_weights, mean_precision
 from beamtree.classify.storage import load_classifier, save_classifier
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
@@ -25,10 +26,10 @@ from beamtree.kernels.sparse import starts_of
 from beamtree.progress import Reporter, clock
 
 BEAM_SIZE = 10
-VALIDATION = 2_000  # documents, at most a tenth of all, that choose the weights of the parts
-REFIT = 50_000  # documents up to which the classifiers are trained again with those of validation
+VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
+SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
 GROUP = 256  # labels that a group has, about
-SMALLEST_GROUP = 16
+COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
 class Classifier:
@@ -41,8 +42,9 @@ class Classifier:
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
         trees: trees over the labels: more find a little more, and take as many times as long.
-        group: labels in a group. Default: 256, fewer where there are few labels.
-        cost: C of the linear classifiers: more follows the training documents more closely.
+        group: labels in a group.
+        cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
+            on validation documents where there are at most 50,000 documents.
         least: weights below are dropped; larger ones make a smaller model.
         seed: the same seed gives the same model.
         frame: the kind of frame to return, polars or pandas.
@@ -53,16 +55,14 @@ class Classifier:
         *,
         beam_size: int = BEAM_SIZE,
         trees: int = 2,
-        group: int | None = None,
-        cost: float = 1.0,
+        group: int = GROUP,
+        cost: float | None = None,
         least: float = 0.1,
         seed: int = 0,
         frame: str | None = None,
     ) -> None:
         self.beam_size = positive_int("beam_size", beam_size)
-        self.options = Options(
-            positive_int("trees", trees), None if group is None else positive_int("group", group), cost, least, seed
-        )
+        self.options = Options(positive_int("trees", trees), positive_int("group", group), cost, least, seed)
         self._frame = frame
         self._model: LabelModel | None = None
         self._features: TextFeatures | None = None  # None where documents are features
@@ -140,19 +140,27 @@ class Classifier:
             else:
                 z = Matrix(np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), x.width)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
-            group = self.options.group or max(SMALLEST_GROUP, min(GROUP, round(len(ids) ** 0.5 * 2)))
-            settings: dict[str, Any] = {**asdict(self.options), "group": group}
+            settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
-            count = min(VALIDATION, x.rows // 10)
+            count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
-            model = train(x.take(kept), y.take(kept), z, **settings, on_progress=report.progress)
+            parts = x.take(kept), y.take(kept), z
+            validation = x.take(held_out), y.take(held_out)
+            if self.options.cost is None and count and x.rows <= SMALL:
+                trials: dict[float, float] = {}
+                for cost in COSTS:
+                    trial = train(*parts, **{**settings, "cost": cost, "trees": 1}, on_progress=report.progress)
+                    trial = replace(trial, weights=Weights(0.0, 0.0))
+                    trials[cost] = mean_precision(trial, *validation, self.beam_size)
+                settings["cost"] = max(trials, key=lambda cost: trials[cost])
+            model = train(*parts, **settings, on_progress=report.progress)
             report.stage("Weights of the parts")
-            model, trials = choose_weights(model, x.take(held_out), y.take(held_out), self.beam_size)
-            if count and x.rows <= REFIT:
+            model, found = choose_weights(model, *validation, self.beam_size)
+            if count and x.rows <= SMALL:
                 model = train(x, y, z, **settings, weights=model.weights, on_progress=report.progress)
             elif count:
-                model = model.with_documents(x.take(held_out), y.take(held_out), y.width)
-            self.report = {"weights": model.weights._asdict(), "group": group, "validation": trials}
+                model = model.with_documents(*validation, y.width)
+            self.report = {"weights": model.weights._asdict(), "cost": settings["cost"], "validation": found}
             self._model, self._features, self._ids, self._names = model, features, ids, read_names
             self._counts = np.bincount(y.columns, minlength=len(ids))
             for line in self._describe(count):
@@ -336,23 +344,24 @@ class Classifier:
     def add_labels(self, labels: dict[str, Any], documents: Any = None) -> "Classifier":
         """Add labels without training: by their names, by a few documents, or both. Ids of other labels stay.
 
+        They are found by names and memory, which get a small weight where they had none.
+
         Args:
             labels: names by id, None or "" where a label has none.
             documents: a dict from id to texts (or a matrix) of documents with this label; also for known labels.
         """
         model = self.model
-        ids = [as_id(each) for each in labels]
-        new = [each for each, number in zip(ids, self._ids.find(ids), strict=True) if number is None]
+        given = [as_id(each) for each in labels]
+        new = [each for each, number in zip(given, self._ids.find(given), strict=True) if number is None]
         examples = {as_id(key): value for key, value in (documents or {}).items()}
-        unknown = [key for key in examples if key not in ids and self._ids.find([key])[0] is None]
+        unknown = [key for key in examples if key not in given and self._ids.find([key])[0] is None]
         if unknown:
             raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")
         bare = [each for each in new if not labels_name(labels, each) and each not in examples]
         if bare:
             raise ValueError(f"label {bare[0]!r} has neither a name nor documents: it could never be found")
-        self._ids = self._ids.extended(new)
-        self._counts = np.concatenate([self._counts, np.zeros(len(new), np.int64)])
-        parts = [(number, self.features_of(examples[key])) for key in examples for number in self._ids.find([key])]
+        ids = self._ids.extended(check_ids(new))
+        parts = [(number, self.features_of(examples[key])) for key in examples for number in ids.find([key])]
         rows = np.concatenate([np.full(x.rows, number) for number, x in parts]) if parts else np.empty(0, np.int64)
         x = Matrix(
             starts_of(np.concatenate([np.diff(x.offsets) for _, x in parts] or [np.empty(0, np.int64)])),
@@ -360,17 +369,18 @@ class Classifier:
             np.concatenate([x.values for _, x in parts] or [np.empty(0, np.float32)]),
             model.num_features,
         )
-        y = from_entries(np.arange(len(rows)), rows, np.ones(len(rows)), (len(rows), len(self._ids)))
-        model = model.with_documents(x, y, len(self._ids))
-        self._counts += np.bincount(rows, minlength=len(self._ids))
-        self._names |= {as_id(key): str(value) for key, value in labels.items() if value}
-        if self._features is not None and self._names:
-            model = model.with_names(self._features.transform(self._names.get(each, "") for each in self._ids))
+        y = from_entries(np.arange(len(rows)), rows, np.ones(len(rows)), (len(rows), len(ids)))
+        model = model.with_documents(x, y, len(ids))
+        names = self._names | {as_id(key): str(value) for key, value in labels.items() if value}
+        if self._features is not None and names:
+            model = model.with_names(self._features.transform(names.get(each, "") for each in ids))
             if model.weights.names == 0:
                 model = replace(model, weights=model.weights._replace(names=NAMES[2]))
         if parts and model.weights.memory == 0:
             model = replace(model, weights=model.weights._replace(memory=MEMORY[1]))
-        self._model = model
+        counts = np.concatenate([self._counts, np.zeros(len(new), np.int64)])
+        self._counts = counts + np.bincount(rows, minlength=len(ids))
+        self._model, self._ids, self._names = model, ids, names
         return self
 
     def explain(self, document: Any, label: object, *, features: int = 5, neighbours: int = 3) -> dict[str, Any]:
@@ -419,8 +429,8 @@ class Options:
     """How a classifier is trained."""
 
     trees: int
-    group: int | None
-    cost: float
+    group: int
+    cost: float | None
     least: float
     seed: int
 

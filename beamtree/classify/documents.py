@@ -110,11 +110,19 @@ def number_labels(lists: Any, num_labels: int | None) -> tuple[Ids, Matrix]:
         names = sorted({label for each in lists for label in each})
     if not names:
         raise ValueError("no document has a label")
-    ids = Ids(names)
+    ids = Ids(check_ids(names))
     rows = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
     columns = np.array(ids.find([label for each in lists for label in each]), np.int64)
     y = from_entries(rows, columns, np.ones(len(rows)), (len(lists), len(ids)))
     return ids, y._replace(values=np.ones(len(y.columns), np.float32))
+
+
+def check_ids(names: list[str]) -> list[str]:
+    """The ids of labels; a ValueError where one has a line break, since they are saved as lines."""
+    broken = next((name for name in names if len(name.splitlines()) != 1), None)
+    if broken is not None:
+        raise ValueError(f"the label {broken[:60]!r} is empty or has a line break: ids of labels are one line each")
+    return names
 
 
 def read_label_names(names: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
 from beamtree.threads import parallel_map
 
-COST, TOLERANCE, ROUNDS = 1.0, 0.1, 10  # of the solver
+COST, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
 LEAST = 0.1  # weights below are dropped
 WORK = 2_000_000  # documents times classifiers of a task, about
 
@@ -31,6 +31,9 @@ class Linear(NamedTuple):
     biases: np.ndarray  # float32 [N]
 
 
+Pairs = tuple[np.ndarray, np.ndarray]  # nodes and documents, by node and document
+
+
 class Task(NamedTuple):
     rows: np.ndarray  # documents below a node
     starts: np.ndarray  # where the positives of each child start
@@ -39,7 +42,7 @@ class Task(NamedTuple):
     last: int
 
 
-def positives_below(forest: Forest, labels: Matrix) -> list[tuple[np.ndarray, np.ndarray]]:
+def positives_below(forest: Forest, labels: Matrix) -> list[Pairs]:
     """For each tree and level the pairs of a node and a document with a label below it, by node and document."""
     documents, pairs = labels.row_of_entry(), []
     for tree in range(len(forest.roots)):
@@ -52,18 +55,32 @@ def positives_below(forest: Forest, labels: Matrix) -> list[tuple[np.ndarray, np
 def train_linear(
     features: Matrix,
     forest: Forest,
-    pairs: list[tuple[np.ndarray, np.ndarray]],
+    pairs: list[Pairs],
     *,
+    visited: list[Pairs] | None = None,
     cost: float = COST,
     least: float = LEAST,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Linear:
-    """The classifiers of all nodes; `pairs` are the positives of each level, as `positives_below` gives them."""
+    """The classifiers of all nodes.
+
+    Args:
+        features: of the documents.
+        forest: trees over the labels.
+        pairs: the positives of each level: nodes and documents, as `positives_below` gives them.
+        visited: for each level, parents and documents that are trained on besides those below, such as those whose beam
+            visits the parent.
+        cost: C.
+        least: weights below are dropped.
+        on_progress: called with what is done, how much of it, and the total.
+    """
     tasks: list[tuple[int, Task]] = []
-    for nodes, documents in pairs:
+    for level, (nodes, documents) in enumerate(pairs):
         parents, begin = np.unique(forest.parent[nodes], return_index=True)  # nodes rise, so their parents do
         for parent, start, end in zip(parents, begin, [*begin[1:], len(nodes)], strict=True):
             rows = np.unique(documents[start:end])
+            if visited is not None:
+                rows = np.union1d(rows, visited[level][1][visited[level][0] == parent])
             children = nodes[start:end] - forest.starts[parent]
             count = int(forest.ends[parent] - forest.starts[parent])
             task = Task(

@@ -11,6 +11,9 @@ from beamtree.classify.model import LabelModel, Weights
 MEMORY = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # weights that are tried, as are the next two
 NAMES = (0.0, 0.05, 0.1, 0.2, 0.4)
 POWERS = (1.0, 2.0, 4.0)
+BUDGETS = (10_000, 40_000, 160_000)
+WORTH = 0.002  # that reading more of the memory must bring, since it takes longer
+FEW = 50_000  # documents up to which weights are chosen with the largest budget
 
 
 def choose_weights(
@@ -19,15 +22,11 @@ def choose_weights(
     """The weights of memory and names with the best mean of P@1, P@3 and P@5 on validation documents."""
     if not features.rows:
         return replace(model, weights=Weights(names=0.1 if len(model.names.rows) else 0.0)), {}
-    pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
 
     def quality(weights: Weights) -> float:
-        found, _ = replace(model, weights=weights).search(features, 5, beam_size=beam_size)
-        keys = np.arange(features.rows)[:, None] * labels.width + found
-        hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
-        return float(np.mean([hit[:, :cut].mean() for cut in (1, 3, 5)]))
+        return mean_precision(replace(model, weights=weights), features, labels, beam_size)
 
-    best = Weights(0.0, 0.0)
+    best = Weights(0.0, 0.0, budget=BUDGETS[-1 if model.labels.rows <= FEW else 0])
     alone = score = quality(best)
     tried = {best: score}
     has_names = bool(len(model.names.rows))
@@ -40,9 +39,23 @@ def choose_weights(
                     tried[weights] = quality(weights)
                 if tried[weights] > score:
                     best, score = weights, tried[weights]
+    if best.memory:
+        budgets = [best._replace(budget=budget) for budget in BUDGETS]
+        tried |= {weights: quality(weights) for weights in budgets if weights not in tried}
+        best = next(each for each in budgets if tried[each] + WORTH >= max(tried[other] for other in budgets))
+        score = tried[best]
     results = {"all parts": score, "linear alone": alone}
     if best.memory:
         results["without memory"] = tried.get(best._replace(memory=0.0)) or quality(best._replace(memory=0.0))
     if best.names:
         results["without names"] = tried.get(best._replace(names=0.0)) or quality(best._replace(names=0.0))
     return replace(model, weights=best), results
+
+
+def mean_precision(model: LabelModel, features: Matrix, labels: Matrix, beam_size: int) -> float:
+    """The mean of P@1, P@3 and P@5 over documents."""
+    pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
+    found, _ = model.search(features, 5, beam_size=beam_size)
+    keys = np.arange(features.rows)[:, None] * labels.width + found
+    hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
+    return float(np.mean([hit[:, :cut].mean() for cut in (1, 3, 5)]))

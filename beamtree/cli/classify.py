@@ -41,8 +41,10 @@ def train(
     labels: LabelColumn = None,
     separator: Separator = None,
     trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: more find a little more.")] = 2,
-    group: Annotated[int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or fewer.")] = None,
-    cost: Annotated[float, typer.Option(help="C of the linear classifiers.")] = 1.0,
+    group: Annotated[int, typer.Option(min=2, help="Labels in a group.")] = 256,
+    cost: Annotated[
+        float | None, typer.Option(help="C of the linear classifiers. Default: 0.5, or chosen by validation documents.")
+    ] = None,
     least: Annotated[float, typer.Option(help="Weights below are dropped; more makes a smaller model.")] = 0.1,
     beam_size: Annotated[int, typer.Option(min=1, help="k of searches that do not give one.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,

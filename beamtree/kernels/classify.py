@@ -76,7 +76,7 @@ def _scratch(sizes: tuple[int, int, int]) -> tuple[np.ndarray, ...]:
         _SCRATCH.sizes = None
         _SCRATCH.arrays = (
             np.zeros(labels, np.float32), np.empty(labels, np.int64), np.zeros(rows, np.float32),
-            np.empty(rows, np.int64), np.zeros(nodes, np.float32),
+            np.empty(rows + 1, np.int64), np.zeros(nodes, np.float32),
         )  # fmt: skip
     arrays: tuple[np.ndarray, ...] = _SCRATCH.arrays
     _SCRATCH.sizes = sizes

@@ -8,6 +8,8 @@ import numpy as np
 from beamtree.kernels.compiled_search import REORDERED, _half, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
+BINS = 256  # of similarities
+SMALL = np.float32(-9)  # the log of probabilities that are left out where there are enough labels
 LOW = np.uint64((1 << 32) - 1)  # bits
 
 
@@ -274,9 +276,8 @@ def _similar(columns, values, order, offsets, rows, row_values, budget, similari
         read += end - start
         for entry in range(start, end):
             row = rows[entry]
-            if similarity[row] == 0:
-                touched[number] = row
-                number += 1
+            touched[number] = row
+            number += similarity[row] == 0  # no branch, which could not be foreseen
             similarity[row] += value * _half(row_values[entry])
     return number
 
@@ -290,6 +291,35 @@ def _by_rows(columns, offsets):
     return np.argsort(sizes, kind="mergesort")
 
 
+@compiled()
+def _nearest(touched, similarity, found, most):
+    """Move the `most` rows with the highest similarities to the front of `touched`, with those about as similar.
+
+    Returns how many these are; the similarities of the others are set to 0.
+    """
+    if found <= most:
+        return found
+    highest = np.float32(0)
+    for index in range(found):
+        highest = max(highest, similarity[touched[index]])
+    counts, scale = np.zeros(BINS, np.int64), np.float32(BINS - 1) / max(highest, np.float32(1e-30))
+    for index in range(found):
+        counts[np.int64(max(similarity[touched[index]], np.float32(0)) * scale)] += 1
+    lowest, total = BINS, 0
+    while lowest > 0 and total < most:
+        lowest -= 1
+        total += counts[lowest]
+    kept = 0
+    for index in range(found):
+        row = touched[index]
+        if np.int64(max(similarity[row], np.float32(0)) * scale) >= lowest:
+            touched[kept] = row
+            kept += 1
+        else:
+            similarity[row] = 0
+    return kept
+
+
 @compiled(fastmath=REORDERED)
 def _add_memory(columns, values, memory, votes, labels, number, similarity, touched, weight, power, most, budget):
     """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
@@ -297,20 +327,19 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
     found = _similar(
         columns, values, _by_rows(columns, offsets), offsets, rows, row_values, budget, similarity, touched
     )
-    scores = np.empty(found, np.float32)
+    found = _nearest(touched, similarity, found, most)
+    scores, total = np.empty(found, np.float32), np.float32(0)
     for index in range(found):
-        scores[index] = similarity[touched[index]]
-        similarity[touched[index]] = 0
+        scores[index] = max(similarity[touched[index]], np.float32(0))
     order = np.arange(found)
     if found > most:
         _select(scores, order, most)
-    total = np.float32(0)
     for index in order[:most]:
-        total += max(scores[index], np.float32(0)) ** power
-    if total == 0:
-        return number
+        total += scores[index] ** power
+    for row in touched[:found]:
+        similarity[row] = 0
     for index in order[:most]:
-        share = weight * max(scores[index], np.float32(0)) ** power / total
+        share = weight * scores[index] ** power / total
         if share > 0:
             row = touched[index]
             for entry in range(label_offsets[row], label_offsets[row + 1]):
@@ -366,8 +395,8 @@ def _children(node, columns, values, forest, linear, sums):
 
 
 @compiled()
-def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most):
-    """The leaves below the beam of a tree that may be found, and the log of their probabilities."""
+def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most, least):
+    """The leaves below the beam of a tree that may be found, and the logs of their probabilities, `least` or more."""
     roots, heights, starts, ends, _, label_of_node, _ = forest
     nodes, paths = roots[tree : tree + 1], np.zeros(1, np.float32)
     for level in range(1, heights[tree] + 1):
@@ -381,10 +410,14 @@ def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below,
             _children(nodes[place], columns, values, forest, linear, sums)
             for child in range(starts[nodes[place]], ends[nodes[place]]):
                 miss = max(np.float32(1) - sums[child - starts[nodes[place]]], np.float32(0))
-                label = label_of_node[child]
-                if allowed[label] if label >= 0 else allowed_below[child] > 0:
-                    next_nodes[count], next_paths[count] = child, paths[place] - miss * miss * miss
-                    scores[count] = np.exp(next_paths[count]) + lifted[child]
+                path = paths[place] - miss * miss * miss
+                if level == heights[tree]:
+                    if path >= least and allowed[label_of_node[child]]:
+                        next_nodes[count], next_paths[count] = child, path
+                        count += 1
+                elif allowed_below[child] > 0:
+                    next_nodes[count], next_paths[count] = child, path
+                    scores[count] = np.exp(path) + lifted[child]
                     count += 1
         if level == heights[tree]:
             return next_nodes[:count], next_paths[:count]
@@ -400,6 +433,24 @@ def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below,
                 kept += 1
         nodes, paths = next_nodes[order[:kept]], next_paths[order[:kept]]
     return nodes, paths
+
+
+@compiled()
+def _lift(tree, labels, votes, forest, allowed, lifted):
+    """Give the nodes above labels the highest of their votes; with votes of 0, take them away again."""
+    parent, leaf_of_label = forest[4], forest[6]
+    for index in range(len(labels)):
+        node = leaf_of_label[tree, labels[index]]
+        if node < 0 or not allowed[labels[index]]:
+            continue
+        if votes[index] == 0:
+            while node >= 0 and lifted[node] > 0:
+                lifted[node] = 0
+                node = parent[node]
+        else:
+            while node >= 0 and lifted[node] < votes[index]:
+                lifted[node] = votes[index]
+                node = parent[node]
 
 
 @compiled()
@@ -423,14 +474,14 @@ def search(
         weights: of memory and names, power of similarities, neighbours, and rows that are read.
         allowed: whether each label may be found.
         allowed_below: number of such labels below each node.
-        scratch: zeros by label and by row of an index, room for as many numbers, and zeros by node.
+        scratch: zeros by label and by row of an index, room for as many numbers and one more, and zeros by node.
         beam: k.
         most: m.
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
     memory_weight, name_weight, power, neighbours, budget = weights
-    roots, parent, label_of_node, leaf_of_label = forest[0], forest[4], forest[5], forest[6]
+    roots, label_of_node = forest[0], forest[5]
     totals, labels, similarity, touched, lifted = scratch
     for document in range(first, last):
         own = slice(offsets[document], offsets[document + 1])
@@ -443,28 +494,25 @@ def search(
         if name_weight > 0:
             number = _add_names(x, v, names, totals, labels, number, similarity, touched, name_weight, budget)
         votes, num_votes = totals[labels[:number]], number
-        for tree in range(len(roots)):
-            for index in range(num_votes):
-                label = labels[index]
-                node = leaf_of_label[tree, label]
-                if node >= 0 and allowed[label]:
-                    lifted[node] = votes[index]
-                    node = parent[node]
-                    while node >= 0 and lifted[node] < votes[index]:
-                        lifted[node] = votes[index]
-                        node = parent[node]
-            leaves, paths = _beam(tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most)
-            for place in range(len(leaves)):
-                label = label_of_node[leaves[place]]
-                if totals[label] == 0:
-                    labels[number] = label
-                    number += 1
-                totals[label] += max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
-            for index in range(num_votes):
-                node = leaf_of_label[tree, labels[index]]
-                while node >= 0 and lifted[node] > 0:
-                    lifted[node] = 0
-                    node = parent[node]
+        for least in (SMALL, -np.float32(np.inf)):
+            for tree in range(len(roots)):
+                _lift(tree, labels[:num_votes], votes, forest, allowed, lifted)
+                leaves, paths = _beam(tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most, least)
+                _lift(tree, labels[:num_votes], np.zeros_like(votes), forest, allowed, lifted)
+                for place in range(len(leaves)):
+                    label = label_of_node[leaves[place]]
+                    if totals[label] == 0:
+                        labels[number] = label
+                        number += 1
+                    totals[label] += max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
+            count = 0
+            for label in labels[:number]:
+                count += allowed[label]
+            if count >= most or least < SMALL:
+                break
+            totals[labels[num_votes:number]] = 0  # too few: once more, with all
+            totals[labels[:num_votes]] = votes
+            number = num_votes
         count, candidates = 0, np.empty(number, np.int64)
         for label in labels[:number]:
             if allowed[label]:
