@@ -27,7 +27,6 @@ from beamtree.classify.matrix import Matrix, from_any
 from beamtree.classify.model import Index, LabelModel, Weights
 from beamtree.classify.text import TextFeatures
 
-BEAMS = (1, 2, 5)
 AT_ONCE = 500  # documents whose labels are all scored together
 
 
@@ -88,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", type=Path)
     parser.add_argument("--group", type=int, default=64, help="labels in a group")
+    parser.add_argument("--beams", default="1,2,5", help="k in training and in search")
     args = parser.parse_args()
     for path in args.sets:
         data = read(path)
@@ -105,7 +105,7 @@ def main() -> None:
         fitted = [train_linear(x.take(s), forest, positives_below(forest, y.take(s))) for s in sides]
         models = {"plt": train_linear(x, forest, pairs)}
         names = Index.of(Matrix(np.zeros(y.width + 1, np.int64), *x.take(np.empty(0, np.int64)).parts[1:], x.width))
-        for k in BEAMS:
+        for k in map(int, args.beams.split(",")):
             judged = [
                 judge(x.take(s), y.take(s), forest, other, k) for s, other in zip(sides, fitted[::-1], strict=True)
             ]

@@ -447,6 +447,18 @@ def classification_cost() -> str:
     return grid(heads, lines)
 
 
+def label_methods() -> str:
+    """What training under the beam brings to trees over labels, with intervals of the difference to PLT."""
+    names = {"plt": "PLT", "beam": "PLT, negatives of the beam", "otm": "OTM"}
+    lines = []
+    for cell in cells_of("label_methods"):
+        gains = [f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True)]
+        values = [f"{value:.1f}" for value in cell["p"]]
+        shown = values if cell["row"] == "plt" else gains
+        lines.append([cell["set"], cell["parts"], str(cell["k"]), names[cell["row"]], *shown])
+    return grid(["set", "parts", "k", "row", "P@1", "P@3", "P@5"], lines)
+
+
 # Examples
 
 
@@ -475,6 +487,7 @@ PARTS = {
     "sequence": sequence,
     "classification": classification,
     "classification_cost": classification_cost,
+    "label_methods": label_methods,
     "inner_nodes": inner_nodes,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),

@@ -188,6 +188,12 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     for parent, rows in below.items():  # features that none of the documents has are unknown there
         known = set(x.take(np.array(sorted(rows))).columns.tolist())
         assert set(linear.features[parents == parent].tolist()) <= known
+    nobody = np.empty(0, np.int64), np.empty(0, np.int64)
+    everyone = np.full(8, 1), np.arange(8)  # all documents visit group 1, which has half of them below
+    more = train_linear(x, trees, positives_below(trees, y), visited=[nobody, everyone], least=0.0)
+    parents = np.repeat(np.arange(len(trees.parent)), np.diff(more.starts))
+    assert set(more.features[parents == 1].tolist()) == set(x.columns.tolist())
+    assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
 # Search
@@ -556,7 +562,7 @@ def run(tmp_path_factory):
     ids = sorted({label for each in labels for label in each})
     pl.DataFrame({"label": ids, "name": [f"Topic {label[1:]}" for label in ids]}).write_csv(folder / "names.csv")
     done = beamtree(
-        "classify", "train", "train.parquet", "--out", "runs/topics", "--names", "names.csv", "--group", "8",
+        "classify", "train", "train.parquet", "--out", "runs/topics", "--label-names", "names.csv", "--group", "8",
         folder=folder,
     )  # fmt: skip
     assert "beamtree classify predict runs/topics" in done.stdout

@@ -36,7 +36,9 @@ Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that 
 def train(
     documents: Documents,
     out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    names: Annotated[Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")] = None,
+    label_names: Annotated[
+        Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")
+    ] = None,
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
@@ -54,7 +56,7 @@ def train(
     use_threads(threads)
     check_writable(out_folder)
     classifier = Classifier(beam_size=beam_size, trees=trees, group=group, cost=cost, least=least, seed=seed)
-    classifier.fit(documents, names=names, text=text_column, label_column=labels, separator=separator)
+    classifier.fit(documents, names=label_names, text=text_column, label_column=labels, separator=separator)
     classifier.save(out_folder)
     write(f"Saved {out_folder}. Next:", f'  beamtree classify predict {out_folder} --text "…"')
     write(f"  beamtree classify evaluate {out_folder} FILE")
