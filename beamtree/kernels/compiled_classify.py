@@ -266,7 +266,7 @@ def _best(scores, count, most):
 def _similar(columns, values, order, offsets, rows, row_values, budget, similarity, touched):
     """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
 
-    Features with the fewest rows come first. Once `budget` rows were read, the rest only adds to rows already found.
+    Features with the fewest rows come first, and those that would exceed `budget` rows in all are left out.
     """
     number, read = 0, 0
     for place in order:
