@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, _half, compiled
+from beamtree.kernels.compiled_search import REORDERED, _half, _select, _sort, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
 BINS = 256  # of similarities
@@ -213,53 +213,12 @@ def train_children(
 
 
 @compiled()
-def _select(scores, order, most):
-    """Let the first of `order` be the `most` indices with the highest scores, in any order; a quickselect."""
-    low, high = 0, len(order) - 1
-    while low < high:
-        middle = scores[order[(low + high) // 2]]
-        left, right = low, high
-        while left <= right:
-            while scores[order[left]] > middle:
-                left += 1
-            while scores[order[right]] < middle:
-                right -= 1
-            if left <= right:
-                order[left], order[right] = order[right], order[left]
-                left, right = left + 1, right - 1
-        if most - 1 <= right:
-            high = right
-        elif most - 1 >= left:
-            low = left
-        else:
-            break
-
-
-@compiled()
 def _best(scores, count, most):
-    """The indices of the `most` highest of scores[:count], best first; of equal ones the lower index."""
-    most = min(most, count)
-    order = np.arange(count)
-    if most < count:
-        _select(scores, order, most)
-        least = np.float32(np.inf)
-        for place in range(most):
-            least = min(least, scores[order[place]])
-        above = np.empty(most, np.int64)
-        number = 0
-        for index in range(count):
-            if scores[index] > least:
-                above[number] = index
-                number += 1
-        for index in range(count):
-            if number == most:
-                break
-            if scores[index] == least:
-                above[number] = index
-                number += 1
-        order = above
-    chosen = np.sort(order)
-    return chosen[np.argsort(-scores[chosen], kind="mergesort")]
+    """The indices of the `most` highest of scores[:count], best first, of equal ones the lower index."""
+    most, indices, falling = min(most, count), np.arange(count), scores[:count].copy()
+    _select(indices, falling, count, most)
+    _sort(indices, falling, most)
+    return indices[:most]
 
 
 @compiled(fastmath=REORDERED)
@@ -331,14 +290,12 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
     scores, total = np.empty(found, np.float32), np.float32(0)
     for index in range(found):
         scores[index] = max(similarity[touched[index]], np.float32(0))
-    order = np.arange(found)
-    if found > most:
-        _select(scores, order, most)
-    for index in order[:most]:
-        total += scores[index] ** power
-    for row in touched[:found]:
-        similarity[row] = 0
-    for index in order[:most]:
+        similarity[touched[index]] = 0
+    _select(touched, scores, found, most)
+    nearest = min(found, most)
+    for score in scores[:nearest]:
+        total += score**power
+    for index in range(nearest):
         share = weight * scores[index] ** power / total
         if share > 0:
             row = touched[index]
