@@ -505,6 +505,8 @@ def test_metrics_against_plain_loops():
         (pl.DataFrame({"text": ["x"]}), None, "no column looks like labels"),
         (pl.DataFrame({"text": [1], "labels": [["x"]]}), None, "documents are texts"),
         ("no/such/file.parquet", None, "is not a file"),
+        (b"a text", [["x"]], "documents are a bytes: give a list of texts"),
+        ({"text": ["a"]}, [["x"]], "documents are a dict"),
         (["a text", "another"], [["x"], ["two\nlines"]], "has a line break"),
     ],
 )
@@ -523,6 +525,20 @@ def test_labels_that_are_numbers_repeated_or_missing():
     assert found.model.labels.rows == 99
     one = bt.Classifier(group=8).fit(texts, [each[0] for each in labels], verbose=False)  # one label each
     assert set(one.labels) <= {f"t{number:02}" for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    "options", [{"cost": 0.0}, {"cost": math.nan}, {"least": -1.0}, {"trees": 0}, {"group": 0}, {"beam_size": 0}]
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(ValueError, match="give a"):
+        bt.Classifier(**options)
+
+
+def test_texts_from_a_generator():
+    texts, labels = topic_texts(60)
+    found = bt.Classifier().fit((text for text in texts), iter(labels), verbose=False)
+    assert found.model.labels.rows == 60
 
 
 def test_it_says_what_to_do_before_it_is_fitted():

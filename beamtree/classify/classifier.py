@@ -62,6 +62,9 @@ class Classifier:
         frame: str | None = None,
     ) -> None:
         self.beam_size = positive_int("beam_size", beam_size)
+        for name, value, least_value in (("cost", cost, 1e-6), ("least", least, 0.0)):
+            if value is not None and not least_value <= value < float("inf"):
+                raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
         self.options = Options(positive_int("trees", trees), positive_int("group", group), cost, least, seed)
         self._frame = frame
         self._model: LabelModel | None = None

@@ -3,6 +3,7 @@
 Polars is imported only where a frame or a file has to be read.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,11 @@ def open_documents(
     """
     if documents is None:
         raise ValueError("there are no documents")
+    if isinstance(documents, Iterator):
+        documents = list(documents)
+    if isinstance(documents, bytes | int | float | set | dict):
+        kind = type(documents).__name__
+        raise ValueError(f"documents are a {kind}: give a list of texts, a matrix, a frame or a file")
     is_matrix = hasattr(documents, "tocsr") or isinstance(documents, np.ndarray | torch.Tensor | Matrix)
     if isinstance(documents, np.ndarray) and documents.dtype.kind in "OUS":
         documents, is_matrix = documents.tolist(), False
