@@ -14,7 +14,6 @@ other: a classifier knows the documents that it was trained on too well. A beam 
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from bench_classification import read
 
 from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import Linear, Pairs, positives_below, train_linear
-from beamtree.classify.matrix import Matrix, from_any
+from beamtree.classify.matrix import Matrix, empty, from_any
 from beamtree.classify.model import Index, LabelModel, Weights
 from beamtree.classify.text import TextFeatures
 
@@ -104,7 +103,7 @@ def main() -> None:
         sides = [np.flatnonzero(half), np.flatnonzero(~half)]
         fitted = [train_linear(x.take(s), forest, positives_below(forest, y.take(s))) for s in sides]
         models = {"plt": train_linear(x, forest, pairs)}
-        names = Index.of(Matrix(np.zeros(y.width + 1, np.int64), *x.take(np.empty(0, np.int64)).parts[1:], x.width))
+        documents, names = Index.of(x), Index.of(empty(y.width, x.width))
         for k in map(int, args.beams.split(",")):
             judged = [
                 judge(x.take(s), y.take(s), forest, other, k) for s, other in zip(sides, fitted[::-1], strict=True)
@@ -122,7 +121,7 @@ def main() -> None:
             for parts, weights in (("linear", Weights(0.0, 0.0)), ("linear and memory", Weights(0.5, 0.0))):
                 first = None
                 for row, linear in rows.items():
-                    model = replace(LabelModel(forest, linear, Index.of(x), y, names, weights), weights=weights)
+                    model = LabelModel(forest, linear, documents, y, names, weights)
                     values = precision(model, x_test, y_test, k)
                     first = values if first is None else first
                     gain, error = (values - first).mean(0), 1.96 * (values - first).std(0) / len(values) ** 0.5

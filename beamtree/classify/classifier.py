@@ -11,8 +11,9 @@ import numpy as np
 
 from beamtree.checks import positive_int
 from beamtree.classify.documents import check_ids, is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.explain import explain_label
 from beamtree.classify.linear import COST
-from beamtree.classify.matrix import Matrix, from_entries
+from beamtree.classify.matrix import Matrix, empty, from_entries, stack
 from beamtree.classify.metrics import label_metrics
 from beamtree.classify.model import LabelModel, Weights, train
 from beamtree.classify.part_weights import MEMORY, NAMES, choose_weights, mean_precision
@@ -22,7 +23,6 @@ from beamtree.data import Ids
 from beamtree.data.frames import make_frame
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, all_cuts
-from beamtree.kernels.sparse import starts_of
 from beamtree.progress import Reporter, clock
 
 BEAM_SIZE = 10
@@ -138,10 +138,7 @@ class Classifier:
                 x, y = x.take(useful), y.take(useful)
             read_names = read_label_names(names)
             name_texts = [read_names.get(each, "") for each in ids.names]
-            if features is not None:
-                z = features.transform(name_texts)
-            else:
-                z = Matrix(np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), x.width)
+            z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
@@ -366,12 +363,7 @@ class Classifier:
         ids = self._ids.extended(check_ids(new))
         parts = [(number, self.features_of(examples[key])) for key in examples for number in ids.find([key])]
         rows = np.concatenate([np.full(x.rows, number) for number, x in parts]) if parts else np.empty(0, np.int64)
-        x = Matrix(
-            starts_of(np.concatenate([np.diff(x.offsets) for _, x in parts] or [np.empty(0, np.int64)])),
-            np.concatenate([x.columns for _, x in parts] or [np.empty(0, np.int32)]),
-            np.concatenate([x.values for _, x in parts] or [np.empty(0, np.float32)]),
-            model.num_features,
-        )
+        x = stack(empty(0, model.num_features), *(features for _, features in parts))
         y = from_entries(np.arange(len(rows)), rows, np.ones(len(rows)), (len(rows), len(ids)))
         model = model.with_documents(x, y, len(ids))
         names = self._names | {as_id(key): str(value) for key, value in labels.items() if value}
@@ -395,8 +387,6 @@ class Classifier:
             features: words with the largest weights to show.
             neighbours: nearest documents with this label to show.
         """
-        from beamtree.classify.explain import explain_label
-
         (number,) = self._ids.find([label])
         if number is None:
             raise ValueError(f"label {label!r} is unknown")

@@ -10,17 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from beamtree.classify.matrix import Matrix, from_any, from_entries
+from beamtree.classify.matrix import Matrix, empty, from_any, from_entries
 from beamtree.data import Ids
 from beamtree.data.ids import as_id
 from beamtree.errors import requires
 
 
 def is_text(documents: Any) -> bool:
+    """Whether this is one text, and not the name of a file."""
     return isinstance(documents, str) and not Path(documents[:255]).is_file()
-
-
-EMPTY = Matrix(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 0)
 
 
 class Opened(NamedTuple):
@@ -74,14 +72,14 @@ def open_documents(
         wrong = next((index for index, each in enumerate(texts) if not isinstance(each, str)), None)
         if wrong is not None:
             raise ValueError(f"document {wrong} is {texts[wrong]!r:.60}: documents are texts, or rows of a matrix")
-        opened = Opened(texts, EMPTY, _lists(labels))
+        opened = Opened(texts, empty(0, 0), _lists(labels))
     else:
         with requires("", "reading documents"):
             from beamtree.ingest.documents import read_documents
         read = read_documents(
             documents, text=text, labels=label_column, separator=separator, needs_labels=needs_labels and labels is None
         )
-        entries = EMPTY if read.features is None else from_entries(*read.features)
+        entries = empty(0, 0) if read.features is None else from_entries(*read.features)
         opened = Opened(read.texts, entries, read.labels if labels is None else _lists(labels), read.num_labels)
     if not opened.size:
         raise ValueError("there are no documents")
@@ -132,6 +130,7 @@ def check_ids(names: list[str]) -> list[str]:
 
 
 def read_label_names(names: Any) -> dict[str, str]:
+    """Names of labels by id, from a dict, a frame or a file; none where nothing is given."""
     if names is None:
         return {}
     with requires("", "reading names of labels"):

@@ -4,7 +4,6 @@ p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = �
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from beamtree.classify.label_tree import Forest
 from beamtree.classify.matrix import Matrix
 from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
+from beamtree.progress import OnProgress, no_progress
 from beamtree.threads import parallel_map
 
 COST, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
@@ -60,7 +60,7 @@ def train_linear(
     visited: list[Pairs] | None = None,
     cost: float = COST,
     least: float = LEAST,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Linear:
     """The classifiers of all nodes.
 
@@ -103,8 +103,7 @@ def train_linear(
         settings = (cost, TOLERANCE, ROUNDS, least)
         found: tuple[np.ndarray, ...] = kernels.train_children(features.parts, features.width, numbered[1], settings)
         done += 1
-        if on_progress is not None:
-            on_progress("Linear part", done, len(tasks))
+        on_progress("Linear part", done, len(tasks))
         return found
 
     return _by_node(forest, tasks, parallel_map(solve, tasks))

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.kernels.sparse import starts_of
+
 
 class Matrix(NamedTuple):
     """Row i has the columns[offsets[i]:offsets[i + 1]], rising, with a value each."""
@@ -30,14 +32,14 @@ class Matrix(NamedTuple):
     def take(self, rows: np.ndarray) -> "Matrix":
         """Some rows, in the order given."""
         counts = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        offsets = starts_of(counts)
         entries = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts)
         return Matrix(offsets, self.columns[entries], self.values[entries], self.width)
 
     def transposed(self) -> "Matrix":
         """Columns as rows."""
         order = np.argsort(self.columns, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=self.width))])
+        offsets = starts_of(np.bincount(self.columns, minlength=self.width))
         rows = self.row_of_entry()[order].astype(np.int32)
         return Matrix(offsets, rows, self.values[order], self.rows)
 
@@ -54,13 +56,18 @@ class Matrix(NamedTuple):
         return result
 
 
-def stack(first: Matrix, second: Matrix) -> Matrix:
-    """The rows of two matrices, one after the other."""
+def empty(rows: int, width: int) -> Matrix:
+    """Rows without entries."""
+    return Matrix(np.zeros(rows + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), width)
+
+
+def stack(*parts: Matrix) -> Matrix:
+    """The rows of several matrices, one after the other."""
     return Matrix(
-        np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
-        np.concatenate([first.columns, second.columns]),
-        np.concatenate([first.values, second.values]),
-        max(first.width, second.width),
+        starts_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+        np.concatenate([part.columns for part in parts]),
+        np.concatenate([part.values for part in parts]),
+        max(part.width for part in parts),
     )
 
 
@@ -69,7 +76,7 @@ def from_entries(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shap
     keys, index = np.unique(rows.astype(np.int64) * max(shape[1], 1) + columns, return_inverse=True)
     total = np.bincount(index, values, minlength=len(keys)).astype(np.float32)
     row, column = np.divmod(keys, max(shape[1], 1))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=shape[0]))])
+    offsets = starts_of(np.bincount(row, minlength=shape[0]))
     return Matrix(offsets, column.astype(np.int32), total, shape[1])
 
 
@@ -89,7 +96,7 @@ def from_any(source: Any) -> Matrix:
         if dense.ndim != 2:
             raise ValueError(f"features have the shape {list(dense.shape)}: give one row per document")
         row, column = dense.nonzero()
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(dense)))])
+        offsets = starts_of(np.bincount(row, minlength=len(dense)))
         matrix = Matrix(offsets, column.astype(np.int32), dense[row, column], dense.shape[1])
     if not np.isfinite(matrix.values).all():
         entry = int((~np.isfinite(matrix.values)).argmax())

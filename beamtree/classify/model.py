@@ -11,7 +11,6 @@ of the linear part, plus the highest score that these two give to a label below.
 labels of the best groups get the score of the linear part too; labels outside of the beam keep the score without it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,8 +21,7 @@ from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
 from beamtree.classify.matrix import Matrix, stack
 from beamtree.kernels import classify as kernels
-
-OnProgress = Callable[[str, int, int], None]
+from beamtree.progress import OnProgress, no_progress
 
 
 class Weights(NamedTuple):
@@ -173,7 +171,7 @@ def train(
     cost: float = COST,
     least: float = LEAST,
     seed: int = 0,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> LabelModel:
     """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without."""
     forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)

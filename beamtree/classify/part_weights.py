@@ -32,7 +32,7 @@ def choose_weights(
     has_names = bool(len(model.names.rows))
     for _ in range(2):
         for field, values in (("memory", MEMORY), ("power", POWERS), ("names", NAMES if has_names else ())):
-            for value in values:
+            for value in values if best.memory or field != "power" else ():
                 changed: dict[str, Any] = {field: value}
                 weights = best._replace(**changed)
                 if weights not in tried:

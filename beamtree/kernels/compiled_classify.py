@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, _half, _select, _sort, compiled
+from beamtree.kernels.compiled_search import REORDERED, _half, _rank, _select, _sort, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
 BINS = 256  # of similarities
@@ -17,7 +17,7 @@ LOW = np.uint64((1 << 32) - 1)  # bits
 
 
 @compiled()
-def weigh(first, last, starts, tokens, idf, ends, block_weights, offsets, columns, values):
+def weigh(first, last, starts, tokens, idf, ends, block_weights, counts, columns, values):
     """TF-IDF of documents first … last: (1 + log tf) · idf in blocks of unit length, times their weights, then as one.
 
     Args:
@@ -28,8 +28,8 @@ def weigh(first, last, starts, tokens, idf, ends, block_weights, offsets, column
         idf: of each feature.
         ends: one after the last feature of each block.
         block_weights: of each block.
-        offsets: where to write each document; the number written replaces the next one's start.
-        columns: features, rising.
+        counts: the number of features of each document.
+        columns: features, rising, from the start of the tokens of each document.
         values: their weights.
     """
     for document in range(first, last):
@@ -57,7 +57,7 @@ def weigh(first, last, starts, tokens, idf, ends, block_weights, offsets, column
             count, at = count + 1, same
         for entry in range(start, count):
             values[entry] /= np.sqrt(total)
-        offsets[document] = count - start
+        counts[document] = count - start
 
 
 # Label trees
@@ -222,13 +222,16 @@ def _best(scores, count, most):
 
 
 @compiled(fastmath=REORDERED)
-def _similar(columns, values, order, offsets, rows, row_values, budget, similarity, touched):
+def _similar(columns, values, offsets, rows, row_values, budget, similarity, touched):
     """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
 
     Features with the fewest rows come first, and those that would exceed `budget` rows in all are left out.
     """
+    sizes = np.empty(len(columns), np.int64)
+    for index in range(len(columns)):
+        sizes[index] = offsets[columns[index] + 1] - offsets[columns[index]]
     number, read = 0, 0
-    for place in order:
+    for place in np.argsort(sizes, kind="mergesort"):
         start, end, value = offsets[columns[place]], offsets[columns[place] + 1], values[place]
         if read > 0 and read + end - start > budget:
             break
@@ -242,12 +245,13 @@ def _similar(columns, values, order, offsets, rows, row_values, budget, similari
 
 
 @compiled()
-def _by_rows(columns, offsets):
-    """The order of features from those with the fewest rows to those with the most."""
-    sizes = np.empty(len(columns), np.int64)
-    for index in range(len(columns)):
-        sizes[index] = offsets[columns[index] + 1] - offsets[columns[index]]
-    return np.argsort(sizes, kind="mergesort")
+def _add(label, score, totals, labels, number):
+    """Add to the score of a label, and list it if it had none; returns how many labels are listed."""
+    if totals[label] == 0:
+        labels[number] = label
+        number += 1
+    totals[label] += score
+    return number
 
 
 @compiled()
@@ -283,9 +287,7 @@ def _nearest(touched, similarity, found, most):
 def _add_memory(columns, values, memory, votes, labels, number, similarity, touched, weight, power, most, budget):
     """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
     offsets, rows, row_values, label_offsets, label_numbers = memory
-    found = _similar(
-        columns, values, _by_rows(columns, offsets), offsets, rows, row_values, budget, similarity, touched
-    )
+    found = _similar(columns, values, offsets, rows, row_values, budget, similarity, touched)
     found = _nearest(touched, similarity, found, most)
     scores, total = np.empty(found, np.float32), np.float32(0)
     for index in range(found):
@@ -300,11 +302,7 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
         if share > 0:
             row = touched[index]
             for entry in range(label_offsets[row], label_offsets[row + 1]):
-                label = label_numbers[entry]
-                if votes[label] == 0:
-                    labels[number] = label
-                    number += 1
-                votes[label] += share
+                number = _add(label_numbers[entry], share, votes, labels, number)
     return number
 
 
@@ -312,18 +310,13 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
 def _add_names(columns, values, names, votes, labels, number, similarity, touched, weight, budget):
     """Add the squared cosines of the names of labels to `votes`; returns how many labels are listed."""
     offsets, rows, row_values = names
-    found = _similar(
-        columns, values, _by_rows(columns, offsets), offsets, rows, row_values, budget, similarity, touched
-    )
+    found = _similar(columns, values, offsets, rows, row_values, budget, similarity, touched)
     for index in range(found):
         label = touched[index]
         share = weight * similarity[label] ** 2
         similarity[label] = 0
         if share > 0:
-            if votes[label] == 0:
-                labels[number] = label
-                number += 1
-            votes[label] += share
+            number = _add(label, share, votes, labels, number)
     return number
 
 
@@ -336,16 +329,10 @@ def _children(node, columns, values, forest, linear, sums):
         sums[child - first] = biases[child]
     low = starts[node]
     for index in range(len(columns)):  # both rise
-        feature, high = columns[index], starts[node + 1]
-        while low < high:
-            middle = (low + high) >> 1
-            if features[middle] < feature:
-                low = middle + 1
-            else:
-                high = middle
+        low += _rank(features[low : starts[node + 1]], columns[index])
         if low == starts[node + 1]:
             break
-        if features[low] == feature:
+        if features[low] == columns[index]:
             value = values[index]
             for entry in range(entry_starts[low], entry_starts[low + 1]):
                 sums[children[entry]] += value * _half(weights[entry])
@@ -394,20 +381,24 @@ def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below,
 
 @compiled()
 def _lift(tree, labels, votes, forest, allowed, lifted):
-    """Give the nodes above labels the highest of their votes; with votes of 0, take them away again."""
+    """Give the leaves of labels, and the nodes above, the highest vote of an allowed label below."""
     parent, leaf_of_label = forest[4], forest[6]
     for index in range(len(labels)):
-        node = leaf_of_label[tree, labels[index]]
-        if node < 0 or not allowed[labels[index]]:
-            continue
-        if votes[index] == 0:
-            while node >= 0 and lifted[node] > 0:
-                lifted[node] = 0
-                node = parent[node]
-        else:
-            while node >= 0 and lifted[node] < votes[index]:
-                lifted[node] = votes[index]
-                node = parent[node]
+        node = leaf_of_label[tree, labels[index]] if allowed[labels[index]] else -1
+        while node >= 0 and lifted[node] < votes[index]:
+            lifted[node] = votes[index]
+            node = parent[node]
+
+
+@compiled()
+def _clear(tree, labels, forest, lifted):
+    """Make `lifted` zero again."""
+    parent, leaf_of_label = forest[4], forest[6]
+    for label in labels:
+        node = leaf_of_label[tree, label]
+        while node >= 0 and lifted[node] > 0:
+            lifted[node] = 0
+            node = parent[node]
 
 
 @compiled()
@@ -455,13 +446,10 @@ def search(
             for tree in range(len(roots)):
                 _lift(tree, labels[:num_votes], votes, forest, allowed, lifted)
                 leaves, paths = _beam(tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most, least)
-                _lift(tree, labels[:num_votes], np.zeros_like(votes), forest, allowed, lifted)
+                _clear(tree, labels[:num_votes], forest, lifted)
                 for place in range(len(leaves)):
-                    label = label_of_node[leaves[place]]
-                    if totals[label] == 0:
-                        labels[number] = label
-                        number += 1
-                    totals[label] += max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
+                    p = max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
+                    number = _add(label_of_node[leaves[place]], p, totals, labels, number)
             count = 0
             for label in labels[:number]:
                 count += allowed[label]

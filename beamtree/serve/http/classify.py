@@ -44,7 +44,6 @@ def make_classifier_app(classifier: Classifier, name: str) -> FastAPI:
     """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel."""
     app = FastAPI(title="beamtree", version=__version__, description="Labels of documents.", docs_url=None)
     add_error_handlers(app)
-    names = {label: classifier.name_of(label) for label in classifier.labels}
 
     @app.get("/healthz")
     def healthy() -> Response:
@@ -86,7 +85,7 @@ def make_classifier_app(classifier: Classifier, name: str) -> FastAPI:
                 "labels": [
                     {
                         "label": ids[label],
-                        **({"name": names[ids[label]]} if names[ids[label]] else {}),
+                        **({"name": title} if (title := classifier.name_of(ids[label])) else {}),
                         "score": float(s),
                     }
                     for label, s in zip(row, row_scores, strict=True)
