@@ -348,6 +348,12 @@ def test_matrices_and_vectors():
         from_matrix.predict("lamp")
 
 
+def test_labels_of_a_matrix_that_are_not_known_are_never_found(fitted):
+    texts, _ = topic_texts(5, seed=7)
+    others = np.ones((5, 3))  # labels 0, 1 and 2, which this classifier of t00 … t19 does not have
+    assert fitted.evaluate(texts, others, m=20)["recall", 20] == 0
+
+
 def test_frames_and_files(tmp_path):
     texts, labels = topic_texts(300)
     frame = pl.DataFrame({"id": range(300), "title": texts, "subjects": labels})

@@ -322,7 +322,7 @@ class Classifier:
         """The numbers of the labels of each document; labels that are not known have numbers above all others."""
         if isinstance(lists, Matrix):
             names = self._ids.find([str(number) for number in range(lists.width)])
-            known = np.array([lists.width + number if each is None else each for number, each in enumerate(names)])
+            known = np.array([len(self._ids) + number if each is None else each for number, each in enumerate(names)])
             return [known[lists.columns[a:b]] for a, b in zip(lists.offsets, lists.offsets[1:], strict=False)]
         others: dict[str, int] = {}
         rows = []
