@@ -16,12 +16,12 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
-from beamtree.data.report import describe_log
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate
 from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
+from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
 from beamtree.live.live_model import SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
@@ -192,6 +192,10 @@ class Recommender:
         item: str | None = None,
         time: str | None = None,
         time_format: str | None = None,
+        weight: str | None = None,
+        kinds: Mapping[str, float] | str | None = None,
+        target: str | float | Iterable[str] | None = None,
+        dislike: float | None = None,
         min_events: int | None = None,
         min_item_events: int | None = None,
         split: str | None = None,
@@ -211,6 +215,12 @@ class Recommender:
             item: the column of items. Default: found by its name.
             time: the column of times. Default: found by its name.
             time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
+            weight: the column of what events are worth, such as ratings; of kinds, if `kinds` are given. Default: all
+                events count the same.
+            kinds: the weight of each kind of event: {"view": 1, "cart": 3, "buy": 10}. Other kinds are dropped.
+            target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4. Default: all events.
+            dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
+                never recommended to their users. Default: 0.
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. Default: 1.
             split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
@@ -220,8 +230,15 @@ class Recommender:
             on_check: called with the steps done and the recall on validation users.
             verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.
         """
-        given = {"user": user, "item": item, "time": time, "min_events": min_events, "val_users": val_users}
+        given: dict[str, Any] = {
+            "user": user,
+            "item": item,
+            "time": time,
+            "min_events": min_events,
+            "val_users": val_users,
+        }
         given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
+        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}

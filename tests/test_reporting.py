@@ -44,7 +44,10 @@ def test_fit_reports_rows_columns_what_was_dropped_and_what_was_reached(log, unc
     assert shown.out == ""
     first, counts, dropped, left, building, reached, last = shown.err.splitlines()
     assert first == f"Read {len(log)} rows: user user, item item, time time; not used: rating."
-    assert counts == "Every row counts as one event, whatever the unused columns say."
+    assert counts == (
+        "Every row counts as one event, whatever the unused columns say; with weight=rating events count by their "
+        "rating."
+    )
     assert dropped == "Dropped 1 rows without a user."
     assert left.startswith(f"40 users, 12 items and {len(log) - 1} events are left; 2 users validate and 2 test")
     assert building == "Building a cluster tree over 12 items."

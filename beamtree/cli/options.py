@@ -71,6 +71,29 @@ TimeColumn = Annotated[
 TimeFormat = Annotated[
     str | None, typer.Option(help='The format of dates as in strptime: "%d/%m/%Y %H:%M". Default: detected.')
 ]
+WeightColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--weight",
+        help="The column of what events are worth, such as ratings; with --kinds, the column of kinds. Default: all "
+        "events count the same.",
+    ),
+]
+Kinds = Annotated[
+    str | None,
+    typer.Option(metavar="KIND=WEIGHT,…", help="The weight of each kind of event: view=1,cart=3,buy=10,dislike=-1."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="What is to be predicted: kinds such as buy, or the lowest weight, such as 4. Default: all."),
+]
+Dislike = Annotated[
+    float | None,
+    typer.Option(
+        help="Events of at most this weight are dislikes: no part of histories, never predicted, and never "
+        "recommended to their users. Default: 0."
+    ),
+]
 
 # Trees
 TreeName = Annotated[str, training_option("tree")]

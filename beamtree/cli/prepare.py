@@ -10,10 +10,10 @@ from rich.table import Table
 
 from beamtree.cli import options
 from beamtree.cli.console import draw, note, out, write
-from beamtree.data.report import describe_columns, dropped_rows
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
+from beamtree.ingest.report import describe_columns, dropped_rows, unused_hint
 
 BAR_WIDTH = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # points of the popularity curve; the picture and the JSON have more
@@ -40,6 +40,10 @@ def prepare(
     item: options.ItemColumn = None,
     time: options.TimeColumn = None,
     time_format: options.TimeFormat = None,
+    weight: options.WeightColumn = None,
+    kinds: options.Kinds = None,
+    target: options.Target = None,
+    dislike: options.Dislike = None,
     min_events: Annotated[
         int | None, typer.Option(min=1, help="Drop users with fewer events. Default: keep all.")
     ] = None,
@@ -100,6 +104,10 @@ def prepare(
             item=item,
             time=time,
             time_format=time_format,
+            weight=weight,
+            kinds=kinds,
+            target=target,
+            dislike=dislike,
             min_events=min_events,
             min_eval_events=min_eval_events,
             min_item_events=min_item_events,
@@ -124,6 +132,8 @@ def show(description: Mapping[str, Any]) -> None:
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
     protocol, _, date = settings.get("split", "halves").partition(":")
     write(f"Columns: {describe_columns(description)}")
+    if hint := unused_hint(description, "--"):
+        write(f"Every row counts as one event; {hint}")
     write(f"Split: {protocol}: {PROTOCOLS[protocol].format(date=date)}")
     table = Table(show_header=False)
     table.add_column()

@@ -1,6 +1,7 @@
 """Implicit ALS (Hu et al. 2008) with the settings of Rendle et al. (2021): all pairs count a little, chosen ones 1.
 
-The loss is Σ_chosen (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + Σ_u λ (n_u + α₀M) |u|² + Σ_i λ (n_i + α₀U) |v_i|².
+The loss is Σ_chosen w (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + Σ_u λ (n_u + α₀M) |u|² + Σ_i λ (n_i + α₀U) |v_i|², where w
+is the weight of the events of a pair, 1 unless events have weights, and n is the sum of the w of a user or an item.
 """
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from beamtree.data.csr import CSR, group_rows
 from beamtree.data.events import Events
-from beamtree.data.factors import distinct_pairs
+from beamtree.data.factors import weighted_pairs
 from beamtree.data.seeds import draw_rows
 from beamtree.kernels import sparse
 from beamtree.scorers.factors import Factors, fold_in
@@ -42,8 +43,9 @@ def implicit_als(
         rounds: over users and items.
         seed: of the first vectors.
     """
-    user, item = distinct_pairs(events, num_items)
-    items_of_users, users_of_items = group_rows(user, item, len(events)), group_rows(item, user, num_items)
+    user, item, weight = weighted_pairs(events, num_items)
+    items_of_users = group_rows(user, item, len(events), weight)
+    users_of_items = group_rows(item, user, num_items, weight)
     vectors = initial_vectors(num_items, min(dim, num_items), seed, events.offsets.device)
     for _ in range(rounds):
         items = rotate(vectors, penalty, everywhere)
@@ -77,19 +79,19 @@ def _solve(other: Factors, chosen: CSR) -> Tensor:
     if compiled:  # of short rows
         rows = ((counts > 0) & (counts <= dim)).nonzero().squeeze(1)
         items, diagonal = other.items.contiguous(), other.gram_diagonal
-        sparse.fold_in_rows(
-            rows, chosen.offsets, chosen.columns, items, diagonal, other.penalty, other.everywhere, vectors
-        )
+        entries = chosen.offsets, chosen.columns, chosen.values
+        sparse.fold_in_rows(rows, *entries, items, diagonal, other.penalty, other.everywhere, vectors)
     for rows, width in chosen.batches(CELLS, above=dim if compiled else 0):
-        vectors[rows] = solve_batch(other, other.items, *chosen.padded(rows, width))
+        weights = chosen.padded_values(rows, width)
+        vectors[rows] = solve_batch(other, other.items, chosen.padded(rows, width)[0], weights)
     return vectors
 
 
-def solve_batch(other: Factors, vectors: Tensor, entries: Tensor, real: Tensor) -> Tensor:
-    """Fold in entries [B, W], which index into `vectors`; only real ones count [B, dim]."""
+def solve_batch(other: Factors, vectors: Tensor, entries: Tensor, weights: Tensor) -> Tensor:
+    """Fold in entries [B, W], which index into `vectors`, with their weights, 0 where there is none [B, dim]."""
 
     def solve(rows: Tensor | slice) -> Tensor:
-        return fold_in(other, vectors[entries[rows]], real[rows].to(vectors.dtype))
+        return fold_in(other, vectors[entries[rows]], weights[rows].to(vectors.dtype))
 
     if entries.is_cuda:
         return solve(slice(None))

@@ -1,7 +1,7 @@
 """How often two items are chosen by the same user: a sparse matrix over items."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from beamtree.data.csr import CSR, entries_of_rows, group_rows, sum_duplicates
 from beamtree.data.events import Events
-from beamtree.data.factors import distinct_pairs
+from beamtree.data.factors import weighted_pairs
 from beamtree.kernels import sparse
 from beamtree.threads import one_thread
 
@@ -175,29 +175,35 @@ def sum_products(first: CSR, second: CSR, num_items: int) -> ItemMatrix:
 
 
 def cooccurrence(events: Events, num_items: int) -> ItemMatrix:
-    """XᵀX: how many users, or runs of users with many events, chose both of two items."""
+    """XᵀX: how many users, or runs of users with many events, chose both of two items.
+
+    Where events have weights, X has their square roots.
+    """
     if events.offsets.device.type == "cpu":
         runs = items_of_runs(events, num_items)
-        chosen = CSR(runs.offsets, runs.columns.int(), torch.ones(len(runs.columns)))
+        values = torch.ones(len(runs.columns)) if runs.values is None else runs.values
+        chosen = CSR(runs.offsets, runs.columns.int(), values)
         return sum_products(chosen, chosen, num_items)
     with one_thread():
         return sum_entries(cooccurring_pairs(events, num_items), num_items, events.offsets.device)
 
 
 def items_of_runs(events: Events, num_items: int) -> CSR:
-    """The distinct items of each user, or of each run of at most LONGEST events."""
+    """The distinct items of each user, or of each run of at most LONGEST events, with the roots of their weights."""
     count = events.counts()
     runs = -(-count // LONGEST)
     user = torch.repeat_interleave(runs)
     run = torch.arange(len(user), device=user.device) - (runs.cumsum(0) - runs)[user]
     starts = events.offsets[:-1][user] + run * count[user] // runs[user]
-    in_runs = Events(torch.cat([starts, events.offsets[-1:]]), events.items, events.name)
-    row, item = distinct_pairs(in_runs, num_items)
-    return group_rows(row, item, int(row.max()) + 1 if len(row) else 0)
+    in_runs = replace(events, offsets=torch.cat([starts, events.offsets[-1:]]))
+    row, item, weight = weighted_pairs(in_runs, num_items)
+    return group_rows(row, item, int(row.max()) + 1 if len(row) else 0, None if weight is None else weight.sqrt())
 
 
 def cooccurring_pairs(events: Events, num_items: int) -> Iterator[Entries]:
     """Every pair of items of each user, or of each run of at most LONGEST events."""
-    for _, items, real in items_of_runs(events, num_items).pairs(PAIRS_AT_ONCE):
+    runs = items_of_runs(events, num_items)
+    for rows, items, real in runs.pairs(PAIRS_AT_ONCE):
+        roots = runs.padded_values(rows, items.shape[1])
         first, second = (part.expand_as(real)[real] for part in (items.unsqueeze(2), items.unsqueeze(1)))
-        yield first, second, torch.ones(len(first), device=first.device)
+        yield first, second, (roots.unsqueeze(2) * roots.unsqueeze(1))[real]

@@ -1,6 +1,7 @@
 """What comes after an item: pairs of events that are near each other, and the past against the future."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -29,7 +30,9 @@ def next_partners(
     popular: float = POPULAR,
     most: int = PARTNERS,
 ) -> CSR:
-    """Sequential rules: for each item those that follow it, 1/gap for each pair, divided by popularity^0.3.
+    """Sequential rules: for each item those that follow it, w/gap for each pair, divided by popularity^0.3.
+
+    w is the weight of the event of the item that follows, 1 unless events have weights.
 
     Args:
         events: of the training users.
@@ -43,7 +46,7 @@ def next_partners(
     if events.offsets.device.type == "cpu":
         scale = popularity.clamp(min=1).float() ** -popular
         items = events.item_numbers().long()
-        return CSR(*sparse.near_items(events.offsets, items, window, backward, scale, most))
+        return CSR(*sparse.near_items(events.offsets, items, events.confidence(), window, backward, scale, most))
     with one_thread():
         matrix = sum_entries(near_pairs(events, window, backward), num_items, events.offsets.device)
         return rules_of(matrix, torch.arange(num_items, device=events.offsets.device), popularity, popular, most)
@@ -56,14 +59,16 @@ def rules_of(matrix: ItemMatrix, items: Tensor, popularity: Tensor, popular: flo
 
 
 def near_pairs(events: Events, window: int = WINDOW, backward: float = BACKWARD) -> Iterator[Entries]:
-    """Pairs of events of one user, at most `window` apart, weighted by 1/gap."""
+    """Pairs of events of one user, at most `window` apart, weighted by w/gap with the weight w of the second."""
     user, items = torch.repeat_interleave(events.counts()), events.item_numbers().long()
+    weights = events.confidence()
+    worth = torch.ones(len(items), device=items.device) if weights is None else weights
     for gap in range(1, window + 1):
         index = (user[gap:] == user[:-gap]).nonzero().squeeze(1)
         first, second = items[index], items[index + gap]
-        yield first, second, torch.full((len(index),), 1 / gap, device=items.device)
+        yield first, second, worth[index + gap] / gap
         if backward:
-            yield second, first, torch.full((len(index),), backward / gap, device=items.device)
+            yield second, first, worth[index] * backward / gap
 
 
 def past_and_future(
@@ -98,7 +103,7 @@ def pairs_of_cuts(
 
 def cuts_of(events: Events, readings: int, seed: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of random cuts of every user: the past, newest first, and the future [B, T] each."""
-    view, device = random_crops(events, item_dropout=0.0), events.offsets.device
+    view, device = random_crops(replace(events, weights=None), item_dropout=0.0), events.offsets.device
     generator = torch.Generator(device).manual_seed(seed)
     for _ in range(readings):
         batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))

@@ -59,10 +59,19 @@ class CSR:
 
     def padded(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The first `width` columns of some rows [B, width], and which of them are real."""
+        index, real = self._padded_index(rows, width)
+        return self.columns[index], real
+
+    def padded_values(self, rows: Tensor, width: int) -> Tensor:
+        """The values of these columns, 1 where it has no values; 0 where they are not real [B, width]."""
+        index, real = self._padded_index(rows, width)
+        return real.float() if self.values is None else self.values[index] * real
+
+    def _padded_index(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         start, count = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         index = torch.arange(width, device=rows.device)
         real = index < count.unsqueeze(1)
-        return self.columns[torch.where(real, start.unsqueeze(1) + index, 0)], real
+        return torch.where(real, start.unsqueeze(1) + index, 0), real
 
     def batches(self, room: int, most: int = 4096, above: int = 0) -> Iterator[tuple[Tensor, int]]:
         """Rows of more than `above` entries, short ones first: (rows, longest), at most `room` cells each."""
@@ -95,10 +104,11 @@ def entries_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return index, torch.arange(len(index), device=index.device) - first[index] + offsets[rows][index]
 
 
-def group_rows(row: Tensor, columns: Tensor, num_rows: int) -> CSR:
+def group_rows(row: Tensor, columns: Tensor, num_rows: int, values: Tensor | None = None) -> CSR:
     """Rows of entries [E] in any order; entries of a row keep theirs."""
     order = row.argsort(stable=True)
-    return CSR(_offsets(torch.bincount(row, minlength=num_rows)), columns[order])
+    offsets = _offsets(torch.bincount(row, minlength=num_rows))
+    return CSR(offsets, columns[order], None if values is None else values[order])
 
 
 def concatenate(parts: list[CSR]) -> CSR:

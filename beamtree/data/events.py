@@ -22,6 +22,7 @@ class Events:
     items: Tensor  # int32 or int64 item numbers [E]; may be mapped from a file
     name: str  # identifies these events
     ids: Ids | None = None  # of the items
+    weights: Tensor | None = None  # of the events, float32 [E], below 0 if one is not to be predicted; None: all 1
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -34,15 +35,25 @@ class Events:
         """How many events each user has [U]."""
         return self.offsets.diff()
 
+    def span(self) -> slice:
+        """Where the events of these users are in `items` and `weights`."""
+        return slice(int(self.offsets[0]), int(self.offsets[-1]))
+
     def item_numbers(self) -> Tensor:
         """The item of every event, user by user [E]."""
-        return self.items[int(self.offsets[0]) : int(self.offsets[-1])]
+        return self.items[self.span()]
+
+    def confidence(self) -> Tensor | None:
+        """The weight of every event, user by user, above 0 [E]; None where all are 1."""
+        return None if self.weights is None else self.weights[self.span()].abs()
 
     def of(self, users: Tensor, name: str) -> "Events":
         """The events of some users, in their order."""
         _, index = entries_of_rows(self.offsets, users)
         ends = (self.offsets[users + 1] - self.offsets[users]).cumsum(0)
-        return replace(self, offsets=torch.nn.functional.pad(ends, (1, 0)), items=self.items[index], name=name)
+        weights = None if self.weights is None else self.weights[index]
+        offsets = torch.nn.functional.pad(ends, (1, 0))
+        return replace(self, offsets=offsets, items=self.items[index], name=name, weights=weights)
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""
@@ -76,11 +87,27 @@ class Events:
         index = start.unsqueeze(1) + torch.arange(most, device=start.device)
         return self._read(index, index < stop.unsqueeze(1))
 
+    def targets(self, start: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
+        """Those of the first `most` events from start to stop [B] that are to be predicted, as `after` returns them."""
+        items = self.after(start, stop, most)
+        if self.weights is None:
+            return items
+        index = start.unsqueeze(1) + torch.arange(items.shape[1], device=start.device)
+        items = items.masked_fill(~self.is_target(index), PAD)
+        return items.gather(1, (items == PAD).int().argsort(dim=1, stable=True))
+
+    def is_target(self, index: Tensor) -> Tensor:
+        """Which events are to be predicted, by their index; any value for an index past the end."""
+        if self.weights is None:
+            return torch.ones_like(index, dtype=torch.bool)
+        return self.weights[index.clamp(max=len(self.weights) - 1)] > 0
+
     def _read(self, index: Tensor, real: Tensor) -> Tensor:
         return torch.where(real, self.items[torch.where(real, index, 0)].long(), PAD)
 
     def to(self, device: torch.device | str) -> "Events":
-        return replace(self, offsets=self.offsets.to(device), items=self.items.to(device))
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, offsets=self.offsets.to(device), items=self.items.to(device), weights=weights)
 
 
 def _share_of_repeats(first: Tensor, second: Tensor) -> float:

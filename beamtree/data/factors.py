@@ -70,6 +70,16 @@ def distinct_pairs(events: Events, num_items: int, run_length: int | None = None
     return pairs // num_items, pairs % num_items
 
 
+def weighted_pairs(events: Events, num_items: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The user and the item of each distinct pair, and the highest weight of its events; None where all are 1."""
+    weights = events.confidence()
+    if weights is None:
+        return *distinct_pairs(events, num_items), None
+    pairs, index = torch.unique(_rows(events, None) * num_items + events.item_numbers().long(), return_inverse=True)
+    highest = weights.new_zeros(len(pairs)).scatter_reduce_(0, index, weights, "amax")
+    return pairs // num_items, pairs % num_items, highest
+
+
 def _rows(events: Events, run_length: int | None) -> Tensor:
     """The row of A of each event [E]; with `run_length`, followed by the rows of their runs [2E]."""
     count = events.counts()

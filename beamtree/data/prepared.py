@@ -4,6 +4,8 @@
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
+    weights.npy        float32 [E], where events have weights: 1 on average, below 0 if an event is not to be predicted
+    dislikes.npy       int64 [n, 2], where there are any: the row of a user and an item, sorted
     items.txt          one id per line; the line is the item's number: the most events first, then by id
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
                        One user can be in several of these sections, with a copy of the events that belong there
@@ -39,7 +41,8 @@ from beamtree.files.staging import move_into_place, remove_leftovers, staging_fo
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
 REMEDY = "prepare the data again"
-FILES = {DESCRIPTION, "offsets.npy", "events.npy", "times.npy", "items.txt", "users.txt", "cuts.npy", "summary.png"}
+ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy"}
+FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 
@@ -74,14 +77,32 @@ class Prepared:
         first = len(self.train)
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
         repeated = np.isin(names[:first], names[first:])  # validation has more of their events
-        parts, lengths = [], []
+        parts, lengths, weights = [], [], []
         for view, mask in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
             counts, users = view.events.counts(), torch.from_numpy(mask)
-            parts.append(view.events.item_numbers()[users.repeat_interleave(counts)])
+            chosen = users.repeat_interleave(counts)
+            parts.append(view.events.item_numbers()[chosen])
             lengths.append(counts[users])
+            if view.events.weights is not None:
+                weights.append(view.events.weights[view.events.span()][chosen])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        events = Events(offsets, torch.cat(parts), f"{self.train.events.name}, val", self.items)
+        name = f"{self.train.events.name}, val"
+        events = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
         return events, [*names[:first][~repeated], *names[first:]]
+
+    @cached_property
+    def _dislikes(self) -> Tensor | None:
+        has_any = "dislikes.npy" in self.description["files"]
+        return _map(self.folder / "dislikes.npy", torch.int64, dim=2) if has_any else None
+
+    def dislikes(self, user: object) -> list[int]:
+        """The items that a user of the log dislikes."""
+        (row,) = [None] if self._dislikes is None else self.users.find([user])
+        if self._dislikes is None or row is None:
+            return []
+        first, last = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.tensor([row, row + 1])).tolist()
+        items: list[int] = self._dislikes[first:last, 1].tolist()
+        return items
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
@@ -107,13 +128,16 @@ def load_data(folder: str | Path) -> Prepared:
     offsets, events, cuts = open_arrays(folder, description)
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
+    weights = _map(folder / "weights.npy", torch.float32) if "weights.npy" in description["files"] else None
+    if weights is not None and len(weights) != len(events):
+        raise ValueError(f"{folder} is damaged: it has {len(weights):,} weights of {len(events):,} events; {REMEDY}")
     items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items)
+        part = Events(offsets[first : last + 1], events, name, items, weights)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))
@@ -187,7 +211,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         description = {"format": FORMATS[0], **fill(folder)}
         description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
         digest = hashlib.sha256()
-        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy")):
+        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy")):
             if path.exists():
                 with path.open("rb") as file:
                     while block := file.read(1 << 22):
@@ -201,11 +225,11 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
     return description
 
 
-def _map(path: Path, dtype: torch.dtype) -> Tensor:
+def _map(path: Path, dtype: torch.dtype, dim: int = 1) -> Tensor:
     try:
         array = torch.from_numpy(np.load(path, mmap_mode="c"))
     except (ValueError, OSError, TypeError, EOFError, SyntaxError, TokenError) as error:  # numpy parses a header
         raise ValueError(f"{path} is damaged: {REMEDY}") from error
-    if array.dtype != dtype or array.dim() != 1:
-        raise ValueError(f"{path} is damaged: it is not a list of integers; {REMEDY}")
+    if array.dtype != dtype or array.dim() != dim:
+        raise ValueError(f"{path} is damaged: it is not {'a list' if dim == 1 else 'pairs'} of {dtype}; {REMEDY}")
     return array

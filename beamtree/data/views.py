@@ -1,4 +1,4 @@
-"""Views of events as instances: a history x, and the items y that followed it.
+"""Views of events as instances: a history x, and the items y that followed it and are to be predicted.
 
 - `BeforeAfter`: one instance per user, cut at a fixed position. For validation and testing, and training as published.
 - `RandomCrops`: a random part of a user's events, drawn at every read. For training.
@@ -73,7 +73,7 @@ class BeforeAfter(View):
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x [B, history] newest first, and y [B, P], of some users, padded with PAD."""
         start, cut, stop = self._bounds(rows)
-        return self.events.before(start, cut, self.history), self.events.after(cut, stop)
+        return self.events.before(start, cut, self.history), self.events.targets(cut, stop)
 
     def seen(self, rows: Tensor) -> Tensor:
         """All events before each user's cut [B, S], padded with PAD."""
@@ -204,7 +204,7 @@ class RandomCrops(View):
 
     def read(self, start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         """x and y of such crops, without dropping any of the history."""
-        return self.events.before(start, cut, self.history), self.events.after(cut, stop, self.targets)
+        return self.events.before(start, cut, self.history), self.events.targets(cut, stop, self.targets)
 
     def _rows(self, rows: Tensor) -> Tensor:
         """The rows of the events behind some instances."""

@@ -89,7 +89,7 @@ def sum_gradients(model: TreeModel, loss: Tensor) -> Tensor:
 class RanksBackend(Backend):
     """All ranks fit one model."""
 
-    fits_sequences = False
+    is_single = False
     closed_form = ShardedClosedFormBuilder
     stepper = ShardedStepper
     checkpointer = ShardedCheckpointer

@@ -1,7 +1,8 @@
 """Numbered events in files, from sorted blocks of users to the arrays of a prepared folder.
 
-The working folder has the files `item` (uint32) and, if the log has times, `time` (int64): the events of all users, one
-user after the other, each user's in order. All functions read and write about EVENTS_AT_ONCE events at a time.
+The working folder has the files `item` (uint32), `time` (int64) if the log has times, and `weight` (float32) if events
+have weights: the events of all users, one user after the other, each user's in order. A file that is not needed is
+empty. All functions read and write about EVENTS_AT_ONCE events at a time.
 """
 
 import math
@@ -15,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
-TYPES = {"item": np.uint32, "time": np.int64}  # of the files of events
+TYPES = {"item": np.uint32, "time": np.int64, "weight": np.float32}  # of the files of events
 
 Array = npt.NDArray[Any]
 
 
 class CleanedLog(NamedTuple):
-    """Counts of the events in the files `item` and `time`, and a report of what was dropped."""
+    """Counts of the events in the files, and a report of what was dropped."""
 
     lengths: Array  # events of each user, 0 for a dropped one [U]
     popularity: Array  # events of each item [M]
@@ -56,7 +57,7 @@ def user_ranges(lengths: Array) -> Iterator[tuple[slice, slice]]:
 
 
 def read_range(path: Path, events: slice) -> Array:
-    """A range of the file `item` or `time`."""
+    """A range of a file of events."""
     dtype = np.dtype(TYPES[path.name])
     return np.fromfile(path, dtype, events.stop - events.start, offset=events.start * dtype.itemsize)
 
@@ -129,7 +130,28 @@ def write_arrays(folder: Path, work: Path, log: CleanedLog, sections: Sections) 
     if (work / "time").stat().st_size:
         times = _by_section(work / "time", lengths, sections.take)
         _save(folder / "times.npy", np.dtype(np.int64), int(counts.sum()), times)
+    if (work / "weight").stat().st_size:
+        scale = np.float32(1 / mean_weight(work / "weight", lengths))
+        weights = (weight * scale for weight in _by_section(work / "weight", lengths, sections.take))
+        _save(folder / "weights.npy", np.dtype(np.float32), int(counts.sum()), weights)
     return users[np.concatenate(rows)], items
+
+
+def mean_weight(path: Path, lengths: Array) -> float:
+    """The mean size of all weights."""
+    total = sum(float(np.abs(read_range(path, events), dtype=np.float64).sum()) for _, events in user_ranges(lengths))
+    return total / max(1, int(lengths.sum()))
+
+
+def count_targets(work: Path, lengths: Array, start: Array) -> Array:
+    """How many events of each user, from the event number `start` on, may be predicted [U]."""
+    counts = np.zeros_like(lengths)
+    for users, events in user_ranges(lengths):
+        weight, count = read_range(work / "weight", events), lengths[users]
+        owner = np.repeat(np.arange(len(count)), count)
+        position = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        counts[users] = np.bincount(owner[(weight > 0) & (position >= start[users][owner])], minlength=len(count))
+    return counts
 
 
 def _by_section(path: Path, lengths: Array, takes: Array) -> Iterator[Array]:

@@ -21,6 +21,11 @@ TIME = (
     *("timestamp", "time", "ts", "datetime", "unixreviewtime", "unixtime", "eventtime", "eventtimestamp", "date"),
     *("eventdate", "createdat", "created", "when"),
 )
+RATING = ("rating", "ratings", "stars", "score", "overall", "weight", "count", "plays", "playcount", "quantity")
+KIND = (
+    *("event", "eventtype", "kind", "action", "behavior", "behaviour", "behaviortype", "behaviourtype"),
+    *("interaction", "interactiontype", "actiontype", "type"),
+)
 
 # Column names of well-known files without a header: the paper's two data sets.
 FORMATS = {

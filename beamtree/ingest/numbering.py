@@ -1,10 +1,11 @@
 """Numbering: ids become numbers, and the numbered events go to files, which are sorted one range of users at a time.
 
 A log is read in tasks, which an executor may run in other processes. Each task writes files of numbered events
-(Parquet: user, item, and time if the log has times), sorted by user. Their names are in the order of the log.
+(Parquet: user, item, and time and weight if the log has them), sorted by user. Their names are in the order of the log.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from beamtree.files.atomic import write_concurrently
-from beamtree.ingest.arrays import Array, CleanedLog
+from beamtree.ingest.arrays import TYPES, Array, CleanedLog
 from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable
 from beamtree.ingest.times import WHITESPACE
 
@@ -109,6 +110,8 @@ def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[s
     missing = {"missing_user": pl.col("user").is_null(), "missing_item": pl.col("item").is_null()}
     if "time" in numbered.collect_schema():
         missing["unreadable_time"] = pl.col("time").is_null()
+    if "weight" in numbered.collect_schema():
+        missing["missing_weight"] = pl.col("weight").is_null()
     usable, counts = pl.lit(True), {"rows": pl.len()}
     for name, condition in missing.items():  # a row counts under its first fault
         counts[name] = (usable & condition).sum()
@@ -149,7 +152,7 @@ def sort_range(folder: Path, start: int, stop: int, min_events: int, path: Path)
 
 
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:
-    """Events by user, then time, then log order; of rows with the same user, item and time the first is kept."""
+    """Events by user, then time, then log order; of rows that are equal the first is kept."""
     if "time" not in events.columns:
         return events.sort("user", maintain_order=True)
     events = events.sort("time", maintain_order=True).sort("user", maintain_order=True)  # faster than by both at once
@@ -162,18 +165,18 @@ def sort_events(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def join_blocks(blocks: Iterable[SortedBlock], num_users: int, num_items: int, work: Path) -> CleanedLog:
-    """Append the events of all blocks to the files `item` and `time` in `work`; the files of the blocks are removed."""
+    """Append the events of all blocks to the files of `work`; the files of the blocks are removed."""
     lengths, popularity = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
     report = {"duplicates": 0, "users_with_few_events": 0, "events_of_users_with_few_events": 0}
-    with (work / "item").open("wb") as item_file, (work / "time").open("wb") as time_file:
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((work / name).open("wb")) for name in TYPES}
         for start, stop, path, dropped in blocks:
             events = pl.read_ipc(path.read_bytes())  # not mapped to memory, since the file is removed
             path.unlink()
             item = events["item"].to_numpy()
             lengths[start:stop] = np.bincount(events["user"].to_numpy() - start, minlength=stop - start)
             popularity += np.bincount(item, minlength=num_items)
-            item_file.write(item.data)
-            if "time" in events.columns:
-                time_file.write(events["time"].to_numpy().data)
+            for name in TYPES.keys() & set(events.columns):
+                files[name].write(events[name].to_numpy().data)
             report = {reason: count + dropped[reason] for reason, count in report.items()}
     return CleanedLog(lengths, popularity, report)

@@ -5,8 +5,8 @@ sorted for one range of users after another. An executor runs this work, in this
 in two files, and the rest is done here. The rules:
 
 - Ids and times are read by `readers`; white space around ids is removed. A log without times is in order.
-- A row is dropped if it has no user, no item or no readable time, or if it repeats the user, item and time of an
-  earlier row.
+- A row is dropped if it has no user, no item or no readable time, or if it repeats an earlier row.
+- Where events have weights, dislikes are kept apart: they are no events, and their users do not get these items.
 - Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
   enough. By default none are. Everything dropped is counted in the report.
 - Events at the same time keep the order of the log.
@@ -29,6 +29,7 @@ from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import CleanedLog, k_core, range_bounds, summarize, write_arrays
+from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
     SortedBlock,
     join_blocks,
@@ -38,7 +39,7 @@ from beamtree.ingest.numbering import (
     write_distinct,
     write_numbered,
 )
-from beamtree.ingest.readers import LogPart, OpenedLog, open_logs
+from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
 from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
 
@@ -68,6 +69,10 @@ def prepare(
     item: str | None = None,
     time: str | None = None,
     time_format: str | None = None,
+    weight: str | None = None,
+    kinds: Kinds | None = None,
+    target: Target | None = None,
+    dislike: float | None = None,
     min_events: int | None = None,
     min_item_events: int = 1,
     min_eval_events: int | None = None,
@@ -88,6 +93,11 @@ def prepare(
         item: the column of items.
         time: the column of times; without one, the rows are assumed to be in order.
         time_format: how dates are written, as in strptime, such as "%d/%m/%Y %H:%M"; detected unless given.
+        weight: the column of what events are worth: numbers, or kinds if `kinds` are given; all count the same unless
+            given.
+        kinds: the weight of each kind of event, {"view": 1, "cart": 3, "buy": 10}; rows of other kinds are dropped.
+        target: what is to be predicted: kinds, or the lowest weight; all events unless given.
+        dislike: events of at most this weight are dislikes; 0 unless given.
         min_events: users with fewer are dropped; none unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,
@@ -112,7 +122,9 @@ def prepare(
 
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"opening {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
-        log = open_logs(logs, names, user, item, time, time_format)
+        log = open_logs(
+            logs, names, user, item, time, time_format, weight=weight, kinds=kinds, target=target, dislike=dislike
+        )
         log = log._replace(scale=options.with_unit(log.events, log.scale))
         options.cutoff(log.scale)  # so that a wrong date is an error now, and not after an hour of work
         return _fill(folder, log, least, min_item_events, options, engine, on_stage)
@@ -138,7 +150,13 @@ def _fill(
         path = work / "rows.parquet"
         log.events.sink_parquet(path, compression="lz4", maintain_order=True)
         log = log._replace(parts=[LogPart(FRAME, pl.scan_parquet(path), path)])
+    num_dislikes = 0
+    if log.weights is not None:
+        on_stage("reading the dislikes")
+        log, num_dislikes = _without_dislikes(log, work)
     user_names, item_names, bounds, report = _number(log, work, executor, on_stage)
+    if log.weights is not None:
+        report |= {"rows": report["rows"] + num_dislikes, "dislikes": num_dislikes}
     enough = min_events if min_item_events == 1 else 1
     ranges = list(pairwise(bounds))
     jobs = [(work / "numbered", *users, enough, work / f"sorted-{n:06}") for n, users in enumerate(ranges)]
@@ -160,8 +178,11 @@ def _fill(
     users, items = write_arrays(folder, work, cleaned, sections)
     write_ids(folder / "users.txt", user_names[users])
     write_ids(folder / "items.txt", item_names[items])
+    if num_dislikes:
+        np.save(folder / "dislikes.npy", _number_dislikes(work, user_names[users], item_names[items]))
     shutil.rmtree(work)
     settings = {**log.columns._asdict(), "min_events": min_events, "seed": split.seed}
+    settings |= {} if log.weights is None else log.weights.settings()
     optional = {
         "min_item_events": (min_item_events, 1),
         "split": (split.name, HALVES),
@@ -177,6 +198,26 @@ def _fill(
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
         "summary": summarize(cleaned.lengths, cleaned.popularity),
     }
+
+
+def _without_dislikes(log: OpenedLog, work: Path) -> tuple[OpenedLog, int]:
+    """The log without dislikes, which are written to a file; and how many there are."""
+    is_dislike = pl.col("weight").eq(0).fill_null(False)
+    ids = [pl.col(name).str.strip_chars() for name in ("user", "item")]
+    dislikes = pl.concat([part.events.filter(is_dislike).select(ids) for part in log.parts])
+    with naming_unreadable(log.parts):
+        dislikes.sink_parquet(work / "dislikes", compression="lz4")
+    parts = [part._replace(events=part.events.filter(~is_dislike)) for part in log.parts]
+    count: int = pl.scan_parquet(work / "dislikes", glob=False).select(pl.len()).collect().item()
+    return log._replace(events=log.events.filter(~is_dislike), parts=parts), count
+
+
+def _number_dislikes(work: Path, users: pl.Series, items: pl.Series) -> Any:
+    """Dislikes as (row of the user, item), sorted, of users and items that are left; of a user's rows, the last."""
+    rows = pl.LazyFrame({"user": users}).with_row_index("row").group_by("user").agg(pl.col("row").max())
+    numbers = pl.LazyFrame({"item": items}).with_row_index("number")
+    pairs = pl.scan_parquet(work / "dislikes", glob=False).unique().join(rows, on="user").join(numbers, on="item")
+    return pairs.select(pl.col("row", "number").cast(pl.Int64)).sort("row", "number").collect().to_numpy()
 
 
 def _check_enough(log: CleanedLog, min_events: int, report: Mapping[str, Any]) -> tuple[int, int]:

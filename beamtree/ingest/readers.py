@@ -16,6 +16,7 @@ import polars as pl
 
 from beamtree.errors import DISK_FULL, short_message
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
+from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
 from beamtree.ingest.times import TimeScale, parse_times
 
@@ -26,7 +27,7 @@ class LogPart(NamedTuple):
     """A file or frame of a log, unread."""
 
     label: str  # the path of a file
-    events: pl.LazyFrame  # user (text), item (text), time (int64, if any)
+    events: pl.LazyFrame  # user (text), item (text), time (int64, if any), weight (float32, if any: `event_weights`)
     path: Location | None  # of a Parquet file, whose rows can be read from anywhere
 
 
@@ -40,6 +41,7 @@ class OpenedLog(NamedTuple):
     scale: TimeScale | None  # of the times, if any
     names: list[str]  # of the files; "a frame" for a frame
     has_lazy_frame: bool
+    weights: EventWeights | None = None
 
 
 def open_logs(
@@ -49,6 +51,11 @@ def open_logs(
     item: str | None = None,
     time: str | None = None,
     time_format: str | None = None,
+    *,
+    weight: str | None = None,
+    kinds: Kinds | None = None,
+    target: Target | None = None,
+    dislike: float | None = None,
 ) -> OpenedLog:
     """All rows of some files and frames, one after the other.
 
@@ -59,8 +66,12 @@ def open_logs(
         item: the column of items.
         time: the column of times.
         time_format: how dates are written, as in strptime; detected unless given.
+        weight: see `event_weights`, like the next three.
+        kinds: the weight of each kind of event.
+        target: what is to be predicted.
+        dislike: events of at most this weight are dislikes.
     """
-    wanted = [name for name in (user, item, time) if name is not None]
+    wanted = [name for name in (user, item, time, weight) if name is not None]
     if names is not None and any(map(is_frame, logs)):
         raise ValueError(f"{FRAME} names its own columns: `names` is for text files without a header")
     tables = [log if is_frame(log) else scan_file(log, names, wanted) for log in logs]
@@ -72,8 +83,10 @@ def open_logs(
             raise ValueError(f"the files have different columns: {first}; {name} has {', '.join(other)}")
     columns = find_columns(all_columns[0], user, item, time)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
-    ignored = [name for name in all_columns[0] if name not in columns]
-    frames = [select_columns(table, list(roles.values())) for table in tables]
+    weights = event_weights(all_columns[0], weight, kinds, target, dislike)
+    used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,))))
+    ignored = [name for name in all_columns[0] if name not in used]
+    frames = [select_columns(table, list(used)) for table in tables]
     labels = [FRAME if is_frame(log) else str(log) for log in logs]
     are_dates, scale = False, None
     if time_format is not None and columns.time is None:
@@ -83,7 +96,9 @@ def open_logs(
     for index, frame in enumerate(frames):
         schema = frame.collect_schema()
         ids = {role: text_id(roles[role], schema[roles[role]]) for role in ("user", "item")}
-        frames[index] = frame.select(**ids, **({} if columns.time is None else {"time": pl.col(columns.time)}))
+        optional = {} if columns.time is None else {"time": pl.col(columns.time)}
+        optional |= {} if weights is None else {"weight": weights.expression()}
+        frames[index] = frame.select(**ids, **optional)
     if columns.time is not None:
         events = pl.concat(frames, how="vertical_relaxed")
         with naming_unreadable([LogPart(*part, None) for part in zip(labels, frames, strict=True)]):
@@ -94,7 +109,7 @@ def open_logs(
     parts = [LogPart(*part) for part in zip(labels, frames, paths, strict=True)]
     has_lazy_frame = any(isinstance(log, pl.LazyFrame) for log in logs)
     scale = TimeScale(dates=True) if are_dates else scale
-    return OpenedLog(pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame)
+    return OpenedLog(pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights)
 
 
 def _dates_to_microseconds(

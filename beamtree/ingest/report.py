@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from beamtree.ingest.columns import KIND, RATING, usual_column
+
 DROPPED = {  # texts for the counts of a report
     "missing_user": "rows without a user",
     "missing_item": "rows without an item",
     "unreadable_time": "rows whose time cannot be read",
+    "missing_weight": "rows without a weight, or of other kinds",
+    "dislikes": "rows that are dislikes, kept apart",
     "duplicates": "rows that repeat user, item and time of another",
     "events_of_items_with_few_events": "rows of items with fewer than {min_item_events} events",
     "events_of_users_with_few_events": "rows of users with fewer than {min_events} events",
@@ -24,7 +28,33 @@ def describe_columns(description: Mapping[str, Any]) -> str:
     settings, ignored = description["settings"], description["report"]["ignored_columns"]
     time = "no time: the rows are assumed to be in order" if settings["time"] is None else f"time {settings['time']}"
     unused = f"; not used: {', '.join(ignored)}" if ignored else ""
-    return f"user {settings['user']}, item {settings['item']}, {time}{unused}"
+    return f"user {settings['user']}, item {settings['item']}, {time}{_describe_weights(settings)}{unused}"
+
+
+def _describe_weights(settings: Mapping[str, Any]) -> str:
+    """Which weights events have, and what is to be predicted."""
+    if "weight" not in settings:
+        return ""
+    kinds, target = settings["kinds"], settings["target"]
+    values = "" if kinds is None else f" ({', '.join(f'{kind} {value:g}' for kind, value in kinds.items())})"
+    wanted = f"at least {target:g}" if isinstance(target, int | float) else " and ".join(target or ())
+    return f", weight {settings['weight']}{values}{wanted and ', to predict: ' + wanted}"
+
+
+def unused_hint(description: Mapping[str, Any], dashes: str = "") -> str:
+    """How unused columns could be used, if one looks like ratings or kinds of events; else "".
+
+    Args:
+        description: of prepared data.
+        dashes: before the name of an option.
+    """
+    columns = description["report"]["ignored_columns"]
+    rating, kind = usual_column(columns, RATING), usual_column(columns, KIND)
+    if "weight" in description["settings"] or (rating is None and kind is None):
+        return ""
+    if rating is not None:
+        return f"with {dashes}weight={rating} events count by their {rating}"
+    return f"with {dashes}kinds=view=1,buy=10 or the like events count by their {kind}"
 
 
 def dropped_rows(description: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -38,8 +68,9 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
     """A report of a few lines: rows and columns, what was dropped and why, and what is left."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
     lines = [f"Read {report['rows']:,} rows: {describe_columns(description)}."]
-    if report["ignored_columns"]:
-        lines.append("Every row counts as one event, whatever the unused columns say.")
+    if report["ignored_columns"] and "weight" not in settings:
+        hint = unused_hint(description)
+        lines.append(f"Every row counts as one event, whatever the unused columns say{hint and '; ' + hint}.")
     reasons = [f"{count:,} {text}" for text, count in dropped_rows(description)]
     owners = [f"{report[name]:,} {kind}" for name, kind in OWNERS.values() if report.get(name)]
     counts = f" ({','.join(owners)})" if owners else ""

@@ -6,6 +6,8 @@
   last.
 - time:DATE: every user trains on the events before the date. Users who also have later events are drawn for validation
   and testing, which predict all of the later events. Where times are numbers but not Unix times, DATE is a number.
+
+Where only some events are to be predicted, validation and test users are those who have one among what is predicted.
 """
 
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from beamtree.data.prepared import SPLITS
-from beamtree.ingest.arrays import Array, CleanedLog, Sections, filter_events, read_range, user_ranges
+from beamtree.ingest.arrays import Array, CleanedLog, Sections, count_targets, filter_events, read_range, user_ranges
 from beamtree.ingest.times import TimeScale, detect_unix_unit, parse_date
 
 HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
@@ -78,10 +80,20 @@ def split_log_events(
     split: SplitOptions, log: CleanedLog, work: Path, scale: TimeScale | None
 ) -> tuple[CleanedLog, Sections]:
     """The sections of a log; and the log, without users who have no events before the date of a split by time."""
-    cutoff = split.cutoff(scale)
+    cutoff, left = split.cutoff(scale), np.flatnonzero(log.lengths)
+
+    def targets_from(lengths: Array, start: Array) -> Array:
+        """How many events of each user are to be predicted, from the event number `start` on [U]."""
+        if not (work / "weight").stat().st_size:
+            return lengths - start
+        return count_targets(work, lengths, start)
+
     if cutoff is None or scale is None:
-        lengths = log.lengths[log.lengths > 0]
-        return log, (leave_one_out if split.name == LEAVE_ONE_OUT else halves)(lengths, split)
+        lengths = log.lengths[left]
+        if split.name != LEAVE_ONE_OUT:
+            return log, halves(lengths, split, targets_from(lengths, lengths // 2) > 0)
+        of_last, of_two = targets_from(lengths, lengths - 1), targets_from(lengths, lengths - 2)
+        return log, leave_one_out(lengths, split, of_two > of_last, of_last > 0)
     before, extremes = np.zeros_like(log.lengths), []  # events of each user before the cutoff [U]
     for users, events in user_ranges(log.lengths):
         time, count = read_range(work / "time", events), log.lengths[users]
@@ -103,25 +115,27 @@ def split_log_events(
     if late.any():
         lengths, popularity = filter_events(work, lengths, ~late, np.ones(len(popularity), bool), 1)
     left = np.flatnonzero(lengths)
-    return CleanedLog(lengths, popularity, report), by_time(lengths[left], before[left], split)
+    lengths_left, before_left = lengths[left], before[left]
+    sections = by_time(lengths_left, before_left, split, targets_from(lengths_left, before_left) > 0)
+    return CleanedLog(lengths, popularity, report), sections
 
 
-def halves(lengths: Array, split: SplitOptions) -> Sections:
-    """Each user in one section, with all events."""
+def halves(lengths: Array, split: SplitOptions, has_target: Array) -> Sections:
+    """Each user in one section, with all events; only users with a target validate or test."""
     num_users = len(lengths)
-    default = _default_users(num_users) if num_users > 2 else 0
+    default = _default_users(int(np.count_nonzero(has_target))) if num_users > 2 else 0
     val, test = (default if count is None else count for count in (split.val_users, split.test_users))
     if val + test >= num_users:
         raise ValueError(
             f"{val:,} validation and {test:,} test users leave none of {num_users:,} users for training: "
             "lower `val_users` or `test_users`"
         )
-    least = split.min_eval_events or eval_events(lengths, val + test)
-    eligible = np.flatnonzero(lengths >= least)
+    least = split.min_eval_events or eval_events(lengths[has_target], val + test)
+    eligible = np.flatnonzero((lengths >= least) & has_target)
     if val + test > len(eligible):
         raise ValueError(
             f"{val:,} validation and {test:,} test users are more than the {len(eligible):,} who have at least {least} "
-            "events (`min_eval_events`): lower `val_users` or `test_users`"
+            f"events (`min_eval_events`){_with_target(has_target)}: lower `val_users` or `test_users`"
         )
     order = eligible[np.random.default_rng(split.seed).permutation(len(eligible))]
     section = np.full(num_users, TRAIN)
@@ -140,28 +154,38 @@ def eval_events(lengths: Array, num_users: int) -> int:
     return next((n for n in range(EVAL_EVENTS, 2, -1) if np.count_nonzero(lengths >= n) >= ENOUGH * num_users), 2)
 
 
-def leave_one_out(lengths: Array, split: SplitOptions) -> Sections:
-    """All users in all sections, unless fewer are to validate or test."""
-    for name, count in (("val_users", split.val_users), ("test_users", split.test_users)):
-        if count is not None and count > len(lengths):
-            role = "validation" if name == "val_users" else "test"
-            raise ValueError(f"{count:,} {role} users are more than the {len(lengths):,} of the log: lower `{name}`")
+def leave_one_out(lengths: Array, split: SplitOptions, before_last: Array, last: Array) -> Sections:
+    """All users in all sections, unless fewer are to validate or test, or their event there is not to be predicted.
+
+    `before_last` and `last` say whose last event but one, and whose last, is to be predicted [U] each.
+    """
+    for name, count, eligible in (("val_users", split.val_users, before_last), ("test_users", split.test_users, last)):
+        if count is not None and count > np.count_nonzero(eligible):
+            role, most = "validation" if name == "val_users" else "test", np.count_nonzero(eligible)
+            whose = f"of the log{_with_target(eligible)}"
+            raise ValueError(f"{count:,} {role} users are more than the {most:,} {whose}: lower `{name}`")
     order = np.random.default_rng(split.seed).permutation(len(lengths))
     take = np.zeros((len(SPLITS), len(lengths)), np.int64)
     take[TRAIN] = lengths - 2
-    for section, count, held_out in ((VAL, split.val_users, 1), (TEST, split.test_users, 0)):
-        drawn = order[:count]
+    for section, count, held_out, eligible in (
+        (VAL, split.val_users, 1, before_last),
+        (TEST, split.test_users, 0, last),
+    ):
+        drawn = order[eligible[order]][:count]
         take[section, drawn] = lengths[drawn] - held_out
     cuts = take - 1
     cuts[TRAIN] = take[TRAIN] // 2
     return Sections(take, cuts)
 
 
-def by_time(lengths: Array, before: Array, split: SplitOptions) -> Sections:
+def by_time(lengths: Array, before: Array, split: SplitOptions, has_target: Array) -> Sections:
     """All users train on the events before the date; some who also have later ones validate, and others test."""
-    both = np.flatnonzero(before < lengths)
+    both = np.flatnonzero((before < lengths) & has_target)
     if not len(both):
-        raise ValueError(f"split={split.name}: no user has events both before and after it: choose another date")
+        raise ValueError(
+            f"split={split.name}: no user has events both before and after it{_with_target(has_target)}: "
+            "choose another date"
+        )
     default = _default_users(len(both))
     test = min(default, len(both)) if split.test_users is None else split.test_users
     val = min(default, len(both) - test) if split.val_users is None else split.val_users
@@ -177,6 +201,11 @@ def by_time(lengths: Array, before: Array, split: SplitOptions) -> Sections:
         take[section, drawn] = lengths[drawn]
     cuts = np.stack([before // 2 if section == TRAIN else before for section in range(len(SPLITS))])
     return Sections(take, cuts)
+
+
+def _with_target(has_target: Array) -> str:
+    """What a message adds where only some events are to be predicted."""
+    return "" if has_target.all() else " and one to predict (`target`)"
 
 
 def _default_users(num_users: int) -> int:

@@ -200,8 +200,8 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
 
 
 @compiled(fastmath=REORDERED)
-def fold_in_rows(rows, offsets, columns, vectors, gram_diagonal, penalty, everywhere, result):
-    """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows, each of weight 1.
+def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, everywhere, result):
+    """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows; empty weights are all 1.
 
     Rows are not longer than a vector.
     """
@@ -211,13 +211,19 @@ def fold_in_rows(rows, offsets, columns, vectors, gram_diagonal, penalty, everyw
     diagonal, right = np.empty(dim, np.float32), np.ones(dim, np.float32)
     for row in rows:
         count = offsets[row + 1] - offsets[row]
+        total = np.float32(count)
+        if len(weights) > 0:
+            total = np.float32(0)
+            for s in range(count):
+                right[s] = np.sqrt(weights[offsets[row] + s])
+                total += weights[offsets[row] + s]
         for i in range(dim):
-            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (count + everywhere))
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
         for s in range(count):
-            vector = vectors[columns[offsets[row] + s]]
+            vector, root = vectors[columns[offsets[row] + s]], right[s]
             for i in range(dim):
-                chosen[s, i] = vector[i]
-                shrunk[s, i] = vector[i] * diagonal[i]
+                chosen[s, i] = vector[i] * root
+                shrunk[s, i] = vector[i] * root * diagonal[i]
         solve_dual(count, chosen, shrunk, right, system, solution)
         for i in range(dim):
             result[row, i] = 0
@@ -324,7 +330,7 @@ def largest_of_rows(weights, most, chosen):
 
 @compiled()
 def near_items(
-    first, last, starts, events, of_user, items, window, backward, scale, most, sums, counts, columns, values
+    first, last, starts, events, of_user, items, worth, window, backward, scale, most, sums, counts, columns, values
 ):
     """Sequential rules of the items first … last, strongest first, into [items, most].
 
@@ -335,6 +341,7 @@ def near_items(
         events: numbers of events, item by item.
         of_user: the user of each event.
         items: the item of each event.
+        worth: the weight of each event as a partner; empty where all are 1.
         window: how many events apart two of a pair are at most.
         backward: weight of a pair in the opposite order; in order it is 1, and either is divided by the gap.
         scale: that the weight of each partner is multiplied by [M].
@@ -356,6 +363,8 @@ def near_items(
                 if other == event or of_user[other] != of_user[event]:
                     continue
                 weight = np.float32(1 / (other - event)) if other > event else np.float32(backward / (event - other))
+                if len(worth) > 0:
+                    weight *= worth[other]
                 if weight == 0:
                     continue
                 partner = items[other]

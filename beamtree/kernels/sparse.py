@@ -134,15 +134,19 @@ def _packed(counts: Any, columns: Any, values: Any) -> Rows:
 
 
 def fold_in_rows(
-    rows: Tensor, offsets: Tensor, columns: Tensor, vectors: Tensor, gram_diagonal: Tensor, penalty: float,
-    everywhere: float, result: Tensor,
+    rows: Tensor, offsets: Tensor, columns: Tensor, weights: Tensor | None, vectors: Tensor, gram_diagonal: Tensor,
+    penalty: float, everywhere: float, result: Tensor,
 ) -> None:  # fmt: skip
-    """`scorers.factors.fold_in` of all entries of some rows, none longer than a vector, with weight 1, into result."""
+    """`scorers.factors.fold_in` of all entries of some rows, none longer than a vector, into result.
+
+    Their weights are 1 unless given.
+    """
     compiled_sparse = _compiled()
+    values = np.empty(0, np.float32) if weights is None else weights.numpy()
 
     def solve(each: Tensor) -> None:
         compiled_sparse.fold_in_rows(
-            each.numpy(), offsets.numpy(), columns.numpy(), vectors.numpy(), gram_diagonal.numpy(),
+            each.numpy(), offsets.numpy(), columns.numpy(), values, vectors.numpy(), gram_diagonal.numpy(),
             np.float32(penalty), np.float32(everywhere), result.numpy(),
         )  # fmt: skip
 
@@ -182,9 +186,15 @@ def largest_of_columns(weights: Tensor, most: int) -> Tensor:
     return torch.from_numpy(chosen).T
 
 
-def near_items(offsets: Tensor, items: Tensor, window: int, backward: float, scale: Tensor, most: int) -> Rows:
-    """Sequential rules of all items: partners within `window` events of a user, weighted by 1/gap and `scale` [M]."""
+def near_items(
+    offsets: Tensor, items: Tensor, weights: Tensor | None, window: int, backward: float, scale: Tensor, most: int
+) -> Rows:
+    """Sequential rules of all items: partners within `window` events of a user, weighted by 1/gap and `scale` [M].
+
+    The event of the partner counts with its weight [E], 1 unless given.
+    """
     compiled_sparse, size = _compiled(), len(scale)
+    worth = np.empty(0, np.float32) if weights is None else weights.numpy()
     of_user = torch.repeat_interleave(offsets.diff()).numpy()
     starts, events = np.zeros(size + 1, np.int64), np.empty(len(items), np.int64)
     compiled_sparse.group(items.numpy(), starts, events)
@@ -194,7 +204,7 @@ def near_items(offsets: Tensor, items: Tensor, window: int, backward: float, sca
 
     def find(span: tuple[int, int]) -> None:
         compiled_sparse.near_items(
-            *span, starts, events, of_user, items.numpy(), window, backward, scale.numpy(), most,
+            *span, starts, events, of_user, items.numpy(), worth, window, backward, scale.numpy(), most,
             np.zeros(size, np.float32), counts, columns, values,
         )  # fmt: skip
 

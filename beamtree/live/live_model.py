@@ -145,7 +145,9 @@ class LiveModel:
         if not recorded:
             return logged
         history = encode_history(self.ids, [event.item for event in recorded])
-        return History([*(logged.items if logged else []), *history.items], history.unknown)
+        if logged is None:
+            return history
+        return History([*logged.items, *history.items], history.unknown, logged.dislikes)
 
     def saved_changes(self) -> SavedChanges:
         """The changes to save beside the model."""

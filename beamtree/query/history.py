@@ -22,6 +22,7 @@ class History(NamedTuple):
 
     items: list[int]  # numbers of the items that the model knows
     unknown: Sequence[str] = ()  # ids that it does not know
+    dislikes: Sequence[int] = ()  # items that the user does not want
 
 
 # Parsing
@@ -130,7 +131,7 @@ def history_of_user(data: Prepared, user: object) -> History:
         reason = f": {dropped:,} users with fewer than {min_events} events were dropped from it" if dropped else ""
         raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}{reason}")
     events, start, stop = logged
-    return History(events.items[start:stop].tolist())
+    return History(events.items[start:stop].tolist(), dislikes=data.dislikes(user))
 
 
 def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:

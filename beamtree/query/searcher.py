@@ -40,7 +40,7 @@ class RecommendRequest(NamedTuple):
     users: Sequence[str] | None = None  # instead of histories
     m: int = 10
     beam_size: BeamSize | None = None  # k, or one width per level; DEFAULT_BEAM_SIZE (or m) if None
-    exclude_seen: bool = False  # whether to leave out the items of the history
+    exclude_seen: bool = False  # whether to leave out the items of the history, as dislikes of a user always are
     filter: Filter | None = None
 
     @property
@@ -183,13 +183,15 @@ class Searcher:
     ) -> list[Recommendation]:
         """The m best items for each history; popular items where no item of a history is known."""
         rows, search_m = [history.items for history in histories], m
+        hidden = [_hidden_items(history, exclude_seen) for history in histories]
         if self.round_shapes:
-            rows = rows + rows[-1:] * (_next_power_of_two(len(rows)) - len(rows))
+            missing = _next_power_of_two(len(rows)) - len(rows)
+            rows, hidden = rows + rows[-1:] * missing, hidden + hidden[-1:] * missing
             last_width = beam_size if isinstance(beam_size, int) else list(beam_size)[-1]
             search_m = max(m, min(_next_power_of_two(m), last_width))
         device = self.model.tree.device
         x = pad_histories(rows).to(device)
-        exclude = pad_rows(rows, max(map(len, rows))).to(device) if exclude_seen else None
+        exclude = pad_rows(hidden, max(map(len, hidden))).to(device) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
         scores = log_p.exp()
         use_popular = [not row and self.model.popularity is not None for row in rows]
@@ -219,8 +221,8 @@ class Searcher:
         total = tree.num_visible if num_allowed is None else num_allowed
         for result, history in zip(results, histories, strict=True):
             if len(result.items) < request.m:
-                seen = sorted(set(history.items)) if request.exclude_seen else []
-                leaves = tree.leaf_of_item(torch.tensor(seen, dtype=torch.int64, device=tree.device))
+                hidden = sorted(set(_hidden_items(history, request.exclude_seen)))
+                leaves = tree.leaf_of_item(torch.tensor(hidden, dtype=torch.int64, device=tree.device))
                 available = total - int((mask or tree.mask).allows(leaves).sum())
                 short += len(result.items) < min(request.m, available)
         return short
@@ -240,6 +242,13 @@ def popular_items(model: TreeModel, m: int, allowed: NodeMask | None = None) -> 
     shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
     missing = (0, m - len(top))
     return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)
+
+
+def _hidden_items(history: History, exclude_seen: bool) -> Sequence[int]:
+    """The items that are not recommended for a history: dislikes, and with `exclude_seen` those of the history."""
+    if not history.dislikes:
+        return history.items if exclude_seen else []
+    return [*(history.items if exclude_seen else ()), *history.dislikes]
 
 
 def _next_power_of_two(number: int) -> int:

@@ -26,7 +26,7 @@ class Backend:
     """One process. With several, all of them call every method, in the same order."""
 
     is_first = True  # whether this process writes files and reports
-    fits_sequences = True  # whether it can train a sequence part
+    is_single = True  # whether this is the only process
     closed_form: type[ClosedFormBuilder] = ClosedFormBuilder
     stepper: type[Stepper] = Stepper
     checkpointer: type[Checkpointer] = Checkpointer

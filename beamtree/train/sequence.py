@@ -292,8 +292,9 @@ def draw_windows(
     most = ahead.clamp(min=1, max=reach)
     share = torch.rand(*index.shape, targets, generator=generator, device=device)
     offset = (most + 1.0).pow(share).long().clamp(min=1).minimum(most) - 1
-    real = (ahead > 0).expand_as(offset)
-    y = torch.where(real, events.items[torch.where(real, index.unsqueeze(2) + offset, 0)].long(), PAD)
+    coming = index.unsqueeze(2) + offset
+    real = (ahead > 0).expand_as(offset) & events.is_target(coming)
+    y = torch.where(real, events.items[torch.where(real, coming, 0)].long(), PAD)
     x = events.after(start, stop, length)
     return x, y
 
