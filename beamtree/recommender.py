@@ -13,6 +13,7 @@ from torch import Tensor
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
 from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
+from beamtree.data.catalogue import Catalogue
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
@@ -32,6 +33,7 @@ from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
 from beamtree.query import (
     History,
+    MaskCache,
     Recommendation,
     RecommendRequest,
     Searcher,
@@ -143,6 +145,8 @@ class Recommender:
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
         self._live: LiveModel | None = None  # the model with changes made without training
+        self._read_catalogue: Catalogue | None = None  # without changes since; read when needed
+        self._masks = MaskCache()
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}  # the content of run.json
         self._loaded: Path | None = None  # the run folder this object was loaded from
@@ -272,6 +276,7 @@ class Recommender:
         self._run["frame"] = frame_kind(log)
         self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
         self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
+        self._read_catalogue = None
         return self
 
     def recommend(
@@ -284,6 +289,7 @@ class Recommender:
         exclude_seen: bool = False,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
+        where: str | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -296,6 +302,8 @@ class Recommender:
             exclude_seen: leave out the items of the history.
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
+            where: which items may be recommended, as an expression over the columns of the table `items`, such as
+                "category == 'lamps' and price < 50". Items without a value do not pass.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
         probability by which items are ranked. Every history gets m items if that many are allowed. A history without a
@@ -304,12 +312,18 @@ class Recommender:
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
-        request = request._replace(filter=make_filter(allowed, exclude))
+        request = request._replace(filter=make_filter(allowed, exclude, where=where))
         if users is None:
             key, names, rows = parse_histories(histories)
         else:
             key, names, rows = "user", [as_id(user) for user in id_list(users)], []
-        searcher = Searcher(self.model, self.ids, user_history=self._history_of)
+        searcher = Searcher(
+            self.model,
+            self.ids,
+            catalogue=None if where is None else self._catalogue(),
+            user_history=self._history_of,
+            masks=self._masks,
+        )
         results: list[Recommendation] = []
         for start in range(0, len(names), BATCH):
             stop = start + BATCH
@@ -333,6 +347,14 @@ class Recommender:
     def _history_of(self, user: str) -> History:
         """The history of a user of the log and of later events; a ValueError for an unknown user."""
         return (self._live and self._live.history(user)) or history_of_user(self.data, user)
+
+    def _catalogue(self) -> Catalogue | None:
+        """What is known about the items now; None without a table of them."""
+        if self._live is not None:
+            return self._live.catalogue
+        if self._read_catalogue is None:
+            self._read_catalogue = read_items(self._options.items, self._run, self._loaded, self.ids)
+        return self._read_catalogue
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._data_source is not None else None
@@ -451,9 +473,9 @@ class Recommender:
         return self._live
 
     def _open_live(self, saved: SavedChanges | None = None) -> LiveModel:
-        data, options, run, folder = self._training_data(), self._options, self._run, self._loaded
-        catalogue = read_items(options.items, run, folder, self.ids)
-        vectors = read_vectors(options.vectors, run, folder, self.ids if data is None else data.items)
+        data, catalogue = self._training_data(), self._catalogue()
+        ids = self.ids if data is None else data.items
+        vectors = read_vectors(self._options.vectors, self._run, self._loaded, ids)
         return LiveModel(self.model, catalogue=catalogue, data=data, vectors=vectors, saved=saved)
 
     def save(self, folder: str | Path) -> None:
@@ -494,7 +516,7 @@ class Recommender:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""
-        state = {**self.__dict__, "_live": None, "_saved": None}
+        state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
         if self._live is not None:
             state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
         if self._data is not None and self._data_source is None:
