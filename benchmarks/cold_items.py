@@ -1,4 +1,4 @@
-"""Items without events: recall of items that training did not see, by their features, beside training with their events.
+"""Items without events: recall of items that are known by features alone, beside training with their events.
 
     python benchmarks/cold_items.py movielens-1m.parquet movielens-1m.items.parquet --out cold.json
 
