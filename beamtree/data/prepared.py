@@ -129,15 +129,17 @@ def load_data(folder: str | Path) -> Prepared:
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
     weights = _map(folder / "weights.npy", torch.float32) if "weights.npy" in description["files"] else None
-    if weights is not None and len(weights) != len(events):
-        raise ValueError(f"{folder} is damaged: it has {len(weights):,} weights of {len(events):,} events; {REMEDY}")
+    times = _map(folder / "times.npy", torch.int64) if "times.npy" in description["files"] else None
+    for what, array in (("weights", weights), ("times", times)):
+        if array is not None and len(array) != len(events):
+            raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
     items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items, weights)
+        part = Events(offsets[first : last + 1], events, name, items, weights, times)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))
