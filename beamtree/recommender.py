@@ -344,6 +344,7 @@ class Recommender:
         beam_size: BeamSize | None = None,
         metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
+        by: str | None = None,
         data: Any = None,
         user: str | None = None,
         item: str | None = None,
@@ -355,8 +356,9 @@ class Recommender:
         Args:
             m: numbers of items retrieved.
             beam_size: k, or one width per searched level. Default: 400 or the largest m.
-            metrics: names such as recall, ndcg, mrr, or functions of your own.
+            metrics: names such as recall, ndcg, weighted_recall, coverage, novelty, or functions of your own.
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
+            by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
             data: users other than the test users: `data.val`, a prepared folder with the same items, or a log of
                 other users in any form that `fit` takes.
             user: the column of users in that log. Default: found by its name.
@@ -373,7 +375,7 @@ class Recommender:
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
-        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
+        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
         result.frame_kind = self._frame or self._run.get("frame")
         return result
 

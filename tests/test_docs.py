@@ -110,6 +110,17 @@ def test_the_page_on_recommending_runs(workspace):
 
 
 @pytest.mark.extended
+def test_the_page_on_evaluating_runs(tmp_path):
+    size = ["--users", "300", "--items", "150", "--events", "6000"]
+    beamtree("simulate", "--out", "market.parquet", *size, folder=tmp_path)
+    beamtree("prepare", "market.parquet", "--out", "prepared/books", folder=tmp_path)
+    beamtree("train", "prepared/books", "--out", "runs/otm", "--steps", "0", folder=tmp_path)
+    printed, names = run_page(ROOT / "docs" / "evaluate.md", (tmp_path, set()))
+    assert "rare: " in "".join(printed)
+    assert names["result"].to_frame()["segment"].to_list() == ["all", *names["result"].segments]
+
+
+@pytest.mark.extended
 def test_the_page_on_extending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "extend.md", workspace)
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])

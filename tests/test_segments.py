@@ -1,10 +1,14 @@
 """Segments by time, history and popularity, against plain definitions."""
 
 import datetime
+import json
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from command import beamtree
+from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.data import BeforeAfter, Events
@@ -162,3 +166,45 @@ def test_what_segments_need_is_told():
     with pytest.raises(ValueError, match="by 'weather' is unknown: choose from time, history, popularity"):
         bt.evaluate(model, data, beam_size=20, m=5, by="weather")
     assert list(SEGMENTS) == ["time", "history", "popularity"]
+
+
+def test_the_command_writes_segments_of_every_row(shop_folder, tmp_path):
+    words = ["evaluate", str(shop_folder / "run"), "--beam-size", "20", "--m", "5", "--metrics", "recall,novelty"]
+    words += ["--by", "popularity", "--against", "popularity", "--json", "found.json"]
+    done = beamtree(*words, folder=tmp_path)
+    cells = json.loads((tmp_path / "found.json").read_text())
+    shop = bt.Recommender.load(shop_folder / "run")
+    result = shop.evaluate(m=5, beam_size=20, metrics=("recall", "novelty"), by="popularity")
+    own = [{name: value for name, value in cell.items() if name != "row"} for cell in cells if cell["row"] == "run"]
+    assert own == [pytest.approx(record) for record in result.records()]
+    assert {cell["segment"] for cell in cells if cell["row"] == "popularity"} == {"all", *result.segments}
+    assert "novelty (not in %)" in done.stdout
+    assert all(name in done.stdout for name in result.segments)
+    words[words.index("--by") + 1] = "wether"
+    done = beamtree(*words, folder=tmp_path, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--by 'wether' is unknown: choose from time, history" in done.stderr
+
+
+def test_weighted_recall_and_periods_of_a_log_with_both(tmp_path):
+    log = cyclic_log().with_columns(
+        rating=pl.int_range(pl.len()) % 5 + 1, time=pl.datetime(2024, 1, 1) + pl.duration(days=pl.col("time"))
+    )
+    shop = bt.Recommender(steps=0, beam_size=60).fit(log, weight="rating", test_users=20, verbose=False)
+    shop.save(tmp_path / "run")
+    result = shop.evaluate(m=5, metrics=("recall", "weighted_recall"), by="time")
+    assert list(result.segments) == [f"2024-01-{day:02}" for day in range(7, 13)]  # the second half of twelve days
+    x, _ = shop.data.test.batch(torch.arange(20))
+    best, _ = bt.retrieve(shop.model, x, beam_size=400, m=5)
+    values = []
+    for user, items in enumerate(best.tolist()):
+        name = shop.data.users.names[-20:][user]
+        targets = {item: rating for _, item, _, rating in log.filter(pl.col("user") == name)[6:].rows()}
+        found = sum(rating for item, rating in targets.items() if item in {shop.ids[item] for item in items})
+        values.append(found / sum(targets.values()))
+    assert result["weighted_recall", 5] == pytest.approx(np.mean(values))
+    done = beamtree("evaluate", "run", "--m", "5", "--metrics", "recall", "--weighted", folder=tmp_path)
+    assert "weighted_recall" in done.stdout
+    frame = log.select("user", "item", "time")
+    other = shop.evaluate(m=5, metrics="recall", data=frame, by="time")
+    assert list(other.segments) == list(result.segments)
