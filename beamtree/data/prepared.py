@@ -18,7 +18,7 @@ checked when they are opened, as `files.checksums` describes.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,14 +95,13 @@ class Prepared:
         has_any = "dislikes.npy" in self.description["files"]
         return _map(self.folder / "dislikes.npy", torch.int64, dim=2) if has_any else None
 
-    def dislikes(self, user: object) -> list[int]:
-        """The items that a user of the log dislikes."""
-        (row,) = [None] if self._dislikes is None else self.users.find([user])
-        if self._dislikes is None or row is None:
-            return []
-        first, last = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.tensor([row, row + 1])).tolist()
-        items: list[int] = self._dislikes[first:last, 1].tolist()
-        return items
+    def dislikes(self, users: Sequence[int]) -> list[list[int]]:
+        """The items that each of some users dislikes; a user is a row of `users`, the last of several."""
+        if self._dislikes is None:
+            return [[] for _ in users]
+        rows = torch.tensor(users, dtype=torch.int64)
+        bounds = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.stack([rows, rows + 1])).T.tolist()
+        return [self._dislikes[first:last, 1].tolist() for first, last in bounds]
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
