@@ -110,6 +110,13 @@ def test_the_page_on_recommending_runs(workspace):
 
 
 @pytest.mark.extended
+def test_the_page_on_similar_items_runs(workspace):
+    printed, names = run_page(ROOT / "docs" / "similar.md", workspace)
+    assert "i0000246" in printed[3]
+    assert names["scores"].shape == (2, 300)
+
+
+@pytest.mark.extended
 def test_the_page_on_evaluating_runs(tmp_path):
     size = ["--users", "300", "--items", "150", "--events", "6000"]
     beamtree("simulate", "--out", "market.parquet", *size, folder=tmp_path)

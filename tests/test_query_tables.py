@@ -1,11 +1,13 @@
 """Similar items, scores of given items, vectors, and recommendations for many histories as frames."""
 
+import json
 import sys
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from command import beamtree
 from sample_logs import cyclic_log
 
 import beamtree as bt
@@ -33,6 +35,19 @@ def test_similar_items_are_what_follows_the_item_alone(shop):
     assert shop.similar("i05", 3, allowed=["i09", "i05", "i40"])["item"].sort().to_list() == ["i09", "i40"]
     with pytest.raises(ValueError, match="there is no item 'zz'"):
         shop.similar(["i05", "zz"])
+
+
+def test_the_command_finds_the_same_similar_items(shop, shop_folder, tmp_path):
+    (tmp_path / "some").write_text("i09\ni40\ni05\n")
+    words = ["similar", str(shop_folder / "run"), "i05", "i31", "--m", "4", "--json", "found.json"]
+    done = beamtree(*words, folder=tmp_path)
+    assert "similar to i31" in done.stdout
+    records = json.loads((tmp_path / "found.json").read_text())
+    assert records == [pytest.approx(row) for row in shop.similar(["i05", "i31"], m=4).to_dicts()]
+    beamtree(*words, "--allowed", "some", folder=tmp_path)
+    assert {row["item"] for row in json.loads((tmp_path / "found.json").read_text())} == {"i05", "i09", "i40"}
+    done = beamtree("similar", words[1], "zz", folder=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (2, "beamtree: there is no item 'zz'\n")
 
 
 def test_scores_are_those_of_recommend_for_any_items(shop):
