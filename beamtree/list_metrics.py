@@ -7,6 +7,7 @@ gives its interval: a jackknife value for coverage, the linearised ratio for the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,17 +25,22 @@ class ItemFacts:
     popularity: Tensor | None = None  # events of each item in training [M]
     vectors: Callable[[Tensor], Tensor] | None = None  # of items [B, m]: [B, m, dim]
 
+    @cached_property
     def known_popularity(self) -> Tensor:
         """The popularity on the CPU; a ValueError where it is not known."""
         if self.popularity is None:
             raise ValueError("the popularity of this model's items is unknown: it was not trained on a log")
         return self.popularity.cpu()
 
+    @cached_property
+    def total(self) -> int:
+        """The number of events in training."""
+        return int(self.known_popularity.sum())
+
     def counts(self, items: Tensor) -> Tensor:
         """The events of items in training, 0 for PAD and for items that the model does not have."""
-        popularity = self.known_popularity()
-        known = (items >= 0) & (items < len(popularity))
-        return torch.where(known, popularity[items.where(known, 0)], 0).double()
+        known = (items >= 0) & (items < len(self.known_popularity))
+        return torch.where(known, self.known_popularity[items.where(known, 0)], 0).double()
 
 
 class ListMetric(NamedTuple):
@@ -50,7 +56,7 @@ def novelty(items: Tensor, history: Tensor, facts: ItemFacts) -> Tensor:
 
     An item without training events counts as if it had one.
     """
-    bits = (facts.known_popularity().sum().clamp(min=1) / facts.counts(items).clamp(min=1)).log2()
+    bits = (max(1, facts.total) / facts.counts(items).clamp(min=1)).log2()
     real = items != PAD
     return (bits * real).sum(1) / real.sum(1).clamp(min=1)
 

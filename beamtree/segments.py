@@ -76,11 +76,11 @@ def by_popularity(data: BeforeAfter, facts: ItemFacts) -> Segments:
 
     Items without training events are rare.
     """
-    counts = facts.known_popularity()
+    counts = facts.known_popularity
     order = counts.argsort(descending=True, stable=True)
     before = counts[order].cumsum(0) - counts[order]  # events of more popular items
     third = torch.empty_like(order)
-    third[order] = (3 * before // counts.sum().clamp(min=1)).clamp(max=2)
+    third[order] = (3 * before // max(1, facts.total)).clamp(max=2)
     third[counts == 0] = 2
     sizes = torch.bincount(third, minlength=3).tolist()
     names = [f"{name}: {size:,} items" for name, size in zip(("popular", "middle", "rare"), sizes, strict=True)]
