@@ -189,7 +189,7 @@ class Measured:
 
     def __init__(self, metrics: Mapping[str, Metric | ListMetric], cuts: Sequence[int], facts: ItemFacts) -> None:
         self._metrics, self._cuts, self._facts = metrics, cuts, facts
-        self._kept: dict[tuple[int, str], list[Tensor]] = {(m, name): [] for m in cuts for name in metrics}
+        self._kept: list[tuple[int, str, list[Tensor]]] = [(m, name, []) for m in cuts for name in metrics]
 
     def add(self, batch: Batch) -> None:
         """Measure some users."""
@@ -197,7 +197,7 @@ class Measured:
             return
         hit, relevant = hits(batch.items, batch.y), num_relevant(batch.y)
         gain, total = weighted_hits(batch.items, batch.y, batch.weights) if batch.weights.shape[1] else (hit, relevant)
-        for (m, name), kept in self._kept.items():
+        for m, name, kept in self._kept:
             metric = self._metrics[name]
             if isinstance(metric, ListMetric):
                 kept.append(metric.keep(batch.items[:, :m], batch.history, self._facts))
@@ -209,7 +209,7 @@ class Measured:
     def values(self) -> Tensor:
         """A value for each user, whose mean over users is the metric [U, cuts, metrics]; U may be 0."""
         finished = []
-        for (_, name), parts in self._kept.items():
+        for _, name, parts in self._kept:
             kept, metric = torch.cat(parts) if parts else torch.empty(0), self._metrics[name]
             if isinstance(metric, ListMetric) and parts:
                 kept = metric.finish(kept, self._facts).float()
