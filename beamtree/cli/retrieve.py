@@ -163,11 +163,12 @@ def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | Non
         ]
         write_json(json, records)
     for user, result in zip(users, results, strict=True):
-        _show(user, result)
+        show_items(user, result)
 
 
-def _show(user: str, result: Recommendation) -> None:
-    table = Table(title=escape(printable(user)) or None)
+def show_items(title: str, result: Recommendation) -> None:
+    """Print the items of one result as a table."""
+    table = Table(title=escape(printable(title)) or None)
     table.add_column("", justify="right")
     table.add_column("item", overflow="fold")
     table.add_column("share of events" if result.is_popular else "probability", justify="right", no_wrap=True)

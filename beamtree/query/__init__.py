@@ -3,6 +3,7 @@
 from beamtree.query.history import (
     History,
     encode_history,
+    histories_of_users,
     history_of_user,
     id_list,
     logged_events,
@@ -19,6 +20,7 @@ from beamtree.query.searcher import (
     Searcher,
     allowed_items,
     make_filter,
+    similar_request,
 )
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Searcher",
     "allowed_items",
     "encode_history",
+    "histories_of_users",
     "history_of_user",
     "id_list",
     "logged_events",
@@ -38,4 +41,5 @@ __all__ = [
     "pad_histories",
     "parse_histories",
     "parse_ids",
+    "similar_request",
 ]

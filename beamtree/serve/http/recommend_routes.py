@@ -16,7 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
-from beamtree.query import Recommendation, RecommendRequest, RecommendResponse, Searcher, make_filter, pad_histories
+from beamtree.query import (
+    Recommendation,
+    RecommendRequest,
+    RecommendResponse,
+    Searcher,
+    make_filter,
+    pad_histories,
+    similar_request,
+)
 from beamtree.serve.http.errors import ApiError, check_limit, json_response, response_of
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
@@ -90,9 +98,11 @@ def recommend_routes(service: Service) -> APIRouter:
     async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
-        if service.loaded.ids.find([item])[0] is None:
-            raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
-        return await recommend_response(service, RecommendRequest([[item]], m=m, exclude_seen=True), start)
+        try:
+            request = similar_request(service.loaded.ids, [item], m)
+        except ValueError:
+            raise ApiError(404, "there is no such item", "search with /v1/items?query=…") from None
+        return await recommend_response(service, request, start)
 
     @router.post("/v1/explain", responses={200: {"model": ExplainResponse}})
     async def explain_search(body: ExplainBody) -> Response:
