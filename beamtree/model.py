@@ -77,9 +77,9 @@ class TreeModel(nn.Module):
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
         return self
 
-    def item_vectors(self) -> Tensor:
-        """The scorer's vectors of the items [M, dim], to cluster them again."""
-        return self._table_scorer().item_vectors(self.tree)
+    def item_vectors(self, items: Tensor | None = None) -> Tensor:
+        """The scorer's vectors of some items [n], or of all [n, dim]."""
+        return self._table_scorer().item_vectors(self.tree, items)
 
     def _table_scorer(self) -> TableScorer:
         if not isinstance(self.scorer, TableScorer):

@@ -36,11 +36,13 @@ from beamtree.query import (
     MaskCache,
     Recommendation,
     RecommendRequest,
+    Rules,
     Searcher,
     history_of_user,
     id_list,
     make_filter,
     parse_histories,
+    parse_rules,
 )
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
@@ -290,6 +292,7 @@ class Recommender:
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
         where: str | None = None,
+        rules: Rules | Mapping[str, Any] | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -304,15 +307,17 @@ class Recommender:
             exclude: ids that may not be recommended.
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
                 "category == 'lamps' and price < 50". Items without a value do not pass.
+            rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
-        probability by which items are ranked. Every history gets m items if that many are allowed. A history without a
+        probability by which items are ranked, times the boosts of `rules`, with which a last column names the rules
+        that decided each item's place. Every history gets m items if that many are allowed. A history without a
         known item gets popular items, with a warning unless it is empty.
         """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
-        request = request._replace(filter=make_filter(allowed, exclude, where=where))
+        request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         if users is None:
             key, names, rows = parse_histories(histories)
         else:
@@ -320,7 +325,7 @@ class Recommender:
         searcher = Searcher(
             self.model,
             self.ids,
-            catalogue=None if where is None else self._catalogue(),
+            catalogue=self._catalogue() if request.needs_attributes else None,
             user_history=self._history_of,
             masks=self._masks,
         )
@@ -340,7 +345,9 @@ class Recommender:
         columns["rank"] = [rank for result in results for rank in range(1, len(result.items) + 1)]
         columns["item"] = [item for result in results for item in result.items]
         columns["score"] = [score for result in results for score in result.scores]
-        types = {"user": str, "history": int, "rank": int, "item": str, "score": float}
+        if request.rules is not None:
+            columns["rules"] = ["; ".join(names) for result in results for names in result.rules or ()]
+        types = {"user": str, "history": int, "rank": int, "item": str, "score": float, "rules": str}
         given = "pandas" if is_pandas(histories) or is_pandas(users) else None
         return make_frame(columns, types, self._frame or given or self._run.get("frame"))
 

@@ -10,6 +10,7 @@ from beamtree.query.history import (
     parse_histories,
     parse_ids,
 )
+from beamtree.query.rules import Boost, Rules, parse_rules, read_rules
 from beamtree.query.searcher import (
     Filter,
     MaskCache,
@@ -18,19 +19,23 @@ from beamtree.query.searcher import (
     RecommendResponse,
     Searcher,
     allowed_items,
+    hidden_items,
     make_filter,
 )
 
 __all__ = [
+    "Boost",
     "Filter",
     "History",
     "MaskCache",
     "RecommendRequest",
     "RecommendResponse",
     "Recommendation",
+    "Rules",
     "Searcher",
     "allowed_items",
     "encode_history",
+    "hidden_items",
     "history_of_user",
     "id_list",
     "logged_events",
@@ -38,4 +43,6 @@ __all__ = [
     "pad_histories",
     "parse_histories",
     "parse_ids",
+    "parse_rules",
+    "read_rules",
 ]
