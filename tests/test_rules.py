@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,8 @@ import beamtree as bt
 from beamtree.data import Ids
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.query import History, RecommendRequest, Rules, Searcher, make_filter, parse_rules, read_rules, selection
-from beamtree.query.selection import AppliedRules, Found, Selection, most_items
+from beamtree.query.flow import Flow
+from beamtree.query.selection import AppliedRules, Found, Selection
 
 COLUMNS = ("brand", "category")
 
@@ -163,13 +165,20 @@ def test_reasons_name_the_rules_that_decided():
     st.integers(1, 3),
 )
 def test_a_flow_finds_the_largest_number_of_items(available, left, right):
-    items = [kind for kind, count in available.items() for _ in range(count)][:9]
-    number, closed = most_items(selection.Counter(items), ({}, {}), (left, right), 99)
+    items = [kind for kind, count in available.items() for _ in range(count)][:8]
+    flow = Flow(Counter(items), ({}, {}), (left, right), 99)
     kinds = {item: tuple(None if value < 0 else value for value in kind) for item, kind in enumerate(items)}
-    scores = dict.fromkeys(kinds, 1.0)
-    assert number == len(oracle.answer_by_rules(scores, kinds, (left, right), [], 99))
+
+    def most(*pins):
+        scores = dict.fromkeys(kinds, 1.0)
+        return len(oracle.answer_by_rules(scores, kinds, (left, right), list(enumerate(pins, 1)), 99))
+
+    assert flow.number == most()
+    closed = flow.cut()
     outside = [kind for kind in items if kind[0] not in closed[0] and kind[1] not in closed[1]]
-    assert number == left * len(closed[0]) + right * len(closed[1]) + len(outside)  # the cut proves it
+    assert flow.number == left * len(closed[0]) + right * len(closed[1]) + len(outside)  # the cut proves it
+    assert flow.exchangeable() == {kind for item, kind in enumerate(items) if most(item) == most()}
+    assert Flow(Counter(items), ({}, {}), (left, right), 2).number == min(2, most())
 
 
 # Rules from what users write

@@ -8,7 +8,7 @@ are known and without those that `at_most` excludes by now. So the answer is exa
 never has fewer items than are possible.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,11 +20,11 @@ import torch
 from beamtree.data import Ids
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.mask import NodeMask
+from beamtree.query.flow import Flow, Kind
 from beamtree.query.rules import POOL, Rules
 from beamtree.tree import Tree
 
 NONE_LEFT = -1.0  # a bound below all scores
-Kind = tuple[int, ...]  # the values of an item in the columns of `at_most`, as numbers; -1 for none
 
 
 class Group(NamedTuple):
@@ -213,6 +213,10 @@ class Selection:
         need = 0 if size is None else size - len(self._used) - 1  # items after the next
         # An item takes the room of two others at most.
         every_kind = size is None or self._some_items(need + 2) == need + 2
+        if not every_kind:
+            flow = self._flow(need + 2)
+            every_kind = flow.number == need + 2
+            accepted = flow.exchangeable()
 
         def fits(kind: Kind) -> bool:
             if kind in self._refused or not self._has_room(kind):
@@ -291,29 +295,27 @@ class Selection:
         Where the candidates are too few, a minimum cut names the values by which they are limited. Every item without
         these would help, so they are searched for; if there are none, the number is the largest for all items.
         """
-        if taken is None and self._some_items(enough) == enough:
-            return enough
-        counts = [counter.copy() for counter in self._counts]
-        for counter, value in zip(counts, taken or (), strict=False):
-            counter[value] += 1
-        room = [
-            {value: max(0, self._limit(column) - count) for value, count in counter.items() if value >= 0}
-            for column, counter in enumerate(counts)
-        ]
-        while True:
-            available = Counter(self._kinds[item] for item in self._order if item not in self._used)
-            if taken is not None:
-                available[taken] -= 1
-            number, closed = most_items(available, room, [self._limit(0), self._limit(1)], enough)
-            if number >= enough:
-                return number
-            admitted = self._open_items(
-                [closed[side] | {value for value, left in room[side].items() if not left} for side in (0, 1)]
-            )
+        while (flow := self._flow(enough, taken)).number < enough:
+            admitted = self._open_items([closed | self._full(column) for column, closed in enumerate(flow.cut())])
             results = [self._search(group, admitted) for group in range(len(self._applied.groups))]
             if not any(found.items for found in results):
-                return number
+                break
             self._add(results)
+        return flow.number
+
+    def _flow(self, enough: int, taken: Kind | None = None) -> Flow:
+        """The largest selection of candidates, up to `enough`, beside one of a kind that is `taken`."""
+        available = Counter(self._kinds[item] for item in self._order if item not in self._used)
+        if taken is not None:
+            available[taken] -= 1
+        limits = [limit for _, limit in self._rules.at_most]
+        room = [
+            {value: limit - count - (taken is not None and taken[column] == value) for value, count in counter.items()}
+            for column, (counter, limit) in enumerate(zip(self._counts, limits, strict=True))
+        ]
+        if taken is not None:
+            room = [{value: limit - 1} | left for value, limit, left in zip(taken, limits, room, strict=True)]
+        return Flow(available, room, limits, enough)
 
     # Diversity
 
@@ -345,55 +347,3 @@ class Selection:
         if item != best:
             reasons.append(f"diversity {self._rules.diversity:g}")
         return reasons
-
-
-def most_items(
-    available: Counter[Kind], room: Sequence[dict[int, int]], limits: Sequence[int], enough: int
-) -> tuple[int, tuple[set[int], set[int]]]:
-    """The largest number of items, up to `enough`, with at most so many of each value in two columns.
-
-    It is a flow from the values of the first column to those of the second, along items. Also returns the values of
-    both columns in a minimum cut: more items are possible only with items that have none of these.
-
-    Args:
-        available: how many items there are of each kind: a value in each column, -1 for none, which is not limited.
-        room: how many items values may still have.
-        limits: the same for values that `room` does not list.
-        enough: when to stop.
-    """
-    kinds: tuple[dict[int, list[Kind]], dict[int, list[Kind]]] = defaultdict(list), defaultdict(list)
-    for kind, count in available.items():
-        if count > 0:
-            for side in (0, 1):
-                kinds[side][kind[side]].append(kind)
-    flow = Counter[Kind]()
-    taken = Counter[int](), Counter[int]()
-
-    def has_room(side: int, value: int) -> bool:
-        return value < 0 or taken[side][value] < room[side].get(value, limits[side])
-
-    number = 0
-    while True:
-        reached: dict[tuple[int, int], Kind | None] = {(0, value): None for value in kinds[0] if has_room(0, value)}
-        queue, end = deque(reached), None
-        while queue and end is None:
-            side, value = queue.popleft()
-            for kind in kinds[side][value]:
-                other = 1 - side, kind[1 - side]
-                if other in reached or (flow[kind] >= available[kind] if side == 0 else flow[kind] <= 0):
-                    continue
-                reached[other] = kind
-                queue.append(other)
-                if side == 0 and has_room(*other):
-                    end = other
-                    break
-        if end is None or number == enough:
-            cut = {value for value in kinds[0] if (0, value) not in reached}, {v for side, v in reached if side == 1}
-            return number, (cut[0] - {-1}, cut[1] - {-1})
-        number += 1
-        taken[1][end[1]] += 1
-        node = end
-        while (step := reached[node]) is not None:
-            flow[step] += 1 if node[0] == 1 else -1
-            node = 1 - node[0], step[1 - node[0]]
-        taken[0][node[1]] += 1
