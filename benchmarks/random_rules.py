@@ -13,7 +13,6 @@ import json
 import tempfile
 import time
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,22 +255,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     shop, draws = Shop(args.users, args.items, args.events, args.seed), np.random.default_rng(args.seed + 1)
-    counts, seconds, plain = Counter[str](), list[float](), list[float]()
+    counts, answer = Counter[str](), pl.DataFrame()
+    seconds: dict[str, list[float]] = {"new_rules": [], "same_rules": [], "no_rules": []}
     for number in range(args.requests):
         request = shop.draw(draws)
-        times = [time.perf_counter()]
-        answer = shop.model.recommend(request.history, **request.options, rules=request.rules)
-        times.append(time.perf_counter())
-        shop.model.recommend(request.history, **request.options)
-        times.append(time.perf_counter())
-        for measured, duration in zip((seconds, plain), (b - a for a, b in pairwise(times)), strict=True):
-            measured.append(duration)
+        for name, measured in seconds.items():
+            start = time.perf_counter()
+            found = shop.model.recommend(
+                request.history, **request.options, rules=None if name == "no_rules" else request.rules
+            )
+            measured.append(time.perf_counter() - start)
+            answer = found if name == "new_rules" else answer
         short, broken, exact = shop.check(request, answer)
         counts["short"] += short
         counts["broken"] += bool(broken)
         counts["fewer than m"] += len(answer) < request.options["m"]
-        counts["compared"] += exact is not None
-        counts["exact"] += bool(exact)
+        beam = "wide" if request.options["beam_size"] == 400 else "narrow"
+        counts[f"compared, {beam} beam"] += exact is not None
+        counts[f"exact, {beam} beam"] += bool(exact)
         if short or broken:
             print(
                 f"request {number}: {broken or 'short'}: {request.history} {request.options} {request.rules}",
@@ -279,14 +280,15 @@ def main() -> None:
             )
         if (number + 1) % 1000 == 0:
             print(f"{number + 1:,} requests: {dict(counts)}", flush=True)
-    milliseconds = {"rules": 1000 * float(np.median(seconds)), "no_rules": 1000 * float(np.median(plain))}
-    milliseconds["rules_p99"] = 1000 * float(np.quantile(seconds, 0.99))
     result = {
         "requests": args.requests,
         "items": len(shop.ids),
         "seed": args.seed,
-        **{name: counts[name] for name in ("short", "broken", "fewer than m", "compared", "exact")},
-        "milliseconds": {name: round(value, 1) for name, value in milliseconds.items()},
+        "counts": {name: counts[name] for name in sorted({*counts, "short", "broken"})},
+        "milliseconds": {
+            name: {"median": round(1000 * float(np.median(each)), 1), "p99": round(1000 * np.quantile(each, 0.99), 1)}
+            for name, each in seconds.items()
+        },
     }
     print(json.dumps(result))
     if args.out is not None:
