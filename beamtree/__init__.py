@@ -30,6 +30,7 @@ from beamtree.diagnose.inspect import inspect
 from beamtree.evaluate import evaluate
 from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
 from beamtree.model import TreeModel
+from beamtree.query import Rules
 from beamtree.recommender import Recommender
 from beamtree.scorers import DeepScorer, LinearScorer, Scorer
 from beamtree.storage.models import load_model, save_model
@@ -61,6 +62,7 @@ __all__ = [
     "LinearScorer",
     "Method",
     "Recommender",
+    "Rules",
     "Scorer",
     "Tree",
     "TreeModel",

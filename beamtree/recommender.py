@@ -35,6 +35,7 @@ from beamtree.query import (
     History,
     MaskCache,
     RecommendRequest,
+    Rules,
     Searcher,
     encode_history,
     histories_of_users,
@@ -42,6 +43,7 @@ from beamtree.query import (
     id_list,
     make_filter,
     parse_histories,
+    parse_rules,
     similar_request,
 )
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
@@ -315,6 +317,7 @@ class Recommender:
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
         where: str | None = None,
+        rules: Rules | Mapping[str, Any] | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -329,15 +332,17 @@ class Recommender:
             exclude: ids that may not be recommended.
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
                 "category == 'lamps' and price < 50". Items without a value do not pass.
+            rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
-        probability by which items are ranked. Every history gets m items if that many are allowed. A history without a
+        probability by which items are ranked, times the boosts of `rules`, with which a last column names the rules
+        that decided each item's place. Every history gets m items if that many are allowed. A history without a
         known item gets popular items, with a warning unless it is empty.
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
-        request = request._replace(filter=make_filter(allowed, exclude, where=where))
+        request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         key, names, batches = self._read_histories(histories, users)
-        catalogue = None if where is None else self._catalogue()
+        catalogue = self._catalogue() if request.needs_attributes else None
         searcher = Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
         columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
@@ -445,6 +450,7 @@ class Recommender:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
         types = {"user": str, "history": int, "similar_to": str, "rank": int, "item": str, "score": float}
+        types["rules"] = str
         known = types if all(name in types for name in columns) else None
         return make_frame(columns, known, kind)
 

@@ -265,6 +265,30 @@ def market_kept() -> str:
 # The paper's tables
 
 
+def random_rules() -> str:
+    found = read("rules")
+    counts, times = found["counts"], found["milliseconds"]
+
+    def exact(beam: str) -> str:
+        return f"{counts[f'exact, {beam} beam']:,} of {counts[f'compared, {beam} beam']:,}"
+
+    def milliseconds(name: str) -> str:
+        return f"{times[name]['median']:.1f}; {times[name]['p99']:.0f}"
+
+    rows = [
+        (f"requests with rules, to a market of {found['items']:,} items", f"{found['requests']:,}"),
+        ("short answers", f"{counts['short']:,}"),
+        ("broken answers", f"{counts['broken']:,}"),
+        ("answers of fewer than m items, because there cannot be more", f"{counts['fewer than m']:,}"),
+        ("exact answers with a beam of 400", exact("wide")),
+        ("exact answers with a beam of 10 to 50", exact("narrow")),
+        ("milliseconds with new rules: median; 99th percentile", milliseconds("new_rules")),
+        ("milliseconds with rules that were used before", milliseconds("same_rules")),
+        ("milliseconds without rules", milliseconds("no_rules")),
+    ]
+    return grid(["", ""], rows)
+
+
 def in_full(cell: dict[str, Any], digits: int, best: bool = False) -> str:
     """Ours, its interval, the paper's number, and a mark where they differ by more than the tolerance."""
     ours = f"**{cell['value']:.{digits}f}**" if best else f"{cell['value']:.{digits}f}"
@@ -500,6 +524,7 @@ PARTS = {
     "beauty": beauty,
     "market": market,
     "market_kept": market_kept,
+    "random_rules": random_rules,
     **{table: partial(toy, table, full=False) for table in ("table1",)},
     **{f"{table}_full": partial(toy, table, full=True) for table in ("table1", "tableA1")},
     "table2": lambda: synthetic("table2", full=False),

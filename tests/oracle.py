@@ -3,6 +3,7 @@
 A tree is given by its leaf slots (an item or None), its arity b and its height H; nodes are numbered level by level.
 """
 
+import itertools
 import math
 
 
@@ -108,3 +109,65 @@ def precision_recall_f(retrieved, relevant, m):
     found = len([item for item in retrieved[:m] if item in relevant])
     p, r = found / m, found / len(relevant)
     return p, r, (2 * p * r / (p + r) if p + r else 0.0)
+
+
+def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None, pool=100):
+    """The answer that `beamtree.query.rules` defines, from all allowed items; all selections are tried.
+
+    Args:
+        scores: of each allowed item, with boosts.
+        kinds: of each item its value in each column, None for none.
+        limits: of each column.
+        pins: (place, item) in the order of places.
+        m: how many items.
+        diversity: d.
+        vectors: of each item.
+        pool: how many candidates diversity chooses from.
+    """
+
+    def keeps(items):
+        for column, limit in enumerate(limits):
+            values = [kinds[item][column] for item in items if kinds[item][column] is not None]
+            if any(values.count(value) > limit for value in values):
+                return False
+        return True
+
+    def largest(items):
+        """The most items, up to m, of a selection with these."""
+        others = [item for item in scores if item not in items]
+        for size in range(min(m - len(items), len(others)), -1, -1):
+            if any(keeps([*items, *more]) for more in itertools.combinations(others, size)):
+                return len(items) + size
+        return 0
+
+    holds = []
+    for place, item in pins:
+        if place <= m and item in scores and keeps([other for _, other in holds] + [item]):
+            holds.append((place, item))
+    pinned = [item for _, item in holds]
+    size, answer = largest(pinned), []
+    best = max((score for item, score in scores.items() if item not in pinned), default=0.0)
+    while len(answer) < size:
+        left = [(place, item) for place, item in holds if item not in answer]
+        if left and (left[0][0] <= len(answer) + 1 or len(answer) + len(left) == size):
+            answer.append(left[0][1])
+            continue
+        fixed = {*answer, *pinned}
+        candidates = [
+            item for item in scores if item not in fixed and keeps([*fixed, item]) and largest([*fixed, item]) == size
+        ]
+        candidates.sort(key=lambda item: -scores[item])
+        if diversity:
+
+            def value(item):
+                cosines = [cosine(vectors[item], vectors[other]) for other in answer]
+                return (1 - diversity) * scores[item] / (best or 1.0) - diversity * max(cosines, default=0.0)
+
+            candidates = [max(candidates[:pool], key=value)]
+        answer.append(candidates[0])
+    return answer
+
+
+def cosine(one, other):
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0

@@ -131,6 +131,17 @@ def test_the_page_on_evaluating_runs(tmp_path):
 
 
 @pytest.mark.extended
+def test_the_page_on_filters_and_rules_runs(workspace):
+    _, names = run_page(ROOT / "docs" / "rules.md", workspace)
+    answer = names["answer"]
+    assert len(answer) == 5
+    assert answer["item"][1] == "i0000099"
+    assert answer["rules"][1].startswith("pin at 2")
+    brands = names["items"].filter(names["items"]["item"].is_in(answer["item"].to_list()))["brand"]
+    assert brands.n_unique() == 5
+
+
+@pytest.mark.extended
 def test_the_page_on_extending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "extend.md", workspace)
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])

@@ -62,7 +62,7 @@ def test_expressions_choose_items(expression, expected):
     ("expression", "message"),
     [
         ("colour == 'red'", "no column 'colour'; there are item, category, price"),
-        ('category == "lamps"', "no column 'lamps' (text has single quotes)"),
+        ('category == "lamps"', "colours (text has single quotes)"),
         ("price <", "cannot be used"),
         ("", "cannot be used"),
         ("price", "is Float64, not true or false"),

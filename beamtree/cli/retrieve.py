@@ -17,7 +17,15 @@ from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
 from beamtree.model import TreeModel
-from beamtree.query import Recommendation, RecommendRequest, Searcher, history_of_user, make_filter, parse_ids
+from beamtree.query import (
+    Recommendation,
+    RecommendRequest,
+    Searcher,
+    history_of_user,
+    make_filter,
+    parse_ids,
+    read_rules,
+)
 from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
 from beamtree.train.runs import open_data
 
@@ -68,6 +76,12 @@ def retrieve_items(
             "that the run was trained with, such as \"category == 'lamps' and price < 50\"."
         ),
     ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity; see docs/rules.md."
+        ),
+    ] = None,
     data: options.DataFolder = None,
     device: options.Device = "cpu",
     json: Annotated[
@@ -116,7 +130,7 @@ def retrieve_items(
     beam = options.parse_beam(beam_size, run)
     options.check_size(m, beam)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
-    request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter)
+    request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter, rules=read_rules(rules))
     job = BatchJob(run, request, names, user, item, time, time_format)
     ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
@@ -157,7 +171,13 @@ def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | Non
     users = request.users or [""]
     if json is not None:
         records = [
-            {**({"user": user} if user else {}), "rank": rank, "item": item, "score": score}
+            {
+                **({"user": user} if user else {}),
+                "rank": rank,
+                "item": item,
+                "score": score,
+                **({} if result.rules is None else {"rules": list(result.rules[rank - 1])}),
+            }
             for user, result in zip(users, results, strict=True)
             for rank, (item, score) in enumerate(zip(result.items, result.scores, strict=True), 1)
         ]
@@ -172,8 +192,11 @@ def show_items(title: str, result: Recommendation) -> None:
     table.add_column("", justify="right")
     table.add_column("item", overflow="fold")
     table.add_column("share of events" if result.is_popular else "probability", justify="right", no_wrap=True)
+    if result.rules is not None:
+        table.add_column("rules", overflow="fold")
     for rank, (item, score) in enumerate(zip(result.items, result.scores, strict=True), 1):
-        table.add_row(str(rank), escape(printable(item)), f"{score:.4g}")
+        names = [] if result.rules is None else [escape(printable("; ".join(result.rules[rank - 1])))]
+        table.add_row(str(rank), escape(printable(item)), f"{score:.4g}", *names)
     out.print(table)
 
 

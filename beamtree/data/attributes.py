@@ -83,6 +83,21 @@ def rows_where(frame: pl.DataFrame, where: str) -> np.ndarray:
     return np.broadcast_to(passes, (len(frame),)) if len(passes) == 1 else passes
 
 
+def value_numbers(frame: pl.DataFrame, column: str) -> np.ndarray:
+    """The values of a column as numbers, the same for the same value and -1 for null [rows]."""
+    if column not in frame.columns:
+        raise ValueError(f"at_most: {_no_column(frame, column)}")
+    values = frame[column]
+    if values.dtype.is_nested():
+        raise ValueError(f"at_most: column {column!r} holds {values.dtype}: an item must have one value")
+    numbers = values.cast(pl.String).rank("dense").cast(pl.Int64).fill_null(0) - 1
+    return numbers.to_numpy()
+
+
+def _no_column(frame: pl.DataFrame, column: str) -> str:
+    return f"there is no column {column[:80]!r}; there are {short_message(', '.join(frame.columns), 200)}"
+
+
 def _check_tokens(frame: pl.DataFrame, where: str) -> None:
     """Raise a ValueError unless an expression consists of columns, values, operators and functions."""
     if len(where) > MAX_LENGTH:
@@ -101,8 +116,7 @@ def _check_tokens(frame: pl.DataFrame, where: str) -> None:
         column = word if quoted is None else quoted[1:-1].replace('""', '"')
         if column is not None and column not in frame.columns:
             hint = "" if quoted is None else " (text has single quotes)"
-            columns = short_message(", ".join(frame.columns), 200)
-            raise ValueError(f"where: there is no column {column[:80]!r}{hint}; there are {columns}")
+            raise ValueError(f"where: {_no_column(frame, column)}{hint}")
 
 
 def _quote(text: str, limit: int = 80) -> str:

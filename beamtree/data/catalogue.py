@@ -73,6 +73,13 @@ class Catalogue:
         numbers: list[int] = rows_where(attributes, expression).nonzero()[0].tolist()
         return numbers
 
+    def values(self, column: str) -> Any:
+        """The values of a column as numbers, the same for the same value and -1 for none, as NumPy array [M]."""
+        attributes = self.attributes
+        from beamtree.data.attributes import value_numbers
+
+        return value_numbers(attributes, column)
+
     def in_category(self, category: str) -> list[int]:
         """The items of a category and of all categories below it; `Books` includes `Books/Fiction`."""
         steps = category_steps(category)

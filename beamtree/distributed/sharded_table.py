@@ -51,7 +51,7 @@ class ShardedTable(NodeTable):
     def span(self, nodes: range) -> Tensor:
         raise ValueError("these rows are sharded over ranks: read them with `read`")
 
-    def of_items(self, tree: Tree, *, share: bool) -> Tensor:
+    def of_items(self, tree: Tree, items: Tensor | None = None, *, share: bool) -> Tensor:
         raise ValueError("the rows of this model are sharded over ranks: save it, and open it in one process")
 
     def deeper(self, old: Tree, *, share: bool) -> NodeTable:

@@ -11,6 +11,7 @@ from beamtree.query.history import (
     parse_histories,
     parse_ids,
 )
+from beamtree.query.rules import Boost, Rules, parse_rules, read_rules
 from beamtree.query.searcher import (
     Filter,
     MaskCache,
@@ -19,20 +20,24 @@ from beamtree.query.searcher import (
     RecommendResponse,
     Searcher,
     allowed_items,
+    hidden_items,
     make_filter,
     similar_request,
 )
 
 __all__ = [
+    "Boost",
     "Filter",
     "History",
     "MaskCache",
     "RecommendRequest",
     "RecommendResponse",
     "Recommendation",
+    "Rules",
     "Searcher",
     "allowed_items",
     "encode_history",
+    "hidden_items",
     "histories_of_users",
     "history_of_user",
     "id_list",
@@ -41,5 +46,7 @@ __all__ = [
     "pad_histories",
     "parse_histories",
     "parse_ids",
+    "parse_rules",
+    "read_rules",
     "similar_request",
 ]

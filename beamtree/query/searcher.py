@@ -7,22 +7,27 @@ encodes the histories, calls `beamtree.beam.retrieve` and translates the items b
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, widths
 from beamtree.data import Ids
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.query.history import History, encode_history, id_list, pad_histories, pad_rows
+from beamtree.query.rules import POOL, Rules
+from beamtree.query.selection import AppliedRules, Found, Selection
 from beamtree.tree import PAD
 
 CACHED_MASKS = 32
+CACHED_RULES = 8
 
 
 class Filter(NamedTuple):
@@ -43,6 +48,7 @@ class RecommendRequest(NamedTuple):
     beam_size: BeamSize | None = None  # k, or one width per level; DEFAULT_BEAM_SIZE (or m) if None
     exclude_seen: bool = False  # whether to leave out the items of the history, as dislikes of a user always are
     filter: Filter | None = None
+    rules: Rules | None = None
 
     @property
     def rows(self) -> int:
@@ -52,17 +58,19 @@ class RecommendRequest(NamedTuple):
     @property
     def needs_attributes(self) -> bool:
         """Whether an answer depends on attributes of the items."""
-        return self.filter is not None and self.filter.where is not None
+        by_filter = self.filter is not None and self.filter.where is not None
+        return by_filter or (self.rules is not None and self.rules.needs_attributes)
 
 
 class Recommendation(NamedTuple):
     """The items for one history, best first."""
 
     items: list[str]  # ids; fewer than m where fewer are available
-    scores: list[float]  # p_g(z_n = 1 | x); for popular items, their share of all events
+    scores: list[float]  # p_g(z_n = 1 | x); for popular items, their share of all events; both times the boosts
     num_known: int  # items of the history that the model knows
     unknown: Sequence[str]  # ids of the history that it does not know
     is_popular: bool = False  # whether these are the most popular items, because no item of the history is known
+    rules: Sequence[Sequence[str]] | None = None  # for each item the rules that decided its place; None without rules
 
 
 class RecommendResponse(NamedTuple):
@@ -132,20 +140,19 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
 
 
 class MaskCache:
-    """The masks of the most recently used filters, for one model and one catalogue at a time."""
+    """The masks of the most recently used filters and rules, for one model and one catalogue at a time."""
 
     def __init__(self) -> None:
         self._model: TreeModel | None = None
         self._catalogue: Catalogue | None = None
         self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
+        self._rules: OrderedDict[tuple[Filter | None, Rules], AppliedRules] = OrderedDict()
 
     def get(
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> tuple[NodeMask, int]:
         """The mask of a filter, and how many items it allows."""
-        if model is not self._model or catalogue is not self._catalogue:
-            self._model, self._catalogue = model, catalogue
-            self._masks.clear()
+        self._begin(model, catalogue)
         entry = self._masks.get(filter)
         if entry is None:
             mask = model.tree.allow(allowed_items(filter, ids, catalogue))
@@ -154,6 +161,26 @@ class MaskCache:
                 self._masks.popitem(last=False)
         self._masks.move_to_end(filter)
         return entry
+
+    def apply(
+        self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
+    ) -> AppliedRules:
+        """Rules for the items that a filter allows."""
+        self._begin(model, catalogue)
+        entry = self._rules.get((filter, rules))
+        if entry is None:
+            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
+            entry = self._rules[filter, rules] = AppliedRules.of(rules, model.tree, ids, catalogue, mask)
+            if len(self._rules) > CACHED_RULES:
+                self._rules.popitem(last=False)
+        self._rules.move_to_end((filter, rules))
+        return entry
+
+    def _begin(self, model: TreeModel, catalogue: Catalogue | None) -> None:
+        if model is not self._model or catalogue is not self._catalogue:
+            self._model, self._catalogue = model, catalogue
+            self._masks.clear()
+            self._rules.clear()
 
 
 @dataclass(eq=False)
@@ -180,20 +207,23 @@ class Searcher:
         return self.recommend_batch([request])[0]
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse]:
-        """Answer requests that have the same beam_size, exclude_seen and filter, with one search."""
+        """Answer requests that have the same beam_size, exclude_seen, filter and rules, with one search."""
         first, m = requests[0], max(request.m for request in requests)
         beam_size = max(DEFAULT_BEAM_SIZE, m) if first.beam_size is None else first.beam_size
         mask, num_allowed = self.mask_of(first.filter)
         encoded = [self.encode(request) for request in requests]
         histories = [history for rows, _ in encoded for history in rows]
         results: Iterator[Recommendation] = iter(())
-        if histories:
+        if histories and first.rules is not None:
+            sizes = [request.m for request, (rows, _) in zip(requests, encoded, strict=True) for _ in rows]
+            results = iter(self.select(histories, beam_size, sizes, first))
+        elif histories:
             found = self.search(histories, beam_size, m, first.exclude_seen, mask)
             results = iter(self._recommendations(histories, *found))
         responses = []
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
             request_results = [_truncate(next(results), request.m) for _ in rows]
-            short = self._count_short(request, request_results, rows, mask, num_allowed)
+            short = 0 if request.rules else self._count_short(request, request_results, rows, mask, num_allowed)
             responses.append(
                 RecommendResponse(
                     request_results, beam_size, self.version, self.catalogue, num_allowed, short, unknown_users
@@ -220,7 +250,7 @@ class Searcher:
         A history without a known item gets popular items, and their shares of all events.
         """
         rows, search_m = [history.items for history in histories], m
-        hidden = [_hidden_items(history, exclude_seen) for history in histories]
+        hidden = [hidden_items(history, exclude_seen) for history in histories]
         if self.round_shapes:
             missing = _next_power_of_two(len(rows)) - len(rows)
             rows, hidden = rows + rows[-1:] * missing, hidden + hidden[-1:] * missing
@@ -234,6 +264,8 @@ class Searcher:
         use_popular = [self.is_popular(row) for row in rows]
         if any(use_popular):
             items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
+            for row in (row for row, popular in enumerate(use_popular) if popular and hidden[row]):  # dislikes
+                items[row], scores[row] = popular_items(self.model, search_m, mask, hidden[row])
         return items[: len(histories), :m], scores[: len(histories), :m]
 
     def is_popular(self, row: Sequence[int]) -> bool:
@@ -255,6 +287,61 @@ class Searcher:
             for history, row, row_scores, count in columns
         ]
 
+    def select(
+        self, histories: list[History], beam_size: BeamSize, sizes: list[int], request: RecommendRequest
+    ) -> list[Recommendation]:
+        """As many items as `sizes` says for each history, by the rules and the filter of a request.
+
+        A history without a known item gets popular items.
+        """
+        assert request.rules is not None
+        model, names, exclude_seen = self.model, self.ids.names, request.exclude_seen
+        applied = self.masks.apply(request.rules, request.filter, model, self.ids, self.catalogue)
+        least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
+        beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
+        hidden = [hidden_items(history, exclude_seen) for history in histories]
+        x = pad_histories([history.items for history in histories]).to(model.tree.device)
+        use_popular = [self.is_popular(history.items) for history in histories]
+
+        def search(rows: Sequence[int], mask: NodeMask, known: Sequence[int] = ()) -> list[Found]:
+            """The best items that a mask allows for some histories, without those that are known."""
+            exclude = [[*hidden[row], *known] for row in rows]
+            excluded = pad_rows(exclude, max(map(len, exclude))).to(x.device)
+            items, log_p = retrieve(model, x[rows], beam_size=beam, m=beam[-1], allowed=mask, exclude=excluded)
+            scores = log_p.exp()
+            for index, row in enumerate(rows):
+                if use_popular[row]:
+                    items[index], scores[index] = popular_items(model, beam[-1], mask, exclude[index])
+            counts = (items != PAD).sum(1).tolist()  # PAD comes last
+            lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
+            return [Found(row[:count], row_scores[:count]) for row, row_scores, count in lists]
+
+        def find(row: int, items: np.ndarray, known: Sequence[int]) -> Found:
+            return search([row], model.tree.allow(torch.from_numpy(items.nonzero()[0])), known)[0]
+
+        def vectors(items: Sequence[int]) -> np.ndarray:
+            result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
+            return result
+
+        every = list(range(len(histories)))
+        by_group = [search(every, group.mask) for group in applied.groups]
+        pinned = search(every, applied.pin_mask) if applied.pins else [Found((), ())] * len(every)
+        results = []
+        for row, history in enumerate(histories):
+            answer = Selection(
+                applied,
+                sizes[row],
+                find=partial(find, row),
+                first=[found[row] for found in by_group],
+                count=beam[-1],
+                pinned=dict(zip(*pinned[row], strict=True)),
+                vectors=vectors,
+            ).fill()
+            items, scores = [names[placed.item] for placed in answer], [placed.score for placed in answer]
+            known, rules = len(history.items), [placed.rules for placed in answer]
+            results.append(Recommendation(items, scores, known, history.unknown, use_popular[row], rules))
+        return results
+
     def _count_short(
         self,
         request: RecommendRequest,
@@ -270,14 +357,16 @@ class Searcher:
         total = tree.num_visible if num_allowed is None else num_allowed
         for result, history in zip(results, histories, strict=True):
             if len(result.items) < request.m:
-                hidden = sorted(set(_hidden_items(history, request.exclude_seen)))
+                hidden = sorted(set(hidden_items(history, request.exclude_seen)))
                 leaves = tree.leaf_of_item(torch.tensor(hidden, dtype=torch.int64, device=tree.device))
                 available = total - int((mask or tree.mask).allows(leaves).sum())
                 short += len(result.items) < min(request.m, available)
         return short
 
 
-def popular_items(model: TreeModel, m: int, allowed: NodeMask | None = None) -> tuple[Tensor, Tensor]:
+def popular_items(
+    model: TreeModel, m: int, allowed: NodeMask | None = None, exclude: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
     """The m allowed items with the most events in training, and their shares of all events [m] each."""
     if model.popularity is None:
         raise ValueError("the popularity of this model's items is unknown: it was not trained on a log")
@@ -286,14 +375,16 @@ def popular_items(model: TreeModel, m: int, allowed: NodeMask | None = None) -> 
     mask = allowed or model.tree.mask
     lowest = torch.iinfo(torch.int64).min
     order = counts * len(items) - items  # the lower number first where counts are equal
-    best = order.masked_fill(~mask.allows(model.tree.leaf_of_item(items)), lowest).topk(min(m, len(items)))
+    order = order.masked_fill(~mask.allows(model.tree.leaf_of_item(items)), lowest)
+    order[torch.tensor(exclude, dtype=torch.int64, device=order.device)] = lowest
+    best = order.topk(min(m, len(items)))
     top = best.indices.where(best.values != lowest, PAD)
     shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
     missing = (0, m - len(top))
     return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)
 
 
-def _hidden_items(history: History, exclude_seen: bool) -> Sequence[int]:
+def hidden_items(history: History, exclude_seen: bool) -> Sequence[int]:
     """The items that are not recommended for a history: dislikes, and with `exclude_seen` those of the history."""
     if not history.dislikes:
         return history.items if exclude_seen else []

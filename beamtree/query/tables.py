@@ -17,7 +17,7 @@ from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter
 from beamtree.query.history import History, pad_histories, pad_rows
-from beamtree.query.searcher import RecommendRequest, Searcher
+from beamtree.query.searcher import Recommendation, RecommendRequest, Searcher
 from beamtree.scorers import DotProductScorer
 from beamtree.tree import PAD
 
@@ -46,17 +46,23 @@ def ranked_columns(
     """
     mask, _ = searcher.mask_of(request.filter)
     beam_size = max(DEFAULT_BEAM_SIZE, request.m) if request.beam_size is None else request.beam_size
+    answers: list[Recommendation] = []  # by rules
     all_items, all_scores = [np.empty((0, request.m), np.int64)], [np.empty((0, request.m), np.float32)]
     unknown, done = [], 0
     with Reporter(sys.stderr.isatty(), PROGRESS_SECONDS) as report:
         report.progress("Recommending", 0, len(names))
         for batch in batches:
-            items, scores = searcher.search(batch, beam_size, request.m, request.exclude_seen, mask)
-            all_items.append(items.cpu().numpy())
-            all_scores.append(scores.cpu().numpy())
+            if request.rules is not None:
+                answers += searcher.select(batch, beam_size, [request.m] * len(batch), request)
+            else:
+                items, scores = searcher.search(batch, beam_size, request.m, request.exclude_seen, mask)
+                all_items.append(items.cpu().numpy())
+                all_scores.append(scores.cpu().numpy())
             unknown += [history.unknown[0] for history in batch if history.unknown and not history.items]
             done += len(batch)
             report.progress("Recommending", done, len(names))
+    if request.rules is not None:
+        return _columns_of_answers(answers, key, names), unknown
     found = np.concatenate(all_items)
     real = found != PAD
     columns: dict[str, Any] = {key: np.repeat(np.array(names, object), real.sum(1)).tolist()} if key else {}
@@ -64,6 +70,18 @@ def ranked_columns(
     columns["item"] = list(map(searcher.ids.names.__getitem__, found[real].tolist()))
     columns["score"] = np.concatenate(all_scores)[real].astype(np.float64)
     return columns, unknown
+
+
+def _columns_of_answers(answers: Sequence[Recommendation], key: str, names: Sequence[Any]) -> dict[str, Any]:
+    """The same columns for answers by rules, and the rules that decided the place of each item."""
+    columns: dict[str, Any] = {}
+    if key:
+        columns[key] = [name for name, answer in zip(names, answers, strict=True) for _ in answer.items]
+    columns["rank"] = [rank for answer in answers for rank in range(1, len(answer.items) + 1)]
+    columns["item"] = [item for answer in answers for item in answer.items]
+    columns["score"] = [score for answer in answers for score in answer.scores]
+    columns["rules"] = ["; ".join(decided) for answer in answers for decided in answer.rules or ()]
+    return columns
 
 
 def score_columns(

@@ -42,6 +42,7 @@ class BatchJob(NamedTuple):
             "allowed": _digest(None if filter is None else filter.allowed),
             "exclude": _digest(None if filter is None else filter.exclude or None),
             **({} if filter is None or filter.where is None else {"where": filter.where}),
+            **({} if request.rules is None else {"rules": request.rules.as_dict()}),
             **self.columns,
             "names": None if self.names is None else list(self.names),
         }

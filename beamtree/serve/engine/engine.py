@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
-from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Searcher
+from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Rules, Searcher
 from beamtree.serve.engine.load_control import LoadControl, narrow_beam
 from beamtree.serve.engine.served_run import LoadedRun
 
@@ -186,7 +186,7 @@ class Engine:
         """Answer a batch from one state of the model: with one search for all requests that can share it."""
         run = self._loaded
         searcher = run.searcher(self._masks)
-        groups: dict[tuple[BeamSize, bool, Filter | None], list[tuple[Job, RecommendRequest]]] = {}
+        groups: dict[tuple[BeamSize, bool, Filter | None, Rules | None], list[tuple[Job, RecommendRequest]]] = {}
         for job in batch:
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -203,7 +203,7 @@ class Engine:
                 except ValueError as error:  # widths for another tree than the one in use
                     job.future.set_exception(error)
                     continue
-                group = groups.setdefault((beam, request.exclude_seen, request.filter), [])
+                group = groups.setdefault((beam, request.exclude_seen, request.filter, request.rules), [])
                 group.append((job, request._replace(beam_size=beam)))
         for group in groups.values():
             self._search(searcher, group)

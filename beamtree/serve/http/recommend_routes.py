@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -17,15 +18,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import (
+    MaskCache,
     Recommendation,
     RecommendRequest,
     RecommendResponse,
     Searcher,
+    hidden_items,
     make_filter,
     pad_histories,
+    parse_rules,
     similar_request,
 )
-from beamtree.serve.http.errors import ApiError, check_limit, json_response, response_of
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response, response_of
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
@@ -130,6 +134,10 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []
+    try:
+        rules = parse_rules(None if body.rules is None else body.rules.model_dump())
+    except ValueError as error:
+        raise ApiError(422, str(error), SCHEMA_HINT) from error
     return RecommendRequest(
         histories,
         None if users is None else [as_id(user) for user in users],
@@ -137,6 +145,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         beam_size=tuple(body.beam_size) if isinstance(body.beam_size, list) else body.beam_size,
         exclude_seen=body.exclude_seen,
         filter=make_filter(body.allowed, body.exclude or None, body.category, body.where),
+        rules=rules,
     )
 
 
@@ -177,6 +186,8 @@ def _result_json(response: RecommendResponse, result: Recommendation, user: str 
     if response.catalogue is not None and response.catalogue.has_titles:
         catalogue, numbers = response.catalogue, response.catalogue.ids.find(result.items)
         content["titles"] = [None if number is None else catalogue.titles[number] for number in numbers]
+    if result.rules is not None:
+        content["rules"] = result.rules
     if user is not None:
         content["user"] = user
     return content
@@ -190,7 +201,7 @@ def explain_json(
     model = searcher.model if without is None else without_part(searcher.model, without)
     numbers, catalogue = searcher.ids.find(items), searcher.catalogue
     assert catalogue is not None
-    device = model.tree.device
+    device, hidden = model.tree.device, hidden_items(history, request.exclude_seen)
     explanation = explain(
         model,
         pad_histories([history.items]).to(device),
@@ -198,7 +209,7 @@ def explain_json(
         m=request.m,
         items=[number for number in numbers if number is not None],
         allowed=searcher.mask_of(request.filter)[0],
-        exclude=torch.tensor([history.items], dtype=torch.int64, device=device) if request.exclude_seen else None,
+        exclude=torch.tensor([hidden], dtype=torch.int64, device=device) if hidden else None,
     )
 
     def describe(item: int) -> dict[str, Any]:
@@ -207,6 +218,15 @@ def explain_json(
     unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
     unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]
     content = _finite(explanation.as_dict(describe))
+    if request.rules is not None:
+        searcher = searcher if without is None else replace(searcher, model=model, masks=MaskCache())
+        (answer,) = searcher.recommend(request).results
+        content["answer"] = [
+            {"rank": rank, "item": describe(number), "score": score, "rules": names}
+            for rank, (number, score, names) in enumerate(
+                zip(searcher.ids.find_known(answer.items), answer.scores, answer.rules or (), strict=True), 1
+            )
+        ]
     return {"version": searcher.version, "unknown": unknown, "explanation": content}
 
 

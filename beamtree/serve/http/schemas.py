@@ -19,6 +19,25 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class BoostBody(RequestBody):
+    """A factor of the scores of some items: give items or where."""
+
+    factor: StrictFloat | StrictInt
+    items: list[Id] = []
+    where: Expression | None = None
+
+
+class RulesBody(RequestBody):
+    """What the items of an answer must keep to."""
+
+    boosts: list[BoostBody] = []
+    at_most: dict[str, StrictInt] = Field(
+        default={}, description="How many items may have the same value of a column; one or two columns."
+    )
+    pins: list[Id] | dict[str, Id] = Field(default=[], description="Ids for the first places, or by place.")
+    diversity: StrictFloat | StrictInt = Field(default=0, description="0: only the score counts; 1: only variety.")
+
+
 class SearchBody(RequestBody):
     """Options of a search."""
 
@@ -33,6 +52,7 @@ class SearchBody(RequestBody):
     where: Expression | None = Field(
         default=None, description="Only items for which this is true: category == 'lamps' and price < 50"
     )
+    rules: RulesBody | None = Field(default=None, description="Boosts, limits, pins and diversity.")
     timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
 
 
@@ -145,6 +165,7 @@ class Result(BaseModel):
     unknown: list[str]
     popular: bool
     notes: list[str]
+    rules: list[list[str]] | None = None
 
 
 class Recommendations(BaseModel):

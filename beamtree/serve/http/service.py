@@ -94,6 +94,8 @@ class Service:
         check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
         check_limit("allowed", len(filter.allowed or ()), limits.listed, "ids")
         check_limit("exclude", len(filter.exclude), limits.listed, "ids")
+        boosts = () if request.rules is None else request.rules.boosts
+        check_limit("boosts", max((len(boost.items) for boost in boosts), default=0), limits.listed, "ids")
         widths = () if beam is None else (beam,) if isinstance(beam, int) else tuple(beam)
         if m > limits.m:
             raise ApiError(422, f"m={m} is over the limit of {limits.m}", f"use at most {limits.m}")

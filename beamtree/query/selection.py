@@ -1,0 +1,349 @@
+"""The items of an answer under rules: candidates from the beam, and more where the rules need them.
+
+`beamtree.query.rules` defines the answer. Items with the same product of boosts are a group: inside it the order of the
+scores is that of the probabilities, so a beam search for its items alone finds its best. A group has a bound: no item
+that was not found yet, and that the rules still admit, has a score above it. A place can be filled when enough
+candidates are above all bounds. Otherwise the group with the highest bound is searched again, without the items that
+are known and without those that `at_most` excludes by now. So the answer is exact but for what the beam loses, and it
+never has fewer items than are possible.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from beamtree.data import Ids
+from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
+from beamtree.mask import NodeMask
+from beamtree.query.flow import Flow, Kind
+from beamtree.query.rules import POOL, Rules
+from beamtree.tree import Tree
+
+NONE_LEFT = -1.0  # a bound below all scores
+
+
+class Group(NamedTuple):
+    """Items with the same product of boosts."""
+
+    factor: float
+    mask: NodeMask
+
+
+@dataclass(frozen=True, eq=False)
+class AppliedRules:
+    """Rules for the items of one model and one filter."""
+
+    rules: Rules
+    boosts: np.ndarray  # bit i: whether boost i applies to an item [M]
+    groups: tuple[Group, ...]
+    group_of: np.ndarray  # the group of each item, -1 for one that is not allowed [M]
+    values: tuple[np.ndarray, ...]  # of each column of `at_most`: a number for each item, -1 for none [M]
+    pins: tuple[tuple[int, int], ...]  # (place, item) of allowed items, by place
+    pin_mask: NodeMask
+
+    @classmethod
+    def of(
+        cls, rules: Rules, tree: Tree, ids: Ids, catalogue: Catalogue | None, mask: NodeMask | None
+    ) -> "AppliedRules":
+        """Apply rules to the items that a filter allows. Unknown ids are ignored."""
+        if catalogue is None:
+            if rules.needs_attributes:
+                raise ValueError(NO_ATTRIBUTES)
+            catalogue = Catalogue.of_ids(ids)
+        boosts = np.zeros(len(ids), np.int64)
+        for index, boost in enumerate(rules.boosts):
+            boosts[ids.find_known(boost.items) if boost.where is None else catalogue.where(boost.where)] |= 1 << index
+        values = tuple(catalogue.values(column) for column, _ in rules.at_most)
+        leaves = tree.leaf_of_item(torch.arange(len(ids), device=tree.device))
+        allowed = (mask or tree.mask).allows(leaves).cpu().numpy()
+        every = range(len(rules.boosts))
+        factors = {
+            bits: float(np.prod([rules.boosts[index].factor for index in every if bits >> index & 1]))
+            for bits in np.unique(boosts[allowed]).tolist()
+        }
+        groups, group_of = list[Group](), np.full(len(ids), -1)
+        for factor in sorted(set(factors.values())):
+            items = allowed & np.isin(boosts, [bits for bits, product in factors.items() if product == factor])
+            group_of[items] = len(groups)
+            groups.append(Group(factor, tree.allow(torch.from_numpy(items.nonzero()[0]))))
+        numbers = ids.find([item for _, item in rules.pins])
+        pins = tuple(
+            (place, number)
+            for (place, _), number in zip(rules.pins, numbers, strict=True)
+            if number is not None and allowed[number]
+        )
+        pin_mask = tree.allow(torch.tensor([item for _, item in pins], dtype=torch.int64))
+        return cls(rules, boosts, tuple(groups), group_of, values, pins, pin_mask)
+
+    def kind(self, item: int) -> Kind:
+        """The values of an item that `at_most` limits."""
+        return tuple(int(values[item]) for values in self.values)
+
+    def factor(self, item: int) -> float:
+        """The product of the boosts of an allowed item."""
+        return self.groups[int(self.group_of[item])].factor
+
+    def boosts_of(self, item: int) -> list[str]:
+        """The boosts that apply to an item, in words."""
+        bits = int(self.boosts[item])
+        return [str(boost) for index, boost in enumerate(self.rules.boosts) if bits >> index & 1]
+
+
+class Found(NamedTuple):
+    """Items that a search found, and their probabilities, best first."""
+
+    items: Sequence[int]
+    scores: Sequence[float]
+
+
+Find = Callable[[np.ndarray, Sequence[int]], Found]
+Vectors = Callable[[Sequence[int]], np.ndarray]
+
+
+class Placed(NamedTuple):
+    """An item of an answer."""
+
+    item: int
+    score: float
+    rules: list[str]  # that decided that it is here, in words
+
+
+class Selection:
+    """Chooses the items of one answer.
+
+    Args:
+        applied: the rules.
+        m: how many items.
+        find: finds the best of some items, bool [M], without excluded ones.
+        first: what it finds in each group.
+        count: how many items it finds, fewer only if there are no more.
+        pinned: the pinned items that may be in this answer, and their probabilities.
+        vectors: the vectors of some items [n, dim].
+    """
+
+    def __init__(
+        self,
+        applied: AppliedRules,
+        m: int,
+        *,
+        find: Find,
+        first: Sequence[Found],
+        count: int,
+        pinned: dict[int, float],
+        vectors: Vectors,
+    ) -> None:
+        self._applied, self._rules, self._m, self._find, self._count = applied, applied.rules, m, find, count
+        self._scores: dict[int, float] = {}  # of all candidates that are known
+        self._kinds: dict[int, Kind] = {}
+        self._order: list[int] = []  # the candidates, best first
+        self._add(first)
+        self._bounds = [self._bound(index, found) for index, found in enumerate(first)]
+        self._counts = [Counter[int]() for _ in self._rules.at_most]  # items of each value that are placed or pinned
+        self._used: set[int] = set()  # items that are placed or pinned
+        self._refused: set[Kind] = set()  # kinds that would leave room for too few items
+        self._pins: list[tuple[int, int]] = []  # those that hold
+        for place, item in applied.pins:
+            if place <= m and item in pinned and self._has_room(applied.kind(item)):
+                self._pins.append((place, item))
+                self._use(item)
+        self._pin_scores = {item: pinned[item] * applied.factor(item) for _, item in self._pins}
+        self._best = next((self._scores[item] for item in self._order if item not in self._used), 0.0)
+        self._vectors, self._units = vectors, dict[int, np.ndarray]()
+
+    def fill(self) -> list[Placed]:
+        """The items of the answer, in order."""
+        start = self._bounds.copy(), [counter.copy() for counter in self._counts], self._used.copy()
+        two_columns = len(self._rules.at_most) == 2
+        # An answer of m items that does not look ahead is the right one: each of its items left room for the others.
+        # With diversity it may not be: items that leave too little room are no candidates to choose from.
+        answer = [] if two_columns and self._rules.diversity else self._fill(None)
+        if len(answer) < self._m and two_columns:
+            self._bounds, self._counts, self._used = start
+            size = len(self._pins) + self._most(self._m - len(self._pins))
+            if size > len(answer):  # an item took the room of two others
+                answer = self._fill(size)
+        return answer
+
+    def _fill(self, size: int | None) -> list[Placed]:
+        """Fill the places; if a size is given, with items that leave room for so many."""
+        answer: list[Placed] = []
+        pins = deque(self._pins)
+        while len(answer) < self._m:
+            pool = [] if pins and pins[0][0] <= len(answer) + 1 else self._pool(size)
+            if not pool and not pins:
+                break
+            if not pool:
+                place, item = pins.popleft()
+                reasons = [f"pin at {place}", *self._applied.boosts_of(item)]
+                answer.append(Placed(item, self._pin_scores[item], reasons))
+                continue
+            item = self._most_different(pool, [placed.item for placed in answer])
+            answer.append(Placed(item, self._scores[item], self._reasons(item, pool[0])))
+            self._use(item)
+        return answer
+
+    # Candidates
+
+    def _add(self, results: Iterable[Found]) -> None:
+        """Add items to the candidates."""
+        for found in results:
+            for item, p in zip(found.items, found.scores, strict=True):
+                self._scores[item], self._kinds[item] = p * self._applied.factor(item), self._applied.kind(item)
+        self._order = sorted(self._scores, key=lambda item: (-self._scores[item], item))
+
+    def _bound(self, group: int, found: Found) -> float:
+        """The highest score that an item of a group may have which the last search did not find."""
+        return NONE_LEFT if len(found.items) < self._count else found.scores[-1] * self._applied.groups[group].factor
+
+    def _search(self, group: int, admitted: np.ndarray) -> Found:
+        """Search a group for new candidates among the admitted items [M]."""
+        of_group = self._applied.group_of == group
+        return self._find(of_group & admitted, [item for item in self._order if of_group[item]])
+
+    def _pool(self, size: int | None) -> list[int]:
+        """The best candidates for the next place; more than one only for diversity to choose from."""
+        if size is not None and len(self._used) >= size:
+            return []
+        wanted, accepted = POOL if self._rules.diversity else 1, set[Kind]()
+        need = 0 if size is None else size - len(self._used) - 1  # items after the next
+        # An item takes the room of two others at most.
+        every_kind = size is None or self._some_items(need + 2) == need + 2
+        if not every_kind:
+            flow = self._flow(need + 2)
+            every_kind = flow.number == need + 2
+            accepted = flow.exchangeable()
+
+        def fits(kind: Kind) -> bool:
+            if kind in self._refused or not self._has_room(kind):
+                return False
+            if not every_kind and kind not in accepted:
+                if self._most(need, kind) < need:
+                    self._refused.add(kind)
+                    return False
+                accepted.add(kind)
+            return True
+
+        while True:
+            order = self._order
+            candidates = (item for item in order if item not in self._used and fits(self._kinds[item]))
+            pool = list(islice(candidates, wanted))
+            if order is not self._order:  # `fits` found more candidates
+                continue
+            worst = self._scores[pool[-1]] if len(pool) == wanted else NONE_LEFT
+            group = max(range(len(self._bounds)), key=self._bounds.__getitem__, default=None)
+            if group is None or self._bounds[group] <= worst:
+                return pool
+            admitted = self._open_items([self._full(column) for column in range(len(self._counts))])
+            for kind in self._refused:
+                admitted &= ~np.all(
+                    [column == value for column, value in zip(self._applied.values, kind, strict=True)], 0
+                )
+            found = self._search(group, admitted)
+            self._bounds[group] = self._bound(group, found)
+            self._add([found])
+
+    # At most n of one kind
+
+    def _limit(self, column: int) -> int:
+        limit: int = self._rules.at_most[column][1]
+        return limit
+
+    def _use(self, item: int) -> None:
+        self._used.add(item)
+        for counter, value in zip(self._counts, self._applied.kind(item), strict=True):
+            counter[value] += 1
+
+    def _has_room(self, kind: Kind) -> bool:
+        return all(value < 0 or self._counts[column][value] < self._limit(column) for column, value in enumerate(kind))
+
+    def _full(self, column: int) -> set[int]:
+        """The values that no more items may have."""
+        return {value for value, count in self._counts[column].items() if value >= 0 and count >= self._limit(column)}
+
+    def _open_items(self, closed: Sequence[set[int]]) -> np.ndarray:
+        """Which items have no closed value in any column [M]."""
+        result = np.ones(len(self._applied.group_of), bool)
+        for values, numbers in zip(self._applied.values, closed, strict=True):
+            if numbers:
+                result &= ~np.isin(values, list(numbers))
+        return result
+
+    def _some_items(self, enough: int) -> int:
+        """How many more items an answer can have at least, up to `enough`: those that are taken one by one."""
+        counts, number = [counter.copy() for counter in self._counts], 0
+        limits = [limit for _, limit in self._rules.at_most]
+        for item in self._order:
+            if number == enough:
+                break
+            kind = self._kinds[item]
+            if item not in self._used and all(
+                value < 0 or counter[value] < limit for counter, value, limit in zip(counts, kind, limits, strict=True)
+            ):
+                number += 1
+                for counter, value in zip(counts, kind, strict=True):
+                    counter[value] += 1
+        return number
+
+    def _most(self, enough: int, taken: Kind | None = None) -> int:
+        """How many more items an answer can have, beside one of a kind that is `taken`: `enough`, or all there can be.
+
+        Where the candidates are too few, a minimum cut names the values by which they are limited. Every item without
+        these would help, so they are searched for; if there are none, the number is the largest for all items.
+        """
+        while (flow := self._flow(enough, taken)).number < enough:
+            admitted = self._open_items([closed | self._full(column) for column, closed in enumerate(flow.cut())])
+            results = [self._search(group, admitted) for group in range(len(self._applied.groups))]
+            if not any(found.items for found in results):
+                break
+            self._add(results)
+        return flow.number
+
+    def _flow(self, enough: int, taken: Kind | None = None) -> Flow:
+        """The largest selection of candidates, up to `enough`, beside one of a kind that is `taken`."""
+        available = Counter(self._kinds[item] for item in self._order if item not in self._used)
+        if taken is not None:
+            available[taken] -= 1
+        limits = [limit for _, limit in self._rules.at_most]
+        room = [
+            {value: limit - count - (taken is not None and taken[column] == value) for value, count in counter.items()}
+            for column, (counter, limit) in enumerate(zip(self._counts, limits, strict=True))
+        ]
+        if taken is not None:
+            room = [{value: limit - 1} | left for value, limit, left in zip(taken, limits, room, strict=True)]
+        return Flow(available, room, limits, enough)
+
+    # Diversity
+
+    def _most_different(self, pool: list[int], placed: list[int]) -> int:
+        """Of some candidates, best first, the one with the highest marginal relevance after the items placed."""
+        weight = self._rules.diversity
+        if len(pool) == 1 or not placed:
+            return pool[0]
+        new = [item for item in (*pool, *placed) if item not in self._units]
+        if new:
+            vectors = self._vectors(new).astype(np.float64)
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            self._units.update(zip(new, vectors / np.where(lengths > 0, lengths, 1.0), strict=True))
+        units, before = (np.stack([self._units[item] for item in items]) for items in (pool, placed))
+        relevance = np.array([self._scores[item] for item in pool]) / (self._best or 1.0)
+        return pool[int(((1 - weight) * relevance - weight * (units @ before.T).max(1)).argmax())]
+
+    # Reasons
+
+    def _reasons(self, item: int, best: int) -> list[str]:
+        """The rules that brought an item to the next place, of which `best` is the best candidate."""
+        reasons = self._applied.boosts_of(item)
+        highest = next(other for other in self._order if other not in self._used)
+        if highest != best:  # it has the highest score, and is not a candidate
+            kind = self._kinds[highest]
+            full = [column for column, value in enumerate(kind) if value in self._full(column)]
+            limits = [self._rules.at_most[column] for column in full or range(len(kind))]
+            reasons += [f"at most {limit} per {column}" for column, limit in limits]
+        if item != best:
+            reasons.append(f"diversity {self._rules.diversity:g}")
+        return reasons
