@@ -13,6 +13,7 @@ from torch import Tensor
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
 from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
+from beamtree.data.catalogue import Catalogue
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
@@ -32,6 +33,7 @@ from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
 from beamtree.query import (
     History,
+    MaskCache,
     RecommendRequest,
     Searcher,
     encode_history,
@@ -146,6 +148,8 @@ class Recommender:
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
         self._live: LiveModel | None = None  # the model with changes made without training
+        self._read_catalogue: Catalogue | None = None  # without changes since; read when needed
+        self._masks = MaskCache()
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}  # the content of run.json
         self._loaded: Path | None = None  # the run folder this object was loaded from
@@ -275,6 +279,7 @@ class Recommender:
         self._run["frame"] = frame_kind(log)
         self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
         self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
+        self._read_catalogue = None
         return self
 
     def recommend(
@@ -287,6 +292,7 @@ class Recommender:
         exclude_seen: bool = False,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
+        where: str | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -299,15 +305,17 @@ class Recommender:
             exclude_seen: leave out the items of the history.
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
+            where: which items may be recommended, as an expression over the columns of the table `items`, such as
+                "category == 'lamps' and price < 50". Items without a value do not pass.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
         probability by which items are ranked. Every history gets m items if that many are allowed. A history without a
         known item gets popular items, with a warning unless it is empty.
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
-        request = request._replace(filter=make_filter(allowed, exclude))
+        request = request._replace(filter=make_filter(allowed, exclude, where=where))
         key, names, batches = self._read_histories(histories, users)
-        columns, unknown = ranked_columns(Searcher(self.model, self.ids), request, key, names, batches)
+        columns, unknown = ranked_columns(self._searcher(where), request, key, names, batches)
         if unknown and users is None:
             counts = f"{len(unknown):,} of {len(names):,} histories"
             message = f"{counts} have no known item, such as {unknown[0]!r}: popular items are recommended for them"
@@ -322,6 +330,7 @@ class Recommender:
         beam_size: BeamSize | None = None,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
+        where: str | None = None,
     ) -> Any:
         """Items similar to an item, as a frame with the columns rank, item and score, best first.
 
@@ -331,16 +340,17 @@ class Recommender:
             beam_size: k, or one width per searched level. Default: 400 or m.
             allowed: ids that may be returned. Default: all.
             exclude: ids that may not be returned.
+            where: an expression over the columns of the table `items`, as in `recommend`.
 
         Similar items are those recommended after a single event of the item, without the item itself.
         """
         names = id_list(items)
         request = similar_request(self.ids, names, positive_int("m", m))
-        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude))
+        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
         _, _, batches = self._read_histories(request.histories, None)
         is_one = len(names) == 1 and names[0] is items
         key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
-        columns, _ = ranked_columns(Searcher(self.model, self.ids), request, key, ids, batches)
+        columns, _ = ranked_columns(self._searcher(where), request, key, ids, batches)
         return self._frame_of(columns, items)
 
     def score(self, histories: Any = None, items: Any = (), *, users: Any = None) -> Any:
@@ -364,7 +374,7 @@ class Recommender:
                 raise ValueError(f"{counts}: give one list for each history, or one for all")
         else:
             rows = [rows]
-        columns = score_columns(Searcher(self.model, self.ids), key, names, batches, rows)
+        columns = score_columns(self._searcher(), key, names, batches, rows)
         return self._frame_of(columns, histories, users, items)
 
     def item_vectors(self) -> Any:
@@ -409,6 +419,11 @@ class Recommender:
             (self._histories_of(names[start : start + BATCH]) for start in range(0, len(names), BATCH)),
         )
 
+    def _searcher(self, where: str | None = None) -> Searcher:
+        """A searcher of the current model, with the attributes of the items if a filter reads them."""
+        catalogue = None if where is None else self._catalogue()
+        return Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
+
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
@@ -421,6 +436,14 @@ class Recommender:
         if self._live is None:
             return histories_of_users(self.data, users)
         return [self._live.history(user) or history_of_user(self.data, user) for user in users]
+
+    def _catalogue(self) -> Catalogue | None:
+        """What is known about the items now; None without a table of them."""
+        if self._live is not None:
+            return self._live.catalogue
+        if self._read_catalogue is None:
+            self._read_catalogue = read_items(self._options.items, self._run, self._loaded, self.ids)
+        return self._read_catalogue
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._data_source is not None else None
@@ -541,9 +564,9 @@ class Recommender:
         return self._live
 
     def _open_live(self, saved: SavedChanges | None = None) -> LiveModel:
-        data, options, run, folder = self._training_data(), self._options, self._run, self._loaded
-        catalogue = read_items(options.items, run, folder, self.ids)
-        vectors = read_vectors(options.vectors, run, folder, self.ids if data is None else data.items)
+        data, catalogue = self._training_data(), self._catalogue()
+        ids = self.ids if data is None else data.items
+        vectors = read_vectors(self._options.vectors, self._run, self._loaded, ids)
         return LiveModel(self.model, catalogue=catalogue, data=data, vectors=vectors, saved=saved)
 
     def save(self, folder: str | Path) -> None:
@@ -584,7 +607,7 @@ class Recommender:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""
-        state = {**self.__dict__, "_live": None, "_saved": None}
+        state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
         if self._live is not None:
             state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
         if self._data is not None and self._data_source is None:

@@ -46,9 +46,9 @@ def test_lists_of_categories_are_paths(tmp_path):
     assert read_catalogue(path, Ids(NAMES)).categories[1] == "Books/Fiction"
 
 
-def test_a_table_that_says_neither_or_names_an_item_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no column of titles or categories"):
-        read_catalogue(table(tmp_path, item=["a1"], price=["3"]), Ids(NAMES))
+def test_a_table_that_says_nothing_or_names_an_item_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no other column than 'item'"):
+        read_catalogue(table(tmp_path, item=["a1"]), Ids(NAMES))
     with pytest.raises(ValueError, match="'a1' more than once"):
         read_catalogue(table(tmp_path, item=["a1", "a1"], title=["x", "y"]), Ids(NAMES))
 

@@ -42,6 +42,7 @@ ALSO = {
     "distributed/load_shard.py": {"safetensors"},
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},
+    "data/attributes.py": {"polars"},
     **{
         f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"}
         for path in (PACKAGE / "serve" / "http").glob("*.py")

@@ -19,7 +19,7 @@ from beamtree.ingest.columns import FORMATS
 from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher, history_of_user, make_filter, parse_ids
 from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
-from beamtree.train.runs import ids_of, open_data
+from beamtree.train.runs import open_data
 
 if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
@@ -59,8 +59,9 @@ def retrieve_items(
     m: options.Size = 10,
     beam_size: options.BeamText = options.DEFAULT_BEAM,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
-    allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")] = None,
-    exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")] = None,
+    allowed: options.AllowedFile = None,
+    exclude: options.ExcludeFile = None,
+    where: options.Where = None,
     data: options.DataFolder = None,
     device: options.Device = "cpu",
     json: Annotated[
@@ -108,7 +109,7 @@ def retrieve_items(
     names = lookup(FORMATS, "--format", format) if format else None
     beam = options.parse_beam(beam_size, run)
     options.check_size(m, beam)
-    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude))
+    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter)
     job = BatchJob(run, request, names, user, item, time, time_format)
     ray = options.uses_ray(engine, address, workers, gpus)
@@ -127,11 +128,11 @@ def retrieve_items(
             _answer_file(model, job, input, output)
         elif users is not None:
             log = open_data(run, model, data)
-            searcher = Searcher(model, ids_of(run, model), user_history=lambda user: history_of_user(log, user))
+            searcher = make_searcher(run, model, request, lambda user: history_of_user(log, user))
             names = list(dict.fromkeys(parse_ids(users, log.users)))
             _answer_here(searcher, request._replace(users=names), json)
         elif history is not None:
-            searcher = make_searcher(run, model)
+            searcher = make_searcher(run, model, request)
             _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
 
     run_command("retrieve", run, device, answer)
@@ -145,7 +146,7 @@ def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | Non
     summary = BatchSummary()
     summary.add(results)
     if summary.empty == len(results):
-        raise ValueError("no item is left to retrieve: drop --exclude-seen, --allowed or --exclude")
+        raise ValueError("no item is left to retrieve: drop --exclude-seen, --allowed, --exclude or --where")
     _print_notes(summary)
     users = request.users or [""]
     if json is not None:
@@ -177,7 +178,9 @@ def _answer_file(model: TreeModel, job: BatchJob, source: str, output: Path) -> 
     histories = open_histories(source, **job.columns)
     start = clock.monotonic()
     with progress(histories.rows, histories.unit) as (advance, _):
-        summary = write_results(make_searcher(job.run, model), job.request, histories, output, on_rows=advance)
+        summary = write_results(
+            make_searcher(job.run, model, job.request), job.request, histories, output, on_rows=advance
+        )
     _print_summary(summary, clock.monotonic() - start, output)
 
 

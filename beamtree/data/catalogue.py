@@ -1,14 +1,28 @@
-"""Titles and categories of items, to display and to filter by."""
+"""Titles, categories and other attributes of items, to display and to filter by."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from beamtree.data.ids import Ids
+from beamtree.errors import requires
 
+NO_ATTRIBUTES = "nothing is known about the items of this model: fit it with a table of them, `items`"
 SEPARATORS = r"\s*[/|>]\s*"  # between the steps of a category path
+
+
+class ItemTable(NamedTuple):
+    """The table of the items as it was read."""
+
+    frame: Any  # of Polars: all its columns, with one row for each item in order
+    item: str  # the column of ids
+    title: str | None  # the column of titles, if there is one
+    category: str | None  # the column of categories, if there is one
+    titles: list[str | None]  # the texts of these columns
+    categories: list[str | None]
 
 
 @dataclass(frozen=True)
@@ -19,11 +33,13 @@ class Catalogue:
         ids: of the items.
         titles: one for each item.
         categories: likewise; a path such as `Books/Fiction` is below `Books`.
+        table: all that was read about the items, to filter by; changes since are in `titles` and `categories`.
     """
 
     ids: Ids
     titles: list[str | None]
     categories: list[str | None]
+    table: ItemTable | None = None
 
     @classmethod
     def of_ids(cls, ids: Ids) -> "Catalogue":
@@ -38,6 +54,24 @@ class Catalogue:
     def has_titles(self) -> bool:
         """Whether any item has a title."""
         return any(title is not None for title in self.titles)
+
+    @cached_property
+    def attributes(self) -> Any:
+        """What is known about the items now, as a Polars frame with one row for each; see `attribute_frame`."""
+        if self.table is None and not any(self.titles) and not any(self.categories):
+            raise ValueError(NO_ATTRIBUTES)
+        with requires("", "filtering by attributes"):
+            from beamtree.data.attributes import attribute_frame
+
+        return attribute_frame(self)
+
+    def where(self, expression: str) -> list[int]:
+        """The items that an expression is true for, such as `category == 'lamps' and price < 50`."""
+        attributes = self.attributes
+        from beamtree.data.attributes import rows_where
+
+        numbers: list[int] = rows_where(attributes, expression).nonzero()[0].tolist()
+        return numbers
 
     def in_category(self, category: str) -> list[int]:
         """The items of a category and of all categories below it; `Books` includes `Books/Fiction`."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Ids
-from beamtree.data.catalogue import SEPARATORS, Catalogue
+from beamtree.data.catalogue import SEPARATORS, Catalogue, ItemTable
 from beamtree.data.ids import as_id
 from beamtree.errors import short_message
 from beamtree.files.atomic import write_atomically
@@ -55,22 +55,26 @@ def as_table(name: str, source: Any) -> pl.DataFrame:
 
 
 def read_catalogue(table: Table, ids: Ids) -> Catalogue:
-    """The titles and categories of a table with an item column and at least one of the two.
+    """The titles, categories and other columns of a table with an item column and at least one more.
 
-    They are None for items without a row, and for empty texts. Rows of other items are ignored.
+    They are None for items without a row, and titles and categories for empty texts. Rows of other items are ignored.
     """
     frame, item = _open_table(table)
     schema = frame.collect_schema()
-    others = [name for name in schema.names() if name != usual_column(schema.names(), ITEM)]
+    item_column = _find_column(table, frame, ITEM, "item")
+    others = [name for name in schema.names() if name != item_column]
+    if not others:
+        raise ValueError(f"{_label(table)} says nothing about its items: it has no other column than {item_column!r}")
     columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
     texts = {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
-    if not texts:
-        raise ValueError(f"{_label(table)} has no column of titles or categories: name one title or category")
-    rows = _by_item(table, frame.select(item=item, **texts), ids)
+    rows = _by_item(table, frame.select(item=item, row=pl.struct(pl.all()), **texts), ids)
     values: dict[str, list[str | None]] = {
         role: rows[role].to_list() if role in texts else [None] * len(ids) for role in columns
     }
-    return Catalogue(ids, values["title"], values["category"])
+    read = ItemTable(
+        rows["row"].struct.unnest(), item_column, **columns, titles=values["title"], categories=values["category"]
+    )
+    return Catalogue(ids, values["title"], values["category"], read)
 
 
 def _display_text(column: str, dtype: pl.DataType) -> pl.Expr:

@@ -89,8 +89,7 @@ class LiveModel:
             raise ValueError("the items of this model have no ids: only items with ids can change")
         saved = saved or SavedChanges({}, (), {})
         catalogue = catalogue or Catalogue.of_ids(model.ids)
-        fields = {name: item_fields(name, item) for name, item in saved.items.items()}
-        self.snapshot = Snapshot(0, model, _with_fields(catalogue, model.ids, fields) if fields else catalogue)
+        self.snapshot = Snapshot(0, model, with_saved_fields(catalogue, model.ids, saved))
         self._data, self._vectors, self._journal, self._digest = data, vectors, journal, digest
         self._items = dict(saved.items)  # that were added or changed
         self._added = set(saved.added)  # items placed by what is in `_items`, and not by training
@@ -436,6 +435,12 @@ def _is_visible(model: TreeModel, item: str) -> bool:
     """Whether searches can return an item."""
     leaves = _leaves(model, _ids(model).find_known([item])).to(model.tree.device)
     return len(leaves) > 0 and bool((leaves != PAD).all() and model.tree.mask.allows(leaves).all())
+
+
+def with_saved_fields(catalogue: Catalogue, ids: Ids, saved: SavedChanges) -> Catalogue:
+    """The catalogue with the titles and categories of saved changes."""
+    fields = {name: item_fields(name, item) for name, item in saved.items.items()}
+    return _with_fields(catalogue, ids, fields) if fields else catalogue
 
 
 def _with_fields(catalogue: Catalogue, ids: Ids, new: Mapping[str, ItemFields]) -> Catalogue:

@@ -12,9 +12,9 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.errors import short_message
 from beamtree.files.atomic import read_json, write_json
 from beamtree.live.events import Event
-from beamtree.live.live_model import LiveModel, SavedChanges
+from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_fields
 from beamtree.live.placement import new_item
-from beamtree.train.runs import table_file
+from beamtree.train.runs import read_run, table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: changes since the training log ended
@@ -35,6 +35,12 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
             raise
         log.warning("titles and categories are not used: %s", short_message(error))
         return None
+
+
+def read_run_catalogue(folder: Path, ids: Ids) -> Catalogue | None:
+    """The catalogue of a run's table, with the titles and categories saved since; None where there is neither."""
+    catalogue, saved = read_items(None, read_run(folder), folder, ids), load_changes(folder)
+    return catalogue if saved is None else with_saved_fields(catalogue or Catalogue.of_ids(ids), ids, saved)
 
 
 def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Tensor | None:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.data import Ids
-from beamtree.data.catalogue import Catalogue
+from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
@@ -26,11 +26,12 @@ CACHED_MASKS = 32
 
 
 class Filter(NamedTuple):
-    """Which items may be recommended: the allowed ids (all if None), without the excluded, in one category if given."""
+    """Which items may be recommended: those that meet all of these conditions."""
 
-    allowed: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    category: str | None = None
+    allowed: tuple[str, ...] | None = None  # ids; all items if None
+    exclude: tuple[str, ...] = ()  # ids
+    category: str | None = None  # or below it
+    where: str | None = None  # an expression over attributes, see `Catalogue.where`
 
 
 class RecommendRequest(NamedTuple):
@@ -47,6 +48,11 @@ class RecommendRequest(NamedTuple):
     def rows(self) -> int:
         """The number of histories or users."""
         return len(self.histories if self.users is None else self.users)
+
+    @property
+    def needs_attributes(self) -> bool:
+        """Whether an answer depends on attributes of the items."""
+        return self.filter is not None and self.filter.where is not None
 
 
 class Recommendation(NamedTuple):
@@ -76,16 +82,23 @@ class RecommendResponse(NamedTuple):
 
 
 def make_filter(
-    allowed: Iterable[object] | None = None, exclude: Iterable[object] | None = None, category: str | None = None
+    allowed: Iterable[object] | None = None,
+    exclude: Iterable[object] | None = None,
+    category: str | None = None,
+    where: str | None = None,
 ) -> Filter | None:
     """The filter for ids of any type; None where it would allow all items."""
-    if allowed is None and exclude is None and category is None:
+    if allowed is None and exclude is None and category is None and where is None:
         return None
+    if where is not None and not isinstance(where, str):
+        raise ValueError(f"where is a {type(where).__name__}: give text such as \"category == 'lamps' and price < 50\"")
 
     def names(values: Iterable[object]) -> tuple[str, ...]:
         return tuple(value if type(value) is str else as_id(value) for value in id_list(values))
 
-    return Filter(None if allowed is None else names(allowed), () if exclude is None else names(exclude), category)
+    return Filter(
+        None if allowed is None else names(allowed), () if exclude is None else names(exclude), category, where
+    )
 
 
 def similar_request(ids: Ids, items: Sequence[object], m: int) -> RecommendRequest:
@@ -108,23 +121,30 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
         in_category = torch.zeros_like(passes)
         in_category[[] if catalogue is None else catalogue.in_category(filter.category)] = True
         passes &= in_category
+    if filter.where is not None:
+        if catalogue is None:
+            raise ValueError(NO_ATTRIBUTES)
+        meets = torch.zeros_like(passes)
+        meets[catalogue.where(filter.where)] = True
+        passes &= meets
     passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
 
 class MaskCache:
-    """The masks of the most recently used filters, for one model at a time."""
+    """The masks of the most recently used filters, for one model and one catalogue at a time."""
 
     def __init__(self) -> None:
         self._model: TreeModel | None = None
+        self._catalogue: Catalogue | None = None
         self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
 
     def get(
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> tuple[NodeMask, int]:
         """The mask of a filter, and how many items it allows."""
-        if model is not self._model:
-            self._model = model
+        if model is not self._model or catalogue is not self._catalogue:
+            self._model, self._catalogue = model, catalogue
             self._masks.clear()
         entry = self._masks.get(filter)
         if entry is None:

@@ -126,7 +126,7 @@ class TaskRunner:
 
     @cached_property
     def _searcher(self) -> Searcher:
-        return make_searcher(self.job.run, open_model(self.job.run, self.device))
+        return make_searcher(self.job.run, open_model(self.job.run, self.device), self.job.request)
 
     def run(self, task: Task) -> BatchSummary:
         """Write the results of one task."""

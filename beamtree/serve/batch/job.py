@@ -1,13 +1,14 @@
 """A batch job: one request for every user of a file, and a summary of the results."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamtree.live.saved import read_run_catalogue
 from beamtree.model import TreeModel
-from beamtree.query import Recommendation, RecommendRequest, Searcher
+from beamtree.query import History, Recommendation, RecommendRequest, Searcher
 from beamtree.train.runs import ids_of
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
@@ -40,14 +41,19 @@ class BatchJob(NamedTuple):
             "exclude_seen": request.exclude_seen,
             "allowed": _digest(None if filter is None else filter.allowed),
             "exclude": _digest(None if filter is None else filter.exclude or None),
+            **({} if filter is None or filter.where is None else {"where": filter.where}),
             **self.columns,
             "names": None if self.names is None else list(self.names),
         }
 
 
-def make_searcher(run: Path, model: TreeModel) -> Searcher:
-    """A searcher of the model of a run."""
-    return Searcher(model, ids_of(run, model))
+def make_searcher(
+    run: Path, model: TreeModel, request: RecommendRequest, user_history: Callable[[str], History | None] | None = None
+) -> Searcher:
+    """A searcher of the model of a run, with attributes of the items if a request needs them."""
+    ids = ids_of(run, model)
+    catalogue = read_run_catalogue(run, ids) if request.needs_attributes else None
+    return Searcher(model, ids, catalogue=catalogue, user_history=user_history or (lambda user: None))
 
 
 def _digest(ids: Sequence[str] | None) -> str | None:

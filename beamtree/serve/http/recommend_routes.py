@@ -136,7 +136,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         m=body.m,
         beam_size=tuple(body.beam_size) if isinstance(body.beam_size, list) else body.beam_size,
         exclude_seen=body.exclude_seen,
-        filter=make_filter(body.allowed, body.exclude or None, body.category),
+        filter=make_filter(body.allowed, body.exclude or None, body.category, body.where),
     )
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 MAX_ID_LENGTH = 500  # characters
 MAX_INT = 2**63 - 1
 Text = Annotated[str, StringConstraints(strict=True, max_length=MAX_ID_LENGTH)]
+Expression = Annotated[str, StringConstraints(strict=True, max_length=2000)]
 Int64 = Annotated[StrictInt, Field(ge=-MAX_INT, le=MAX_INT)]
 Id = Text | Int64  # 17 and "17" are the same id
 Size = Annotated[StrictInt, Field(ge=1)]
@@ -29,6 +30,9 @@ class SearchBody(RequestBody):
     allowed: list[Id] | None = Field(default=None, description="Ids that may be recommended; all unless given.")
     exclude: list[Id] = Field(default=[], description="Ids that may not be recommended.")
     category: Text | None = Field(default=None, description="Only items of this category and its subcategories.")
+    where: Expression | None = Field(
+        default=None, description="Only items for which this is true: category == 'lamps' and price < 50"
+    )
     timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
 
 
