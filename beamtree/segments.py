@@ -23,6 +23,7 @@ class Segments(NamedTuple):
 
     names: list[str]
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
+    of_users: bool = False  # whether all targets of a user are in one segment
 
 
 def by_time(data: BeforeAfter, facts: ItemFacts) -> Segments:
@@ -68,7 +69,7 @@ def by_history(data: BeforeAfter, facts: ItemFacts) -> Segments:
     def of(rows: Tensor, index: Tensor, y: Tensor) -> Tensor:
         return torch.bucketize(data.history_lengths(rows).cpu(), bounds).unsqueeze(1).expand_as(y)
 
-    return Segments(names, of)
+    return Segments(names, of, of_users=True)
 
 
 def by_popularity(data: BeforeAfter, facts: ItemFacts) -> Segments:

@@ -157,6 +157,21 @@ def test_segments_leave_out_what_was_seen_and_are_in_the_frame():
     assert max(sizes) <= result.users
 
 
+def test_metrics_of_lists_are_for_segments_of_users_alone():
+    data = make_users()
+    model = make_model(data)
+    metrics = ("coverage", "recall")
+    by_item = bt.evaluate(model, data, beam_size=20, m=(5, 10), metrics=metrics, by="popularity")
+    assert ("coverage", 5) in by_item
+    for part in by_item.segments.values():
+        assert list(part) == [("recall", 5), ("recall", 10)]
+    assert str(by_item).count("coverage") == 1
+    by_user = bt.evaluate(model, data, beam_size=20, m=5, metrics=metrics, by="history")
+    assert all(("coverage", 5) in part for part in by_user.segments.values())
+    with pytest.raises(ValueError, match="by='time' divides what is to be found: add a metric such as recall"):
+        bt.evaluate(model, data, beam_size=20, m=5, metrics="coverage", by="time")
+
+
 def test_what_segments_need_is_told():
     data = make_users()
     model = make_model(data)
