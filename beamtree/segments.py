@@ -13,7 +13,7 @@ from beamtree.data.unix_times import EPOCH, unix_unit
 from beamtree.list_metrics import ItemFacts
 
 DAY = 86_400  # seconds
-PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 364 * DAY)  # lengths of periods, the shortest that gives few
+PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 182 * DAY, 364 * DAY)  # of which the shortest that gives few
 MOST_PERIODS = 12
 HISTORIES = (5, 20, 100)  # the longest history of each segment but the last; the first are new users
 
