@@ -195,6 +195,7 @@ class Recommender:
         self,
         log: Any,
         *,
+        items: Any = None,
         user: str | None = None,
         item: str | None = None,
         time: str | None = None,
@@ -218,6 +219,9 @@ class Recommender:
 
         Args:
             log: a Polars or pandas frame, an Arrow table, one or several files, or a folder written by `prepare`.
+            items: a table about the items, a frame or a file: categories, numbers, texts, vectors, any mix, with
+                missing values. Items that are not in the log are recommended by what their columns say, all can be
+                filtered with `where`, and items added later are placed by their title and category.
             user: the column of users. Default: found by its name.
             item: the column of items. Default: found by its name.
             time: the column of times. Default: found by its name.
@@ -248,6 +252,11 @@ class Recommender:
         given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
+        about_items = table_argument("items", items)
+        if about_items is not None:
+            if options.items is not None:
+                raise ValueError("there are two tables of items: give `items` to fit, or to Recommender for its tree")
+            options = replace(options, items=about_items)
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
         began, backend = time_now(), current_backend()
         with Reporter(verbose and backend.is_first) as report:
@@ -274,13 +283,26 @@ class Recommender:
             for line in sequence_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
+            self._data, self._model, self._run, self.progress = data, model, run, progress
+            self._run["frame"] = frame_kind(log)
+            self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
+            self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
+            self._read_catalogue = None
+            if about_items is not None and (added := self._add_listed_items(about_items)):
+                report.line(f"Added {added:,} items that are not in the log, by their features.")
             report.line(f"Fitted in {clock(time_now() - began)}.")
-        self._data, self._model, self._run, self.progress = data, model, run, progress
-        self._run["frame"] = frame_kind(log)
-        self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
-        self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-        self._read_catalogue = None
         return self
+
+    def _add_listed_items(self, table: Any) -> int:
+        """Add the items of a table that are not in the log; returns how many there are."""
+        from beamtree.ingest.item_tables import other_items, read_catalogue
+
+        new = other_items(table, self.ids)
+        if new:
+            catalogue = read_catalogue(table, self.ids.extended(list(new)))
+            self._live = LiveModel(self.model, catalogue=catalogue, data=self.data)
+            self._live.add_items(new)
+        return len(new)
 
     def recommend(
         self,
@@ -347,7 +369,8 @@ class Recommender:
         names = id_list(items)
         request = similar_request(self.ids, names, positive_int("m", m))
         request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
-        _, _, batches = self._read_histories(request.histories, None)
+        histories = [encode_history(self.ids, row) for row in request.histories]
+        batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
         is_one = len(names) == 1 and names[0] is items
         key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
         columns, _ = ranked_columns(self._searcher(where), request, key, ids, batches)
@@ -413,11 +436,8 @@ class Recommender:
             batches = ([encode_history(self.ids, row) for row in rows[start : start + BATCH]] for start in starts)
             return key, names, batches
         names = [as_id(user) for user in id_list(users)]
-        return (
-            "user",
-            names,
-            (self._histories_of(names[start : start + BATCH]) for start in range(0, len(names), BATCH)),
-        )
+        starts = range(0, len(names), BATCH)
+        return "user", names, (self._histories_of(names[start : start + BATCH]) for start in starts)
 
     def _searcher(self, where: str | None = None) -> Searcher:
         """A searcher of the current model, with the attributes of the items if a filter reads them."""
@@ -442,7 +462,9 @@ class Recommender:
         if self._live is not None:
             return self._live.catalogue
         if self._read_catalogue is None:
-            self._read_catalogue = read_items(self._options.items, self._run, self._loaded, self.ids)
+            self._read_catalogue = read_items(
+                self._tables.get("items", self._options.items), self._run, self._loaded, self.ids
+            )
         return self._read_catalogue
 
     def _training_data(self) -> Prepared | None:

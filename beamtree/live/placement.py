@@ -66,8 +66,13 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
 
 
 def placement_fields(new: NewItem) -> object:
-    """The fields that determine where an item is placed: its category only if there is nothing else."""
-    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else new.category
+    """The fields that determine where an item is placed: what it is only if there is nothing else."""
+    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else content_fields(new)
+
+
+def content_fields(new: NewItem) -> tuple[str | None, str | None]:
+    """The fields that say what an item is."""
+    return new.title, new.category
 
 
 # Similar items
