@@ -80,7 +80,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         lines = ["".join([f"{'%':<{width}}", *(f"{f'@{m}':>25}" for m in cuts)])]
         for title, part in (("", self), *self.segments.items()):
             lines += [f"{title} ({part.users:,} {self.of})"] if title else []
-            for metric in names:
+            for metric in dict.fromkeys(score.metric for score in part.scores):
                 texts = [score.as_text() for score in part.scores if score.metric == metric]
                 cells = [f"{value} [{low}, {high}]" for value, low, high in texts]
                 lines.append("".join([f"{metric:<{width}}", *(f"{cell:>25}" for cell in cells)]))
@@ -257,7 +257,13 @@ def measure(
         if log_users is None:
             raise ValueError(f"by={by!r}: only users of a log have segments")
         segments = make_segments(log_users, facts)
-    measured = [Measured(named, cuts, facts) for _ in ("", *(segments.names if segments is not None else ()))]
+    # A list belongs to a user: where segments divide the targets of a user, nothing can be said of lists.
+    whole_lists = segments is None or segments.of_users
+    of_targets = {name: metric for name, metric in named.items() if whole_lists or not isinstance(metric, ListMetric)}
+    if not of_targets:
+        raise ValueError(f"by={by!r} divides what is to be found: add a metric such as recall")
+    measured = [Measured(named, cuts, facts)]
+    measured += [Measured(of_targets, cuts, facts) for _ in (segments.names if segments is not None else ())]
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))
         x, y = (part.cpu() for part in data.batch(rows))
@@ -269,10 +275,10 @@ def measure(
             index = nothing
             if log_users is not None and (segments is not None or weights is not None):
                 index = log_users.target_index(rows).cpu()  # [B, P], as y
-            of_targets = nothing if weights is None else weights[index.clamp(min=0).to(weights.device)].cpu()
+            y_weights = nothing if weights is None else weights[index.clamp(min=0).to(weights.device)].cpu()
             history = data.seen(rows).cpu() if "popularity_bias" in named else nothing
             items = find(x[left], exclude[left]).cpu()
-            batch = Batch(items, y[left], of_targets[left], history[left])
+            batch = Batch(items, y[left], y_weights[left], history[left])
             measured[0].add(batch)
             if segments is not None:
                 number = segments.of(rows[left], index[left], y[left])
@@ -286,7 +292,7 @@ def measure(
     result = summarise(values, cuts, tuple(named), len(data), exclude_seen)
     if segments is not None:
         parts = zip(segments.names, (part.values() for part in measured[1:]), strict=True)
-        result.segments = {name: summarise(part, cuts, tuple(named)) for name, part in parts if len(part)}
+        result.segments = {name: summarise(part, cuts, tuple(of_targets)) for name, part in parts if len(part)}
     return result
 
 

@@ -342,8 +342,7 @@ class Recommender:
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         key, names, batches = self._read_histories(histories, users)
-        catalogue = self._catalogue() if request.needs_attributes else None
-        searcher = Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
+        searcher = self._searcher(request.needs_attributes)
         columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
             counts = f"{len(unknown):,} of {len(names):,} histories"
@@ -359,6 +358,7 @@ class Recommender:
         beam_size: BeamSize | None = None,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
+        where: str | None = None,
     ) -> Any:
         """Items similar to an item, as a frame with the columns rank, item and score, best first.
 
@@ -368,16 +368,18 @@ class Recommender:
             beam_size: k, or one width per searched level. Default: 400 or m.
             allowed: ids that may be returned. Default: all.
             exclude: ids that may not be returned.
+            where: an expression over the columns of the table `items`, as in `recommend`.
 
         Similar items are those recommended after a single event of the item, without the item itself.
         """
         names = id_list(items)
         request = similar_request(self.ids, names, positive_int("m", m))
-        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude))
-        _, _, batches = self._read_histories(request.histories, None)
+        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
+        histories = [encode_history(self.ids, row) for row in request.histories]
+        batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
         is_one = len(names) == 1 and names[0] is items
         key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
-        columns, _ = ranked_columns(Searcher(self.model, self.ids), request, key, ids, batches)
+        columns, _ = ranked_columns(self._searcher(where is not None), request, key, ids, batches)
         return self._frame_of(columns, items)
 
     def score(self, histories: Any = None, items: Any = (), *, users: Any = None) -> Any:
@@ -401,7 +403,7 @@ class Recommender:
                 raise ValueError(f"{counts}: give one list for each history, or one for all")
         else:
             rows = [rows]
-        columns = score_columns(Searcher(self.model, self.ids), key, names, batches, rows)
+        columns = score_columns(self._searcher(), key, names, batches, rows)
         return self._frame_of(columns, histories, users, items)
 
     def item_vectors(self) -> Any:
@@ -440,17 +442,18 @@ class Recommender:
             batches = ([encode_history(self.ids, row) for row in rows[start : start + BATCH]] for start in starts)
             return key, names, batches
         names = [as_id(user) for user in id_list(users)]
-        return (
-            "user",
-            names,
-            (self._histories_of(names[start : start + BATCH]) for start in range(0, len(names), BATCH)),
-        )
+        starts = range(0, len(names), BATCH)
+        return "user", names, (self._histories_of(names[start : start + BATCH]) for start in starts)
+
+    def _searcher(self, with_attributes: bool = False) -> Searcher:
+        """A searcher of the current model, with the attributes of the items if a filter or rules read them."""
+        catalogue = self._catalogue() if with_attributes else None
+        return Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
 
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
-        types = {"user": str, "history": int, "similar_to": str, "rank": int, "item": str, "score": float}
-        types["rules"] = str
+        types = {"user": str, "history": int, "similar_to": str, "rank": int, "item": str, "score": float, "rules": str}
         known = types if all(name in types for name in columns) else None
         return make_frame(columns, known, kind)
 

@@ -13,7 +13,7 @@ from beamtree.data.unix_times import EPOCH, unix_unit
 from beamtree.list_metrics import ItemFacts
 
 DAY = 86_400  # seconds
-PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 364 * DAY)  # lengths of periods, the shortest that gives few
+PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 182 * DAY, 364 * DAY)  # of which the shortest that gives few
 MOST_PERIODS = 12
 HISTORIES = (5, 20, 100)  # the longest history of each segment but the last; the first are new users
 
@@ -23,6 +23,7 @@ class Segments(NamedTuple):
 
     names: list[str]
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
+    of_users: bool = False  # whether all targets of a user are in one segment
 
 
 def by_time(data: BeforeAfter, facts: ItemFacts) -> Segments:
@@ -68,7 +69,7 @@ def by_history(data: BeforeAfter, facts: ItemFacts) -> Segments:
     def of(rows: Tensor, index: Tensor, y: Tensor) -> Tensor:
         return torch.bucketize(data.history_lengths(rows).cpu(), bounds).unsqueeze(1).expand_as(y)
 
-    return Segments(names, of)
+    return Segments(names, of, of_users=True)
 
 
 def by_popularity(data: BeforeAfter, facts: ItemFacts) -> Segments:

@@ -99,6 +99,14 @@ def test_a_history_without_a_known_item_scores_popularity_as_recommend_does(shop
     assert scored["score"].to_list() == pytest.approx(every["score"].to_list())
 
 
+def test_nothing_to_answer_is_an_empty_frame(shop):
+    assert shop.similar([], m=3).columns == ["similar_to", "rank", "item", "score"]
+    assert shop.similar([], m=3).is_empty()
+    assert shop.score(["i10"], []).is_empty()
+    assert shop.score([["i10"], ["i11"]], [[], ["i12"]])["history"].to_list() == [1]
+    assert shop.user_vectors(users=[]).is_empty()
+
+
 def test_removed_and_unknown_items_have_no_score_and_no_vector(shop):
     shop.remove_items(["i12"])
     assert shop.score(["i10"], ["i12", "zz", "i13"])["score"].is_null().to_list() == [True, True, False]

@@ -157,6 +157,30 @@ def test_segments_leave_out_what_was_seen_and_are_in_the_frame():
     assert max(sizes) <= result.users
 
 
+def test_a_sample_of_users_keeps_the_times_of_their_events():
+    data = make_users()
+    some, rows = data.sample(7), torch.linspace(0, 39, 7).long()
+    for index, row in enumerate(rows.tolist()):
+        own, all_own = (slice(*each.events.offsets[at : at + 2].tolist()) for each, at in ((some, index), (data, row)))
+        assert torch.equal(some.events.times[own], data.events.times[all_own])
+    assert bt.evaluate(make_model(data), some, beam_size=20, m=5, metrics="recall", by="time").segments
+
+
+def test_metrics_of_lists_are_for_segments_of_users_alone():
+    data = make_users()
+    model = make_model(data)
+    metrics = ("coverage", "recall")
+    by_item = bt.evaluate(model, data, beam_size=20, m=(5, 10), metrics=metrics, by="popularity")
+    assert ("coverage", 5) in by_item
+    for part in by_item.segments.values():
+        assert list(part) == [("recall", 5), ("recall", 10)]
+    assert str(by_item).count("coverage") == 1
+    by_user = bt.evaluate(model, data, beam_size=20, m=5, metrics=metrics, by="history")
+    assert all(("coverage", 5) in part for part in by_user.segments.values())
+    with pytest.raises(ValueError, match="by='time' divides what is to be found: add a metric such as recall"):
+        bt.evaluate(model, data, beam_size=20, m=5, metrics="coverage", by="time")
+
+
 def test_what_segments_need_is_told():
     data = make_users()
     model = make_model(data)

@@ -128,6 +128,8 @@ def show(results: dict[str, Evaluation], cuts: Sequence[int], metrics: Sequence[
         name = metric if metric not in LIST_METRICS or LIST_METRICS[metric].in_percent else f"{metric} (not in %)"
         for segment in ("", *first.segments):
             parts = {row: result.segments[segment] if segment else result for row, result in results.items()}
+            if any((metric, cuts[0]) not in part for part in parts.values()):
+                continue
             best = {cut: max(part[metric, cut] for part in parts.values()) for cut in cuts}
             for index, (row, part) in enumerate(parts.items()):
                 cells = []

@@ -115,6 +115,15 @@ ExcludeSeen = Annotated[
     bool,
     typer.Option("--exclude-seen", help="Leave items a user has seen out of the results and of the expected items."),
 ]
+AllowedFile = Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")]
+ExcludeFile = Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Retrieve only items for which this is true: an expression over the columns of the table of items that "
+        "the run was trained with, such as \"category == 'lamps' and price < 50\"."
+    ),
+]
 Device = Annotated[str, training_option("device")]
 Threads = Annotated[
     int | None,

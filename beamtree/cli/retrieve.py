@@ -67,15 +67,9 @@ def retrieve_items(
     m: options.Size = 10,
     beam_size: options.BeamText = options.DEFAULT_BEAM,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
-    allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")] = None,
-    exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help="Retrieve only items for which this is true: an expression over the columns of the table of items "
-            "that the run was trained with, such as \"category == 'lamps' and price < 50\"."
-        ),
-    ] = None,
+    allowed: options.AllowedFile = None,
+    exclude: options.ExcludeFile = None,
+    where: options.Where = None,
     rules: Annotated[
         str | None,
         typer.Option(

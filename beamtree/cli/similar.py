@@ -1,6 +1,5 @@
 """`beamtree similar`: items similar to some items."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +7,8 @@ import typer
 from beamtree.cli import options
 from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
-from beamtree.query import Searcher, make_filter, similar_request
+from beamtree.query import make_filter, similar_request
+from beamtree.serve.batch.job import make_searcher
 from beamtree.train.runs import ids_of, open_model
 
 
@@ -17,8 +17,9 @@ def similar_items(
     items: Annotated[list[str], typer.Argument(metavar="ITEM…", help="Ids of items.")],
     m: options.Size = 10,
     beam_size: options.BeamText = options.DEFAULT_BEAM,
-    allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: return only these.")] = None,
-    exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: return none of these.")] = None,
+    allowed: options.AllowedFile = None,
+    exclude: options.ExcludeFile = None,
+    where: options.Where = None,
     device: options.Device = "cpu",
     json: options.Json = None,
 ) -> None:
@@ -29,11 +30,10 @@ def similar_items(
     beam = options.parse_beam(beam_size, run)
     options.check_size(m, beam)
     options.check_outputs(json)
-    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude))
+    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     model = open_model(run, device)
-    searcher = Searcher(model, ids_of(run, model))
-    request = similar_request(searcher.ids, items, m)._replace(beam_size=beam, filter=filter)
-    results = searcher.recommend(request).results
+    request = similar_request(ids_of(run, model), items, m)._replace(beam_size=beam, filter=filter)
+    results = make_searcher(run, model, request).recommend(request).results
     if json is not None:
         records = [
             {"similar_to": item, "rank": rank, "item": other, "score": score}
