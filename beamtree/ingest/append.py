@@ -1,0 +1,254 @@
+"""Appending new events to prepared data: old items keep their numbers, and old users their section.
+
+New items are numbered after all others, the most events first. New users are drawn for validation and testing as often
+as those of the first log were. `min_events` and `min_item_events` are not applied: a new item has few events in its
+first days, and would be dropped every night. Everything is read into memory.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+
+from beamtree.data import Ids, Prepared
+from beamtree.data.csr import entries_of_rows
+from beamtree.data.ids import write_ids
+from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.errors import short_message
+from beamtree.ingest.arrays import Array, summarize
+from beamtree.ingest.readers import open_logs
+from beamtree.ingest.sources import find_logs
+from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
+from beamtree.ingest.times import WHITESPACE, unix_unit
+
+
+class Appended(NamedTuple):
+    """What was appended to prepared data."""
+
+    is_new: Array  # which events of the new folder were not in the old one [E]
+    events: int  # new ones
+    users: int  # new ones
+    items: int  # new ones
+    repeated: int  # rows that the old data have already
+    dropped: int  # rows without a user, an item, a readable time or a weight
+
+
+def append_log(
+    data: Prepared,
+    ids: Ids,
+    log: Any,
+    out: Path,
+    *,
+    names: Sequence[str] | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    time_format: str | None = None,
+) -> Appended:
+    """Write a folder of prepared data with the events of `data` and those of a new log.
+
+    Args:
+        data: the old data, split by halves or leave-one-out.
+        ids: of the items, those of `data` first; more may follow.
+        log: new events, in any form that `prepare` takes, with the columns and kinds of events of the first log.
+        out: the folder to write.
+        names: the columns of text files without a header.
+        user: the column of users; as in the first log unless given, like the next two.
+        item: the column of items.
+        time: the column of times.
+        time_format: how dates are written, as in strptime; detected unless given.
+    """
+    settings = data.description["settings"]
+    split = settings.get("split", HALVES)
+    if split.startswith(BY_TIME):
+        raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
+    weighing = {name: settings[name] for name in ("weight", "kinds", "target", "dislike") if name in settings}
+    if weighing and "mean_weight" not in data.description:
+        raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
+    has_times = "times.npy" in data.description["files"]
+    time = time or settings["time"]
+    opened = open_logs(
+        find_logs(log), names, user or settings["user"], item or settings["item"], time, time_format, **weighing
+    )
+    strip = pl.col("user", "item").str.strip_chars(WHITESPACE)
+    try:
+        rows = opened.events.with_columns(strip).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
+    usable = rows.drop_nulls().filter(pl.col("user") != "", pl.col("item") != "")
+    for column in ("user", "item"):
+        broken = usable[column].filter(usable[column].str.contains(r"[\r\n]"))
+        if len(broken):
+            raise ValueError(f"the id {broken[0]!r} contains a line break: remove it")
+    if "time" in usable.columns:
+        usable = usable.sort("time", maintain_order=True)
+        usable = usable.with_columns(time=_same_unit(data, usable["time"])) if has_times else usable.drop("time")
+    disliked = pl.DataFrame({"user": [], "item": []}, schema={"user": pl.String, "item": pl.String})
+    if weighing:
+        disliked = usable.filter(pl.col("weight") == 0).select("user", "item")
+        scale = np.float32(1 / data.description["mean_weight"])  # as the old ones were scaled
+        usable = usable.filter(pl.col("weight") != 0)
+        usable = usable.with_columns(weight=pl.Series(usable["weight"].to_numpy() * scale, dtype=pl.Float32))
+
+    counts = (
+        usable.group_by("item")
+        .len()
+        .filter(~pl.col("item").is_in(ids.names))
+        .sort("len", "item", descending=[True, False])
+    )
+    item_names = [*ids.names, *counts["item"]]
+    old, owners, section = _old_events(data)
+    user_names = pl.concat([owners["user"], usable["user"]]).unique().sort()
+    numbers = pl.DataFrame({"user": user_names}).with_row_index("number")
+    owners = owners.join(numbers, on="user", how="left", maintain_order="left")
+    old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
+    new = usable.join(numbers, on="user", how="left", maintain_order="left").drop("user").rename({"number": "user"})
+    of_items = pl.DataFrame({"item": item_names}).with_row_index("number")
+    new = new.join(of_items, on="item", how="left", maintain_order="left").drop("item").rename({"number": "item"})
+    new = new.with_columns(pl.lit(True).alias("is_new"))
+    events = pl.concat([old, new.select(old.columns)])
+    if has_times:
+        events = events.unique([name for name in events.columns if name != "is_new"], keep="first", maintain_order=True)
+        events = events.sort("time", maintain_order=True)
+    events = events.sort("user", maintain_order=True)
+    added = int(events["is_new"].sum())
+    if not added and not len(disliked):
+        raise ValueError(f"the log adds nothing to {data.folder}: it has no usable rows, or all were added before")
+
+    lengths = np.bincount(events["user"].to_numpy(), minlength=len(user_names))
+    before = np.full(len(user_names), -1)
+    before[owners["number"].to_numpy()] = section
+    weights = events["weight"].to_numpy() if weighing else None
+    take, cuts = _sections(data, split, lengths, before, weights)
+    users = [np.flatnonzero(each) for each in take]
+    sizes = np.concatenate([each[row] for each, row in zip(take, users, strict=True)])
+    starts = (np.cumsum(lengths) - lengths)[np.concatenate(users)]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    index = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+    row_names = user_names.gather(np.concatenate(users))
+    kept = {"events.npy": events["item"].to_numpy().astype(np.int32)}
+    kept |= {"times.npy": events["time"].to_numpy()} if has_times else {}
+    kept |= {} if weights is None else {"weights.npy": weights}
+
+    def fill(folder: Path) -> dict[str, Any]:
+        np.save(folder / "offsets.npy", offsets)
+        for name, values in kept.items():
+            np.save(folder / name, values[index])
+        if cuts is not None:
+            chosen = np.concatenate([each[row] for each, row in zip(cuts, users, strict=True)])
+            np.save(folder / "cuts.npy", chosen.astype(np.int64))
+        write_ids(folder / "users.txt", row_names)
+        write_ids(folder / "items.txt", item_names)
+        dislikes = _dislikes(data, disliked, row_names, of_items)
+        if len(dislikes):
+            np.save(folder / "dislikes.npy", dislikes)
+        report = data.description["report"]
+        popularity = np.bincount(kept["events.npy"], minlength=len(item_names))
+        more = {"mean_weight": data.description["mean_weight"]} if weighing else {}
+        return {
+            "num_users": len(user_names),
+            "num_items": len(item_names),
+            "num_events": len(events),
+            "users": {name: len(row) for name, row in zip(SPLITS, users, strict=True)},
+            "sources": [*data.description["sources"], *opened.names],
+            "settings": settings,
+            "report": {**report, "rows": report["rows"] + len(rows)},
+            "summary": summarize(lengths, popularity),
+            **more,
+        }
+
+    write_folder(out, fill)
+    return Appended(
+        events["is_new"].to_numpy()[index],
+        added,
+        int((before < 0).sum()),
+        len(counts),
+        len(new) - added,
+        len(rows) - len(usable) - len(disliked),
+    )
+
+
+def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:
+    """New times in the unit of the old ones; a ValueError if only one of the two are Unix times."""
+    old = np.load(data.folder / "times.npy", mmap_mode="r")
+    if not len(times) or not len(old):
+        return times
+    units = [unix_unit(int(np.median(each))) for each in (old, times.to_numpy())]
+    before, now = units
+    if before == now:
+        return times
+    if before is None or now is None:
+        raise ValueError(f"the times of the log are of another kind than those of {data.folder}: one has dates")
+    return times * (before // now) if before > now else times // (now // before)
+
+
+def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
+    """The events by row of their user in a table of users; this table; and the section of each of its users.
+
+    A user in several sections is read from the one with the most events.
+    """
+    sizes = torch.cat([part.events.counts() for part in (data.train, data.val, data.test)]).numpy()
+    sections = np.repeat(np.arange(len(SPLITS)), [len(data.train), len(data.val), len(data.test)])
+    owners = pl.DataFrame({"user": data.users.names, "size": sizes}).with_row_index("row")
+    owners = owners.sort("size", maintain_order=True).unique("user", keep="last", maintain_order=True).sort("row")
+    chosen = owners["row"].to_numpy().astype(np.int64)
+    offsets = torch.from_numpy(np.load(data.folder / "offsets.npy"))
+    row, entry = entries_of_rows(offsets, torch.from_numpy(chosen))
+    columns = {"user": row.numpy().astype(np.uint32)}
+    for name, file in {"item": "events.npy", "time": "times.npy", "weight": "weights.npy"}.items():
+        if file in data.description["files"]:
+            columns[name] = np.load(data.folder / file, mmap_mode="r")[entry.numpy()]
+    events = pl.DataFrame(columns).with_columns(pl.col("item").cast(pl.UInt32))
+    return events, owners, sections[chosen]
+
+
+def _sections(
+    data: Prepared, split: str, lengths: Array, before: Array, weights: Array | None
+) -> tuple[Array, Array | None]:
+    """How many of each user's first events each section takes [3, U], and the cuts if they are not halves [3, U].
+
+    `before` is the section of an old user, or -1 [U].
+    """
+    settings, counts = data.description["settings"], data.description["users"]
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(owner))  # 1 for the last event of a user
+    is_target = np.ones(len(owner), bool) if weights is None else weights > 0
+
+    def has_target(last: Array) -> Array:
+        """Whether one of the `last` events of each user [U] is to be predicted."""
+        return np.bincount(owner[is_target & (from_end <= last[owner])], minlength=len(lengths)) > 0
+
+    if split == LEAVE_ONE_OUT:
+        val, test = (None if counts[name] >= counts["train"] else counts[name] for name in ("val", "test"))
+        last = has_target(np.ones_like(lengths))
+        before_last = np.bincount(owner[is_target & (from_end == 2)], minlength=len(lengths)) > 0
+        enough = lengths >= 3
+        options = SplitOptions(split, val, test, settings["seed"])
+        sections = leave_one_out(lengths, options, before_last & enough, last & enough)
+        assert sections.cuts is not None
+        sections.take[TRAIN, ~enough], sections.cuts[TRAIN, ~enough] = lengths[~enough], lengths[~enough] // 2
+        return sections.take, sections.cuts
+    eligible = (lengths >= settings.get("min_eval_events", 2)) & has_target(lengths - lengths // 2)
+    shares = np.array([counts["val"], counts["test"]]) / max(1, int((eligible & (before >= 0)).sum()))
+    drawn = np.random.default_rng([settings["seed"], len(owner)]).random(len(lengths))
+    section = np.where(before >= 0, before, TRAIN)
+    is_new = (before < 0) & eligible
+    section[is_new & (drawn < shares.sum())] = TEST
+    section[is_new & (drawn < shares[0])] = VAL
+    section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
+    return np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None
+
+
+def _dislikes(data: Prepared, new: pl.DataFrame, users: pl.Series, items: pl.DataFrame) -> Array:
+    """All dislikes, old and new, as (row of the user, item), sorted; of a user's rows, the last."""
+    rows = pl.DataFrame({"user": users}).with_row_index("row").group_by("user").agg(pl.col("row").max())
+    pairs = new.join(items, on="item").select("user", "number")
+    if "dislikes.npy" in data.description["files"]:
+        old = np.load(data.folder / "dislikes.npy")
+        names = pl.Series("user", data.users.names).gather(old[:, 0])
+        pairs = pl.concat([pl.DataFrame({"user": names, "number": old[:, 1].astype(np.uint32)}), pairs])
+    pairs = pairs.unique().join(rows, on="user").select(pl.col("row", "number").cast(pl.Int64))
+    return pairs.sort("row", "number").to_numpy()
