@@ -108,9 +108,11 @@ def cuts_of(events: Events, readings: int, seed: int, part: int = 0, parts: int 
     for _ in range(readings):
         batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
         for index, rows in enumerate(batches):
-            crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
+            start, cut, stop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
             if index % parts == part:
-                yield view.read(*crop)
+                # On a GPU the length of the longest history would be a synchronization.
+                longest = HISTORY if cut.is_cuda else min(HISTORY, int((cut - start).max()))
+                yield view.events.before(start, cut, longest), view.events.targets(cut, stop, view.targets)
 
 
 def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Iterator[Entries]:

@@ -1,9 +1,9 @@
 """Nightly renewal of a run: new events and items in, closed-form parts fitted again with yesterday's choices.
 
 Penalties, weights, the tree and the weights of networks stay. New items are placed in the tree beside the items that
-their users chose; only if the catalogue has grown much is the tree built again. Before the new model is fitted to all
-events, one without the newest events of some users is compared with yesterday's on these events. If it is worse,
-nothing is saved. A new run takes the place of the old one in one step, and the old one is kept beside it.
+their users chose; only if the catalogue has grown much is the tree built again. The newest events of some users are
+held out until the next renewal, and both models are compared on them. If the renewed one is worse, nothing is saved. A
+new run takes the place of the old one in one step, and the old one is kept beside it.
 """
 
 import copy
@@ -54,7 +54,7 @@ SHOWN = 10  # items of an answer
 
 @dataclass(frozen=True)
 class RecallChange:
-    """Recall of yesterday's and of the renewed model for the same users, and the interval of the difference."""
+    """Recall of yesterday's and of the renewed model for the same users, and the 95 % interval of the difference."""
 
     m: int
     before: float
@@ -81,11 +81,6 @@ class Renewal:
     rebuilt: str | None  # whether the tree was built again, or why not; None if it was not due
     steps: int  # training steps
     seconds: float
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the interval of the difference in recall lies below 0 at any m."""
-        return any(change.high < 0 for change in self.recall)
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -123,7 +118,9 @@ def renew(
     scorers: Sequence[type[Scorer]] = (),
     verbose: bool = True,
 ) -> Renewal:
-    """Add new events to a run's log and renew its model, unless the renewed model is worse.
+    """Add new events to a run's log and renew its model, unless recall of the newest events is lower than before.
+
+    It is lower if the interval of the difference lies below 0, at 10 or at 200 items.
 
     Args:
         run: the folder; it needs the prepared data of the run, and a model with closed-form parts.
@@ -162,11 +159,6 @@ def renew(
         added = append_log(data, old.ids, log, new_run / DATA, names=names, **columns)
         joined = load_data(new_run / DATA)
 
-        def fit_to(events: Events) -> TreeModel:
-            report.stage("Fitting the closed form")
-            model = refit_parts(grown, joined, events, seed)
-            return _trained(model, replace(joined, train=BeforeAfter(events)), settings, steps) if steps else model
-
         events = joined.with_validation() if refits else joined.train.events
         tree_items = int(settings.get("tree_items") or data.num_items)
         growth = joined.num_items / tree_items - 1
@@ -182,27 +174,27 @@ def renew(
                 )
             except ValueError as error:
                 rebuilt = f"it stays, because {short_message(error)}"
-        changes, evaluated = list[RecallChange](), 0
         held_out = _hold_out(events, _is_new(joined, torch.from_numpy(added.is_new), refits), seed)
-        if held_out is not None:
-            rest, users = held_out
-            candidate = fit_to(rest)
-            report.stage("Comparing with yesterday's model")
-            changes, evaluated = _compare(old, candidate, users), len(users)
-        elif not force:
-            raise ValueError("no two users of the log can be evaluated on: `force` saves without a comparison")
-        is_worse = any(change.high < 0 for change in changes)
-        model = candidate if is_worse and not force else fit_to(events)
+        if held_out is None and not force:
+            raise ValueError("too few users of the log can be evaluated on: `force` saves without a comparison")
+        rest, users = held_out or (events, None)
+        report.stage("Fitting the closed form")
+        model = refit_parts(grown, joined, rest, seed)
+        if steps:
+            report.stage("Training")
+            model = _trained(model, replace(joined, train=BeforeAfter(rest)), settings, steps)
+        report.stage("Comparing with yesterday's model")
+        changes = [] if users is None else _compare(old, model, users)
         unchanged, shown = _compare_answers(old, model, data)
         result = Renewal(
-            saved=force or not is_worse,
+            saved=force or not any(change.high < 0 for change in changes),
             events=added.events,
             users=added.users,
             items=added.items,
             repeated=added.repeated,
             dropped=added.dropped,
             recall=changes,
-            evaluated=evaluated,
+            evaluated=0 if users is None else len(users),
             unchanged=unchanged,
             shown=shown,
             growth=growth,
@@ -303,7 +295,7 @@ def _is_new(data: Prepared, marks: Tensor, refits: bool) -> Tensor:
 def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, BeforeAfter] | None:
     """Events without the newest of some users, and these users with the rest as history; None if there are too few.
 
-    Of the new events at a user's end the second half is held out, of at most half of the users who have any.
+    Of the new events at a user's end the second half is held out, of at most a quarter of the users who have any.
     """
     counts, offsets = events.counts(), events.offsets - events.offsets[0]
     owner, position = torch.repeat_interleave(counts), torch.arange(len(is_new))
@@ -314,7 +306,7 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
     targets = torch.bincount(owner[is_held & events.is_target(position + events.offsets[0])], minlength=len(counts))
     users = ((targets > 0) & (held < counts)).nonzero().squeeze(1)
     order = torch.randperm(len(users), generator=torch.Generator().manual_seed(seed))
-    users = users[order[: min(EVALUATED, len(users) // 2)]].sort().values
+    users = users[order[: min(EVALUATED, len(users) // 4)]].sort().values
     if not len(users):
         return None
     chosen = torch.zeros(len(counts), dtype=torch.bool)
