@@ -26,7 +26,6 @@ from beamtree.classify import Classifier
 from beamtree.data import gaussian, load_data
 from beamtree.diagnose.inspect import inspect
 from beamtree.evaluate import evaluate
-from beamtree.live.renew import renew, roll_back
 from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
@@ -79,9 +78,7 @@ __all__ = [
     "plt",
     "prepare",
     "random_tree",
-    "renew",
     "retrieve",
-    "roll_back",
     "save_model",
     "tdm",
 ]

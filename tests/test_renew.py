@@ -18,7 +18,7 @@ import beamtree as bt
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data.views import HISTORY
 from beamtree.ingest.append import append_log
-from beamtree.live import renew as renewal
+from beamtree.live import renew, renewal
 from beamtree.live.placement import like_histories
 from beamtree.storage.settings import fingerprint
 from beamtree.tree import PAD
@@ -57,7 +57,7 @@ def run(fitted, tmp_path):
 def renewed(fitted, tmp_path_factory):
     """A renewed run and its report."""
     run = shutil.copytree(fitted / "run", tmp_path_factory.mktemp("renewed") / "run")
-    return run, bt.renew(run, TODAY, verbose=False)
+    return run, renew(run, TODAY, verbose=False)
 
 
 def best(run, history, m=10):
@@ -180,7 +180,7 @@ def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path):
     run = tmp_path / "run"
     old = bt.Recommender(steps=0, seed=3).fit(LOG, val_users=0, verbose=False)  # without choices all parts have weight
     old.save(run)
-    report, new = bt.renew(run, TODAY, verbose=False), bt.Recommender.load(run)
+    report, new = renew(run, TODAY, verbose=False), bt.Recommender.load(run)
     data, scorer = new.data, new.model.scorer
     assert {"factors", "memory"} <= set(scorer.names)
     assert scorer.hyperparameters == old.model.scorer.hyperparameters
@@ -279,7 +279,7 @@ def test_users_for_a_smaller_model_have_its_items_as_history_and_all_targets(see
 
 
 def test_training_keeps_the_start_or_something_better(run):
-    report = bt.renew(run, TODAY, steps=4, verbose=False)
+    report = renew(run, TODAY, steps=4, verbose=False)
     assert report.steps == 4
     assert report.saved
     assert "new" in best(run, ["i23", "i24"], m=12)
@@ -297,7 +297,7 @@ def test_live_changes_stay_and_their_events_count_once(run):
     shop._live_model().record_events([("u001", ["i13"], 20), ("ann", ["i33"], 5)])
     shop.save(run)
     today = TODAY.with_columns(item=pl.when(pl.col("item") == "i31").then(pl.lit("seen")).otherwise("item"))
-    bt.renew(run, today, verbose=False, force=True)
+    renew(run, today, verbose=False, force=True)
     changes = json.loads((run / "live.json").read_text())
     assert changes["added"] == ["live"]
     assert changes["events"].keys() == {"ann"}
@@ -313,7 +313,7 @@ def test_a_much_larger_catalogue_gets_a_new_tree(run):
     shop.forget_items(["i08"])
     shop.save(run)
     more = TODAY.with_columns(item=pl.when(pl.col("item") > "i30").then("item").otherwise(pl.lit("j") + pl.col("item")))
-    report = bt.renew(run, more, verbose=False, force=True)
+    report = renew(run, more, verbose=False, force=True)
     assert report.growth > 0.3
     assert report.rebuilt == "built again"
     found = best(run, ["i03", "i04"], m=80)
@@ -368,7 +368,7 @@ def test_a_run_can_be_rolled_back_and_forward(run, tmp_path, fitted):
 def test_a_run_can_be_renewed_every_night(renewed, tmp_path):
     run = shutil.copytree(renewed[0], tmp_path / "run")
     tomorrow = TODAY.with_columns(user="v" + pl.col("user"), item=pl.col("item").replace("new", "newer"))
-    report = bt.renew(run, tomorrow, verbose=False)
+    report = renew(run, tomorrow, verbose=False)
     assert report.saved
     assert bt.load_model(run).ids.names[60:] == ["new", "newer"]
     assert json.loads((run / "run.json").read_text())["renewals"] == 2
@@ -380,25 +380,25 @@ def test_a_renewal_that_is_stopped_leaves_the_run(run, monkeypatch, step):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    place = "beamtree.ingest.append.append_log" if step == "append_log" else f"beamtree.live.renew.{step}"
+    place = "beamtree.ingest.append.append_log" if step == "append_log" else f"beamtree.live.renewal.{step}"
     before = fingerprint(run)
     with monkeypatch.context() as patch:
         patch.setattr(place, stop)
         with pytest.raises(KeyboardInterrupt):
-            bt.renew(run, TODAY, verbose=False)
+            renew(run, TODAY, verbose=False)
     assert fingerprint(run) == before
     assert bt.Recommender.load(run).data.num_items == 60
     leftover = run.with_name("run.new-beamtree")
     assert not leftover.exists()
     (leftover / "run").mkdir(parents=True)  # of a process that was killed
-    assert bt.renew(run, TODAY, verbose=False).saved
+    assert renew(run, TODAY, verbose=False).saved
 
 
 def test_a_run_with_data_elsewhere_gets_its_own(fitted, tmp_path):
     data = shutil.copytree(fitted / "run" / "data", tmp_path / "prepared")
     bt.Recommender(steps=0).fit(data, verbose=False).save(tmp_path / "run")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in data.iterdir())
-    bt.renew(tmp_path / "run", TODAY, verbose=False)
+    renew(tmp_path / "run", TODAY, verbose=False)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in data.iterdir()) == before
     shutil.rmtree(data)
     assert bt.Recommender.load(tmp_path / "run").data.num_items == 61
@@ -433,17 +433,17 @@ def test_errors_are_one_line_and_change_nothing(run, fitted, tmp_path, words, me
 def test_only_models_with_closed_form_parts_and_open_logs_are_renewed(fitted, tmp_path):
     bt.Recommender(steps=1, recipe="deep").fit(LOG, verbose=False).save(tmp_path / "deep")
     with pytest.raises(ValueError, match="no closed-form parts"):
-        bt.renew(tmp_path / "deep", TODAY)
+        renew(tmp_path / "deep", TODAY)
     bt.Recommender(steps=0).fit(LOG, split="time:8", verbose=False).save(tmp_path / "dated")
     with pytest.raises(ValueError, match="split at a date"):
-        bt.renew(tmp_path / "dated", TODAY)
+        renew(tmp_path / "dated", TODAY)
     bt.Recommender(steps=0, refit=True).fit(LOG, verbose=False).save(tmp_path / "refitted")
     with pytest.raises(ValueError, match="refit"):
-        bt.renew(tmp_path / "refitted", TODAY, steps=2)
-    assert bt.renew(tmp_path / "refitted", TODAY, verbose=False).saved
+        renew(tmp_path / "refitted", TODAY, steps=2)
+    assert renew(tmp_path / "refitted", TODAY, verbose=False).saved
 
 
 def test_a_run_keeps_its_log_of_training(run):
     (run / "log.jsonl").write_text("{}\n")
-    bt.renew(run, TODAY, verbose=False)
+    renew(run, TODAY, verbose=False)
     assert Path(run / "log.jsonl").read_text() == "{}\n"

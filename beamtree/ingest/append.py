@@ -5,7 +5,7 @@ as those of the first log were. `min_events` and `min_item_events` are not appli
 first days, and would be dropped every night. Everything is read into memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,19 +65,100 @@ def append_log(
     split = settings.get("split", HALVES)
     if split.startswith(BY_TIME):
         raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
+    columns = (user or settings["user"], item or settings["item"], time or settings["time"], time_format)
+    rows, sources = _read_rows(log, names, columns, settings, data)
+    usable, disliked = _usable_events(rows, data)
+    counts = usable.group_by("item").len().filter(~pl.col("item").is_in(ids.names))
+    new_items = counts.sort("len", "item", descending=[True, False])["item"]
+    items = pl.DataFrame({"item": [*ids.names, *new_items]}).with_row_index("number")
+    old, owners, section = _old_events(data)
+    users = pl.concat([owners["user"], usable["user"]]).unique().sort()
+    numbers = pl.DataFrame({"user": users}).with_row_index("number")
+    owners = owners.join(numbers, on="user", how="left", maintain_order="left")
+    old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
+    for column, table in (("user", numbers), ("item", items)):
+        usable = usable.join(table, on=column, how="left", maintain_order="left")
+        usable = usable.drop(column).rename({"number": column})
+    events = pl.concat([old, usable.with_columns(is_new=pl.lit(True)).select(old.columns)])
+    if "time" in events.columns:
+        events = events.unique([name for name in events.columns if name != "is_new"], keep="first", maintain_order=True)
+        events = events.sort("time", maintain_order=True)
+    events = events.sort("user", maintain_order=True)
+    is_new = events["is_new"].to_numpy()
+    if not is_new.any() and not len(disliked):
+        raise ValueError(f"the log adds nothing to {data.folder}: it has no usable rows, or all were added before")
+
+    lengths = np.bincount(events["user"].to_numpy(), minlength=len(users))
+    before = np.full(len(users), -1)
+    before[owners["number"].to_numpy()] = section
+    arrays = {"events.npy": events["item"].to_numpy().astype(np.int32)}
+    arrays |= {f"{name}s.npy": events[name].to_numpy() for name in ("time", "weight") if name in events.columns}
+    take, cuts = _sections(data, split, lengths, before, arrays.get("weights.npy"))
+    rows_of = [np.flatnonzero(each) for each in take]  # the users of each section
+    sizes = np.concatenate([each[row] for each, row in zip(take, rows_of, strict=True)])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    starts = (np.cumsum(lengths) - lengths)[np.concatenate(rows_of)]
+    index = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+    names_of_rows = users.gather(np.concatenate(rows_of))
+
+    def fill(folder: Path) -> dict[str, Any]:
+        np.save(folder / "offsets.npy", offsets)
+        for name, values in arrays.items():
+            np.save(folder / name, values[index])
+        if cuts is not None:
+            chosen = np.concatenate([each[row] for each, row in zip(cuts, rows_of, strict=True)])
+            np.save(folder / "cuts.npy", chosen.astype(np.int64))
+        write_ids(folder / "users.txt", names_of_rows)
+        write_ids(folder / "items.txt", items["item"])
+        dislikes = _dislikes(data, disliked, names_of_rows, items)
+        if len(dislikes):
+            np.save(folder / "dislikes.npy", dislikes)
+        report = data.description["report"]
+        return {
+            "num_users": len(users),
+            "num_items": len(items),
+            "num_events": len(events),
+            "users": {name: len(row) for name, row in zip(SPLITS, rows_of, strict=True)},
+            "sources": [*data.description["sources"], *sources],
+            "settings": settings,
+            "report": {**report, "rows": report["rows"] + len(rows)},
+            "summary": summarize(lengths, np.bincount(arrays["events.npy"], minlength=len(items))),
+            **{name: data.description[name] for name in ("mean_weight",) if name in data.description},
+        }
+
+    write_folder(out, fill)
+    added = int(is_new.sum())
+    return Appended(
+        is_new=is_new[index],
+        events=added,
+        users=int((before < 0).sum()),
+        items=len(new_items),
+        repeated=len(usable) - added,
+        dropped=len(rows) - len(usable) - len(disliked),
+    )
+
+
+def _read_rows(
+    log: Any,
+    names: Sequence[str] | None,
+    columns: tuple[str, str, str | None, str | None],
+    settings: Mapping[str, Any],
+    data: Prepared,
+) -> tuple[pl.DataFrame, list[str]]:
+    """The rows of a log, with the weights of events by the settings of the first log; and the names of its files."""
     weighing = {name: settings[name] for name in ("weight", "kinds", "target", "dislike") if name in settings}
     if weighing and "mean_weight" not in data.description:
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
-    has_times = "times.npy" in data.description["files"]
-    time = time or settings["time"]
-    opened = open_logs(
-        find_logs(log), names, user or settings["user"], item or settings["item"], time, time_format, **weighing
-    )
-    strip = pl.col("user", "item").str.strip_chars(WHITESPACE)
+    opened = open_logs(find_logs(log), names, *columns, **weighing)
     try:
-        rows = opened.events.with_columns(strip).collect()
+        rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars(WHITESPACE)).collect()
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"the log cannot be read: {short_message(error)}") from error
+    return rows, opened.names
+
+
+def _usable_events(rows: pl.DataFrame, data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The events of a log, with times and weights on the scale of the old data; and the dislikes."""
     usable = rows.drop_nulls().filter(pl.col("user") != "", pl.col("item") != "")
     for column in ("user", "item"):
         broken = usable[column].filter(usable[column].str.contains(r"[\r\n]"))
@@ -85,90 +166,14 @@ def append_log(
             raise ValueError(f"the id {broken[0]!r} contains a line break: remove it")
     if "time" in usable.columns:
         usable = usable.sort("time", maintain_order=True)
+        has_times = "times.npy" in data.description["files"]
         usable = usable.with_columns(time=_same_unit(data, usable["time"])) if has_times else usable.drop("time")
-    disliked = pl.DataFrame({"user": [], "item": []}, schema={"user": pl.String, "item": pl.String})
-    if weighing:
-        disliked = usable.filter(pl.col("weight") == 0).select("user", "item")
-        scale = np.float32(1 / data.description["mean_weight"])  # as the old ones were scaled
-        usable = usable.filter(pl.col("weight") != 0)
-        usable = usable.with_columns(weight=pl.Series(usable["weight"].to_numpy() * scale, dtype=pl.Float32))
-
-    counts = (
-        usable.group_by("item")
-        .len()
-        .filter(~pl.col("item").is_in(ids.names))
-        .sort("len", "item", descending=[True, False])
-    )
-    item_names = [*ids.names, *counts["item"]]
-    old, owners, section = _old_events(data)
-    user_names = pl.concat([owners["user"], usable["user"]]).unique().sort()
-    numbers = pl.DataFrame({"user": user_names}).with_row_index("number")
-    owners = owners.join(numbers, on="user", how="left", maintain_order="left")
-    old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
-    new = usable.join(numbers, on="user", how="left", maintain_order="left").drop("user").rename({"number": "user"})
-    of_items = pl.DataFrame({"item": item_names}).with_row_index("number")
-    new = new.join(of_items, on="item", how="left", maintain_order="left").drop("item").rename({"number": "item"})
-    new = new.with_columns(pl.lit(True).alias("is_new"))
-    events = pl.concat([old, new.select(old.columns)])
-    if has_times:
-        events = events.unique([name for name in events.columns if name != "is_new"], keep="first", maintain_order=True)
-        events = events.sort("time", maintain_order=True)
-    events = events.sort("user", maintain_order=True)
-    added = int(events["is_new"].sum())
-    if not added and not len(disliked):
-        raise ValueError(f"the log adds nothing to {data.folder}: it has no usable rows, or all were added before")
-
-    lengths = np.bincount(events["user"].to_numpy(), minlength=len(user_names))
-    before = np.full(len(user_names), -1)
-    before[owners["number"].to_numpy()] = section
-    weights = events["weight"].to_numpy() if weighing else None
-    take, cuts = _sections(data, split, lengths, before, weights)
-    users = [np.flatnonzero(each) for each in take]
-    sizes = np.concatenate([each[row] for each, row in zip(take, users, strict=True)])
-    starts = (np.cumsum(lengths) - lengths)[np.concatenate(users)]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    index = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
-    row_names = user_names.gather(np.concatenate(users))
-    kept = {"events.npy": events["item"].to_numpy().astype(np.int32)}
-    kept |= {"times.npy": events["time"].to_numpy()} if has_times else {}
-    kept |= {} if weights is None else {"weights.npy": weights}
-
-    def fill(folder: Path) -> dict[str, Any]:
-        np.save(folder / "offsets.npy", offsets)
-        for name, values in kept.items():
-            np.save(folder / name, values[index])
-        if cuts is not None:
-            chosen = np.concatenate([each[row] for each, row in zip(cuts, users, strict=True)])
-            np.save(folder / "cuts.npy", chosen.astype(np.int64))
-        write_ids(folder / "users.txt", row_names)
-        write_ids(folder / "items.txt", item_names)
-        dislikes = _dislikes(data, disliked, row_names, of_items)
-        if len(dislikes):
-            np.save(folder / "dislikes.npy", dislikes)
-        report = data.description["report"]
-        popularity = np.bincount(kept["events.npy"], minlength=len(item_names))
-        more = {"mean_weight": data.description["mean_weight"]} if weighing else {}
-        return {
-            "num_users": len(user_names),
-            "num_items": len(item_names),
-            "num_events": len(events),
-            "users": {name: len(row) for name, row in zip(SPLITS, users, strict=True)},
-            "sources": [*data.description["sources"], *opened.names],
-            "settings": settings,
-            "report": {**report, "rows": report["rows"] + len(rows)},
-            "summary": summarize(lengths, popularity),
-            **more,
-        }
-
-    write_folder(out, fill)
-    return Appended(
-        events["is_new"].to_numpy()[index],
-        added,
-        int((before < 0).sum()),
-        len(counts),
-        len(new) - added,
-        len(rows) - len(usable) - len(disliked),
-    )
+    if "weight" not in usable.columns:
+        return usable, usable.clear().select("user", "item")
+    is_dislike, scale = pl.col("weight") == 0, np.float32(1 / data.description["mean_weight"])
+    liked = usable.filter(~is_dislike)
+    liked = liked.with_columns(weight=pl.Series(liked["weight"].to_numpy() * scale, dtype=pl.Float32))
+    return liked, usable.filter(is_dislike).select("user", "item")
 
 
 def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:

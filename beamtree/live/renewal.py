@@ -155,10 +155,10 @@ def renew(
         data, new_run = open_data(folder, old), draft / folder.name
         new_run.mkdir()
         report.stage("Adding the log")
-        columns = {"user": user, "item": item, "time": time, "time_format": time_format}
-        added = append_log(data, old.ids, log, new_run / DATA, names=names, **columns)
+        added = append_log(
+            data, old.ids, log, new_run / DATA, names=names, user=user, item=item, time=time, time_format=time_format
+        )
         joined = load_data(new_run / DATA)
-
         events = joined.with_validation() if refits else joined.train.events
         tree_items = int(settings.get("tree_items") or data.num_items)
         growth = joined.num_items / tree_items - 1
@@ -167,11 +167,8 @@ def renew(
         rebuilt = None
         if growth > MAX_GROWTH:
             try:
-                grown, tree_items, rebuilt = (
-                    _on_new_tree(grown, joined, folder, settings),
-                    joined.num_items,
-                    "built again",
-                )
+                grown = _on_new_tree(grown, joined, folder, settings)
+                tree_items, rebuilt = joined.num_items, "built again"
             except ValueError as error:
                 rebuilt = f"it stays, because {short_message(error)}"
         held_out = _hold_out(events, _is_new(joined, torch.from_numpy(added.is_new), refits), seed)
@@ -185,7 +182,7 @@ def renew(
             model = _trained(model, replace(joined, train=BeforeAfter(rest)), settings, steps)
         report.stage("Comparing with yesterday's model")
         changes = [] if users is None else _compare(old, model, users)
-        unchanged, shown = _compare_answers(old, model, data)
+        unchanged, shown = compare_answers(old, model, data)
         result = Renewal(
             saved=force or not any(change.high < 0 for change in changes),
             events=added.events,
@@ -206,7 +203,7 @@ def renew(
             renewal = {"data": None, "tree_items": tree_items, "renewals": settings.get("renewals", 0) + 1}
             write_run(new_run, {**settings, **renewal, "renewal": result.as_dict()})
             save_model(model, new_run)
-            _save_rest(folder, new_run, model, joined, settings)
+            _save_rest(folder, new_run, model, joined)
             _keep(folder)
             move_into_place(new_run, folder)
     return result
@@ -346,8 +343,8 @@ def known_to(model: TreeModel, users: BeforeAfter) -> BeforeAfter:
     return OtherUsers(known, cuts, num_items=count)
 
 
-def _compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[float, int]:
-    """The share of the first answers that stay, for the histories of yesterday's log; and how many show a new item."""
+def compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[float, int]:
+    """The share of the first answers that stay, for histories of a log; and how many new items are among them."""
     users = data.train.sample(SAMPLE)
     users = BeforeAfter(users.events, users.events.counts())
     same, shown = [], []
@@ -365,7 +362,7 @@ def _compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[fl
 # Files
 
 
-def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared, run: dict[str, Any]) -> None:
+def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) -> None:
     """Copy tables and the training log, and write live changes, without those that the log now has."""
     for name in (LOG, *(f"{table}.parquet" for table in TABLES)):
         if (folder / name).is_file():
