@@ -110,6 +110,15 @@ def test_the_page_on_recommending_runs(workspace):
 
 
 @pytest.mark.extended
+def test_the_page_on_renewal_runs_and_prints_what_it_shows(workspace):
+    page = ROOT / "docs" / "renewal.md"
+    printed, names = run_page(page, workspace)
+    assert names["report"].saved
+    done = beamtree("renew", "runs/nightly", "--roll-back", folder=workspace[0])
+    assert "as it was before" in done.stdout
+
+
+@pytest.mark.extended
 def test_the_page_on_extending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "extend.md", workspace)
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])

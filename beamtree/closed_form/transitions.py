@@ -10,7 +10,7 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries, sum_products
 from beamtree.data.csr import CSR, concatenate, strongest
 from beamtree.data.events import Events
-from beamtree.data.views import HISTORY, random_crops
+from beamtree.data.views import HISTORY, RandomCrops, random_crops
 from beamtree.kernels import sparse
 from beamtree.scorers.factors import newest_of_each
 from beamtree.scorers.memory import PARTNERS
@@ -81,9 +81,11 @@ def past_and_future(
     device = events.offsets.device
     if device.type == "cpu":
         before, after = list[CSR](), list[CSR]()
-        for x, y in cuts_of(events, readings, seed):
-            before.append(CSR(*sparse.distinct_rows(x, recency)))
-            after.append(CSR(*sparse.distinct_rows(y, torch.ones(y.shape[1]))))
+        view, items = crops_of(events), events.items
+        targets = torch.ones(view.targets)
+        for start, cut, stop in drawn_crops(view, readings, seed):
+            before.append(CSR(*sparse.distinct_spans(items, start, cut, recency, newest_first=True)))
+            after.append(CSR(*sparse.distinct_spans(items, cut, stop, targets, newest_first=False)))
         past, future = concatenate(before), concatenate(after)
         return sum_products(past, past, num_items), sum_products(past, future, num_items)
     with one_thread():
@@ -103,16 +105,28 @@ def pairs_of_cuts(
 
 def cuts_of(events: Events, readings: int, seed: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of random cuts of every user: the past, newest first, and the future [B, T] each."""
-    view, device = random_crops(replace(events, weights=None), item_dropout=0.0), events.offsets.device
+    view = crops_of(events)
+    for crop in drawn_crops(view, readings, seed, part, parts):
+        yield view.read(*crop)
+
+
+def crops_of(events: Events) -> RandomCrops:
+    """Whole random crops, of all events."""
+    return random_crops(replace(events, weights=None), item_dropout=0.0)
+
+
+def drawn_crops(
+    view: RandomCrops, readings: int, seed: int, part: int = 0, parts: int = 1
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The start, cut and end of crops of every user [B] each, `readings` times."""
+    device = view.events.offsets.device
     generator = torch.Generator(device).manual_seed(seed)
     for _ in range(readings):
         batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
         for index, rows in enumerate(batches):
-            start, cut, stop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
+            crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
             if index % parts == part:
-                # On a GPU the length of the longest history would be a synchronization.
-                longest = HISTORY if cut.is_cuda else min(HISTORY, int((cut - start).max()))
-                yield view.events.before(start, cut, longest), view.events.targets(cut, stop, view.targets)
+                yield crop
 
 
 def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Iterator[Entries]:

@@ -16,11 +16,15 @@ Rows = tuple[Tensor, Tensor, Tensor]  # offsets, columns and values of compresse
 _SCRATCH = local()  # zeros that the functions of a thread share
 
 
-def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
-    """The items of lists x [B, T] as rows: of a repeated item the first counts, with the weight [≥ T] there."""
-    offsets, items = np.empty(len(x) + 1, np.int64), np.empty(x.numel(), np.int32)
-    values = np.empty(x.numel(), np.float32)
-    _compiled().compact(x.numpy(), weights.numpy(), offsets, items, values)
+def distinct_spans(events: Tensor, start: Tensor, stop: Tensor, weights: Tensor, *, newest_first: bool) -> Rows:
+    """The items of lists events[start … stop] [B] each as rows: the first ones, or newest first those at the end.
+
+    There are at most as many as weights. Of a repeated item the first counts, with the weight there; PAD is left out.
+    """
+    most = int((stop - start).clamp(min=0, max=len(weights)).sum())
+    offsets, items, values = np.empty(len(start) + 1, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
+    spans_of = (events.numpy(), start.numpy(), stop.numpy())
+    _compiled().compact_spans(*spans_of, newest_first, weights.numpy(), offsets, items, values)
     count = offsets[-1]
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 
