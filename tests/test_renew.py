@@ -285,6 +285,25 @@ def test_training_keeps_the_start_or_something_better(run):
     assert "new" in best(run, ["i23", "i24"], m=12)
 
 
+@pytest.mark.parametrize("split", ["halves", "leave-one-out"])
+def test_kinds_targets_and_dislikes_are_read_as_in_the_first_log(tmp_path, split):
+    kind = pl.col("time").replace_strict({0: "view", 1: "dislike"}, default="buy")
+    reading = {"kinds": {"view": 1, "buy": 4, "dislike": -1}, "target": "buy", "split": split}
+    shop = bt.Recommender(steps=0).fit(LOG.with_columns(kind=kind), verbose=False, **reading)
+    shop.save(tmp_path / "run")
+    report = renew(tmp_path / "run", TODAY.with_columns(kind=kind), verbose=False)
+    assert report.saved
+    assert report.events == 722 - 60
+    data = bt.Recommender.load(tmp_path / "run").data
+    weights = data.train.events.weights * data.description["mean_weight"]
+    assert {round(weight, 4) for weight in weights.tolist()} == {-1.0, 4.0}
+    (disliked,) = TODAY.filter(pl.col("user") == "u200", pl.col("time") == 1)["item"]
+    assert [data.items[number] for number in data.dislikes("u200")] == [disliked]
+    assert [data.items[number] for number in data.dislikes("u002")] == [LOG.row(25)[1]]
+    with pytest.raises(ValueError, match="kind"):
+        renew(tmp_path / "run", TODAY, verbose=False)
+
+
 # Changes made without training
 
 
