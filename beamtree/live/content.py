@@ -1,8 +1,8 @@
 """Placement of new items by what they are: the columns of the table of items, such as title, category and price.
 
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
-Means are flatter than what they are means of, so those of partners are scaled: the item is shown about as often as an
-item of the popularity that a ridge regression expects from its features.
+Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
+popularity that a ridge regression expects from its features.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from beamtree.tree import PAD
 
 NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
 MAX_SOURCES = 40  # incoming partners of a new item, for the same reason
-SHOWN_MORE = 1.6  # a new item is shown this many times as often as others of its popularity
+SHOWN_MORE = 1.4  # a new item is shown this many times as often as others of its popularity
 PENALTY = 3.0  # λ of the regression of popularity
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
 MOST_SCALED = 20.0  # and means of partners and factors are multiplied by at most this
@@ -78,6 +78,8 @@ class Content:
             assert partners.values is not None
             weights = partners.values[start:stop] * scale[number]
             learned = placement._replace(sources=partners.columns[start:stop].long(), weights=weights)
+            if factors is not None:
+                learned = learned._replace(factors=factors[number] * scale[number])
             result.append(learned if len(placement.items) else placement)
         return result
 
@@ -125,14 +127,14 @@ def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor | 
 def needed_scale(
     model: TreeModel, partners: CSR, factors: Tensor | None, rates: Tensor, background: BackgroundUsers
 ) -> Tensor:
-    """What to multiply the partners of new items with, so that each is shown to its share of users [n].
+    """What to multiply partners and factors of new items with, so that each is shown to its share of users [n].
 
     It is shown neither more often among all items, nor among the first.
 
     Args:
         model: that they are added to.
         partners: to the new items, by source.
-        factors: of the new items, which are not scaled: they also say what a history with the item means.
+        factors: of the new items.
         rates: the popularity that is expected of each, relative to the average item [n].
         background: users, and the score that an item needs to be shown to them.
     """
@@ -151,12 +153,13 @@ def needed_scale(
         assert some.values is not None
         dense = torch.zeros(model.tree.num_items, len(rows))
         dense[some.columns.long(), some.row_of_entry()] = some.values
-        scores = sparse.multiply(history, dense).clamp(min=1e-6)
-        others = torch.zeros(()) if factors is None else weight * background.factors @ factors[rows].T
+        scores = sparse.multiply(history, dense)
+        if factors is not None:
+            scores += weight * background.factors @ factors[rows].T
         most = torch.full((len(rows),), MOST_SCALED)
         for shown, threshold in limits:
             rank = (share[rows] * shown * len(x)).long().clamp(max=len(x) - 1)
-            needed = ((threshold.unsqueeze(1) - others) / scores).sort(dim=0).values
+            needed = (threshold.unsqueeze(1) / scores.clamp(min=1e-6)).sort(dim=0).values
             most = most.minimum(needed.gather(0, rank.unsqueeze(0)).squeeze(0))
         scales.append(most.clamp(min=0))
     return torch.cat(scales) if scales else torch.empty(0)
