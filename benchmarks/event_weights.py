@@ -233,8 +233,8 @@ def made_up_market() -> pl.DataFrame:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        simulate(Path(folder) / "log.parquet", users=20_000, items=10_000, events=800_000, seed=0)
-        log = pl.concat([pl.read_parquet(path) for path in sorted(Path(folder).rglob("log*.parquet"))])
+        simulate(Path(folder) / "log.parquet", users=10_000, items=5_000, events=400_000, seed=0)
+        log = pl.read_parquet(Path(folder) / "log.parquet")
     generator = np.random.default_rng(0)
     items = log["item"].unique().sort()
     appeal = pl.DataFrame({"item": items, "appeal": generator.normal(size=len(items))})
