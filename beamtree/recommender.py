@@ -278,7 +278,7 @@ class Recommender:
         self._run["frame"] = frame_kind(log)
         self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
         self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-        self._read_catalogue = None
+        self._read_catalogue, self._masks = None, MaskCache()
         return self
 
     def recommend(

@@ -66,6 +66,7 @@ def test_expressions_choose_items(expression, expected):
         ("price <", "cannot be used"),
         ("", "cannot be used"),
         ("price", "is Float64, not true or false"),
+        ("category = '\ud800'", "cannot be used"),
         ("price < 'a'", "cannot compare string with numeric"),
         ("price < 5; true", "has an error at '; true'"),
         ("price < 5 -- '", 'has an error at "-- \'"'),

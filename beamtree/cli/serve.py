@@ -33,7 +33,9 @@ def serve_run(
     # Kubernetes sets BEAMTREE_PORT to something else wherever a service is called beamtree.
     port: Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_PORT", min=0, max=65535)] = 8000,
     name: Annotated[str | None, option("name", "The name of the model. Default: the name of its folder.")] = None,
-    items: Annotated[Path | None, option("items", "A table of items with titles, categories or other attributes.")] = None,
+    items: Annotated[
+        Path | None, option("items", "A table of items with titles, categories or other attributes.")
+    ] = None,
     data: Annotated[Path | None, option("data", "Prepared data. Default: the training data of the run.")] = None,
     changes: Annotated[
         Path | None,
