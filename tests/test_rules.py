@@ -317,6 +317,26 @@ def test_a_user_without_known_items_gets_no_disliked_popular_items():
         assert sorted(result.items) == (["i1", "i3", "i4"] if rules is None else ["i1", "i3", "i5"])
 
 
+@pytest.mark.extended
+def test_random_requests_to_a_market_are_answered_by_the_definition():
+    """As `benchmarks/random_rules.py` does with 10,000; only a beam that holds all items is exact."""
+    pytest.importorskip("scipy")
+    import random_rules
+
+    shop, draws = random_rules.Shop(users=500, items=600, events=8000, seed=1), np.random.default_rng(2)
+    requests = [shop.draw(draws) for _ in range(100)]
+    p = shop.probabilities([request.history for request in requests])
+    exact = 0
+    for request, row in zip(requests, p, strict=True):
+        options = {**request.options, "beam_size": 1024}
+        answer = shop.model.recommend(request.history, **options, rules=request.rules)
+        result = shop.check(request, answer, row)
+        assert result[:2] == (False, ""), request
+        assert result[2] in (True, None), request
+        exact += result[2] is True
+    assert exact > 50
+
+
 # In a recommender, in the command and in the service
 
 RULES = {
