@@ -422,6 +422,13 @@ def test_the_service_answers_by_rules_and_explains_them(priced, tmp_path):
         explained = client.post("/v1/explain", json=body).raise_for_status().json()["explanation"]
         assert [row["item"]["item"] for row in explained["answer"]] == result["items"]
         assert [row["rules"] for row in explained["answer"]] == result["rules"]
+        seen = {**body, "exclude_seen": True, "items": ["i31", "i01", "i55", *(f"i{n}" for n in range(20, 30))]}
+        left_out = client.post("/v1/explain", json=seen).json()["explanation"]["left_out"]
+        reasons = {row["item"]["item"]: row["rules"] for row in left_out}
+        assert reasons["i31"] == ["not allowed"]
+        assert "boost 1e-06" in reasons["i01"]
+        assert "i55" not in reasons
+        assert sum("at most 2 per category" in reasons.get(f"i{n}", ()) for n in range(20, 30)) == 8
         for rules, message in (
             ({"at_most": {"brand": 1}}, "no column 'brand'"),
             ({"diversity": 2}, "a number from 0 to 1"),

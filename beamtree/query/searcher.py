@@ -206,7 +206,7 @@ class Searcher:
             results = iter(self._search(histories, beam_size, m, first.exclude_seen, mask) if histories else ())
         else:
             sizes = [request.m for request, (rows, _) in zip(requests, encoded, strict=True) for _ in rows]
-            applied = self.masks.apply(first.rules, first.filter, self.model, self.ids, self.catalogue)
+            applied = self.apply(first.rules, first.filter)
             results = iter(self._select(histories, beam_size, sizes, first.exclude_seen, applied))
         responses = []
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
@@ -229,6 +229,10 @@ class Searcher:
     def mask_of(self, filter: Filter | None) -> tuple[NodeMask | None, int | None]:
         """The mask of a filter, and how many items it allows."""
         return (None, None) if filter is None else self.masks.get(filter, self.model, self.ids, self.catalogue)
+
+    def apply(self, rules: Rules, filter: Filter | None) -> AppliedRules:
+        """Rules for the items that a filter allows."""
+        return self.masks.apply(rules, filter, self.model, self.ids, self.catalogue)
 
     def _search(
         self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None

@@ -94,6 +94,16 @@ class AppliedRules:
         bits = int(self.boosts[item])
         return [str(boost) for index, boost in enumerate(self.rules.boosts) if bits >> index & 1]
 
+    def left_out(self, item: int, answer: Sequence[int]) -> list[str]:
+        """The rules that apply to an item that is not in an answer: its boosts, and the limits that it would exceed."""
+        if self.group_of[item] < 0:
+            return ["not allowed"]
+        reasons = self.boosts_of(item)
+        for (column, limit), values in zip(self.rules.at_most, self.values, strict=True):
+            if values[item] >= 0 and int((values[list(answer)] == values[item]).sum()) >= limit:
+                reasons.append(f"at most {limit} per {column}")
+        return reasons
+
 
 class Found(NamedTuple):
     """Items that a search found, and their probabilities, best first."""
