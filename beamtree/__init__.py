@@ -13,11 +13,13 @@ or, for documents and their labels:
     subjects = bt.Classifier().fit(texts, labels)
     subjects.predict("a history of lighthouses", m=5)
 
-The parts: `prepare` and `load_data` for a log; a tree (`cluster_tree` and others); a `Scorer` on it in a
-`TreeModel`; a method (`otm` and others) to `fit` it; `retrieve`, `evaluate`, `inspect`; `save_model`, `load_model`.
-Everything else is in its module: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`, `beamtree.theory`, …
+The parts: `prepare` and `load_data` for a log, and `datasets` with public ones; a tree (`cluster_tree` and others); a
+`Scorer` on it in a `TreeModel`; a method (`otm` and others) to `fit` it; `retrieve`, `evaluate`, `inspect`;
+`save_model`, `load_model`. Everything else is in its module: `beamtree.train`, `beamtree.methods`, `beamtree.metrics`,
+`beamtree.theory`, …
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from beamtree.beam import brute_force, retrieve
@@ -36,16 +38,16 @@ from beamtree.train import fit
 from beamtree.tree import PAD, Tree
 
 if TYPE_CHECKING:
+    from beamtree.ingest import datasets
     from beamtree.ingest.prepare import prepare
 else:
 
     def __getattr__(name):
-        """Import `prepare` on first use: Polars is slow to import, and optional."""
-        if name != "prepare":
+        """Import `prepare` and `datasets` on first use: Polars is slow to import, and optional."""
+        if name not in ("datasets", "prepare"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from beamtree.ingest.prepare import prepare
-
-        return prepare
+        module = import_module(f"beamtree.ingest.{name}")
+        return module if name == "datasets" else module.prepare
 
     def __dir__():
         return sorted({*globals(), *__all__})
@@ -67,6 +69,7 @@ __all__ = [
     "brute_force",
     "category_tree",
     "cluster_tree",
+    "datasets",
     "evaluate",
     "fit",
     "gaussian",

@@ -1,23 +1,29 @@
-"""Evaluation: P@m, R@m, F@m over users (Sec. 3.2.2), with intervals."""
+"""Evaluation: P@m, R@m, F@m over users (Sec. 3.2.2), and other metrics, in all and by segment, with intervals."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.checks import positive_int
-from beamtree.data import Data
+from beamtree.data import BeforeAfter, Data
 from beamtree.data.frames import make_frame
 from beamtree.errors import lookup
-from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant
+from beamtree.list_metrics import LIST_METRICS, ItemFacts, ListMetric
+from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
+from beamtree.scorers import TableScorer
+from beamtree.segments import SEGMENTS
 from beamtree.tree import PAD
 
 Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first
 OnUsers = Callable[[int], None]  # users done since the last call
+WEIGHTED_RECALL = "weighted_recall"
+NO_FACTS = ItemFacts()
+ALL_METRICS: dict[str, Metric | ListMetric] = {**METRICS, WEIGHTED_RECALL: recall, **LIST_METRICS}
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,14 @@ class Score:
     def record(self) -> dict[str, str | int | float]:
         return vars(self).copy()
 
+    def as_text(self) -> tuple[str, str, str]:
+        """The value and its interval, in percent where that is usual."""
+        in_percent = self.metric not in LIST_METRICS or LIST_METRICS[self.metric].in_percent
+        value, low, high = (
+            f"{number * (100 if in_percent else 1):.2f}" for number in (self.value, self.low, self.high)
+        )
+        return value, low, high
+
 
 class Evaluation(Mapping[tuple[str, int], float]):
     """The scores of a model: `evaluation["recall", 200]` is a mean; it prints as a table."""
@@ -46,6 +60,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         self.users_asked = self.users if users_asked is None else users_asked  # with those left out
         self.exclude_seen = exclude_seen
         self.of = "users"  # what the means are taken over
+        self.segments: dict[str, Evaluation] = {}  # the same for parts of what is to be predicted, where asked
         self.frame_kind: str | None = None  # of `to_frame`: polars, or pandas where the log was a frame of pandas
         self._means = {(score.metric, score.m): score.value for score in scores}
 
@@ -60,12 +75,19 @@ class Evaluation(Mapping[tuple[str, int], float]):
 
     def __str__(self) -> str:
         cuts = list(dict.fromkeys(score.m for score in self.scores))
-        lines = ["".join([f"{'%':<10}", *(f"{f'@{m}':>25}" for m in cuts)])]
-        for metric in dict.fromkeys(score.metric for score in self.scores):
-            shown = [score for score in self.scores if score.metric == metric]
-            cells = [f"{f'{s.value:.2%}'[:-1]} [{s.low * 100:.2f}, {s.high * 100:.2f}]" for s in shown]
-            lines.append("".join([f"{metric:<10}", *(f"{cell:>25}" for cell in cells)]))
+        names = list(dict.fromkeys(score.metric for score in self.scores))
+        width = max(10, *(len(name) + 2 for name in (*names, *self.segments)))
+        lines = ["".join([f"{'%':<{width}}", *(f"{f'@{m}':>25}" for m in cuts)])]
+        for title, part in (("", self), *self.segments.items()):
+            lines += [f"{title} ({part.users:,} {self.of})"] if title else []
+            for metric in dict.fromkeys(score.metric for score in part.scores):
+                texts = [score.as_text() for score in part.scores if score.metric == metric]
+                cells = [f"{value} [{low}, {high}]" for value, low, high in texts]
+                lines.append("".join([f"{metric:<{width}}", *(f"{cell:>25}" for cell in cells)]))
         lines.append(f"{self.users:,} {self.of}; in brackets the 95 % interval of the mean over {self.of}")
+        plain = [name for name in names if name in LIST_METRICS and not LIST_METRICS[name].in_percent]
+        if plain:
+            lines.append(f"not in percent: {', '.join(plain)}")
         if self.exclude_seen:
             left_out = self.users_asked - self.users
             who = f"; so were {left_out:,} of {self.users_asked:,} users, who chose nothing new" if left_out else ""
@@ -74,11 +96,20 @@ class Evaluation(Mapping[tuple[str, int], float]):
 
     __repr__ = __str__
 
+    def records(self) -> list[dict[str, str | int | float]]:
+        """One record per metric and m: metric, m, value, low, high; after them those of each segment, with its name."""
+        parts = (("all", self), *self.segments.items())
+        segment = ({"segment": name} if self.segments else {} for name, _ in parts)
+        return [
+            {**named, **score.record()}
+            for named, (_, part) in zip(segment, parts, strict=True)
+            for score in part.scores
+        ]
+
     def to_frame(self) -> Any:
-        """One row per metric and m: metric, m, value, low, high."""
-        names = ("metric", "m", "value", "low", "high")
-        columns = {name: [getattr(score, name) for score in self.scores] for name in names}
-        return make_frame(columns, kind=self.frame_kind)
+        """One row per metric and m: metric, m, value, low, high; if there are segments, a first column names them."""
+        records = self.records()
+        return make_frame({name: [row[name] for row in records] for name in records[0]}, kind=self.frame_kind)
 
 
 def evaluate(
@@ -89,6 +120,7 @@ def evaluate(
     m: Sequence[int] | int = (10, 50, 100, 200),
     metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
+    by: str | None = None,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
 ) -> Evaluation:
@@ -99,17 +131,32 @@ def evaluate(
         data: users and their targets, such as `data.test`.
         beam_size: k, or one width for each searched level.
         m: the number of retrieved items, or several cuts of one list.
-        metrics: one or several: names of `metrics.METRICS`, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
+        metrics: one or several: names of `metrics.METRICS`, weighted_recall, coverage, novelty, popularity_bias,
+            diversity, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
         exclude_seen: whether items that a user has seen are neither retrieved nor expected.
+        by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
         batch_size: users that are searched together.
         on_users: called with the number of users done since the last call.
     """
     model.tree.check_items(data.item_numbers())
     cuts = all_cuts(m)
-    find = search_function(model, beam_size, max(cuts, default=1))  # `measure` refuses an empty m
     return measure(
-        find, data, m=cuts, metrics=metrics, exclude_seen=exclude_seen, batch_size=batch_size, on_users=on_users
+        search_function(model, beam_size, max(cuts, default=1)),  # `measure` refuses an empty m
+        data,
+        m=cuts,
+        metrics=metrics,
+        exclude_seen=exclude_seen,
+        by=by,
+        facts=item_facts(model),
+        batch_size=batch_size,
+        on_users=on_users,
     )
+
+
+def item_facts(model: TreeModel) -> ItemFacts:
+    """What metrics of lists need to know about the items of a model."""
+    vectors = model.vectors_of if isinstance(model.scorer, TableScorer) else None
+    return ItemFacts(model.tree.num_visible, model.popularity, vectors)
 
 
 def search_function(model: TreeModel, beam_size: BeamSize, m: int) -> Find:
@@ -122,6 +169,54 @@ def search_function(model: TreeModel, beam_size: BeamSize, m: int) -> Find:
     return find
 
 
+class Batch(NamedTuple):
+    """What metrics see of some users."""
+
+    items: Tensor  # retrieved [B, m]
+    y: Tensor  # targets [B, P]
+    weights: Tensor  # of the targets [B, P]; [B, 0] where they are not needed, like the next
+    history: Tensor  # all items seen before [B, S]
+
+    def of(self, mask: Tensor) -> "Batch":
+        """The users with targets in a mask [B, P], with these targets."""
+        y = self.y.masked_fill(~mask, PAD)
+        users = (y != PAD).any(1)
+        return Batch(self.items[users], y[users], self.weights[users], self.history[users])
+
+
+class Measured:
+    """What the metrics keep of the users measured so far."""
+
+    def __init__(self, metrics: Mapping[str, Metric | ListMetric], cuts: Sequence[int], facts: ItemFacts) -> None:
+        self._metrics, self._cuts, self._facts = metrics, cuts, facts
+        self._kept: list[tuple[int, str, list[Tensor]]] = [(m, name, []) for m in cuts for name in metrics]
+
+    def add(self, batch: Batch) -> None:
+        """Measure some users."""
+        if not len(batch.y):
+            return
+        hit, relevant = hits(batch.items, batch.y), num_relevant(batch.y)
+        gain, total = weighted_hits(batch.items, batch.y, batch.weights) if batch.weights.shape[1] else (hit, relevant)
+        for m, name, kept in self._kept:
+            metric = self._metrics[name]
+            if isinstance(metric, ListMetric):
+                kept.append(metric.keep(batch.items[:, :m], batch.history, self._facts))
+            elif name == WEIGHTED_RECALL:
+                kept.append(metric(gain, total, m).float())
+            else:
+                kept.append(metric(hit, relevant, m).float())
+
+    def values(self) -> Tensor:
+        """A value for each user, whose mean over users is the metric [U, cuts, metrics]; U may be 0."""
+        finished = []
+        for _, name, parts in self._kept:
+            kept, metric = torch.cat(parts) if parts else torch.empty(0), self._metrics[name]
+            if isinstance(metric, ListMetric) and parts:
+                kept = metric.finish(kept, self._facts).float()
+            finished.append(kept)
+        return torch.stack(finished, dim=1).view(-1, len(self._cuts), len(self._metrics))
+
+
 def measure(
     find: Find,
     data: Data,
@@ -129,6 +224,8 @@ def measure(
     m: Sequence[int] | int = (10, 50, 100, 200),
     metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
+    by: str | None = None,
+    facts: ItemFacts = NO_FACTS,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
 ) -> Evaluation:
@@ -140,33 +237,63 @@ def measure(
         m: the number of items, or several.
         metrics: names, or your own functions.
         exclude_seen: whether seen items are excluded from results and targets, with users who have no other targets.
+        by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
+        facts: about the items, for popularity and for metrics of lists.
         batch_size: users in one call of `find`.
         on_users: called with the number of users done since the last call.
     """
-    named, cuts = named_metrics(metrics), all_cuts(m)
+    named, cuts = named_metrics(metrics, ALL_METRICS), all_cuts(m)
     if not named or not cuts:
-        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(METRICS)}")
+        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(ALL_METRICS)}")
     if not len(data):
         raise ValueError("there are no users to measure")
-    parts = []
+    log_users = data if isinstance(data, BeforeAfter) else None
+    weights = log_users.events.weights if log_users is not None and WEIGHTED_RECALL in named else None
+    if WEIGHTED_RECALL in named and weights is None:
+        raise ValueError(f"{WEIGHTED_RECALL}: all events count the same; prepare the log with `weight` or `kinds`")
+    segments = None
+    if by is not None:
+        make_segments = lookup(SEGMENTS, "by", by)
+        if log_users is None:
+            raise ValueError(f"by={by!r}: only users of a log have segments")
+        segments = make_segments(log_users, facts)
+    # A list belongs to a user: where segments divide the targets of a user, nothing can be said of lists.
+    whole_lists = segments is None or segments.of_users
+    of_targets = {name: metric for name, metric in named.items() if whole_lists or not isinstance(metric, ListMetric)}
+    if not of_targets:
+        raise ValueError(f"by={by!r} divides what is to be found: add a metric such as recall")
+    measured = [Measured(named, cuts, facts)]
+    measured += [Measured(of_targets, cuts, facts) for _ in (segments.names if segments is not None else ())]
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))
         x, y = (part.cpu() for part in data.batch(rows))
-        exclude = torch.empty(len(x), 0, dtype=torch.int64)
-        if exclude_seen:
-            exclude = data.seen(rows).cpu()
-            y = y.masked_fill(hits(y, exclude), PAD)
-            left = (y != PAD).any(1)
-            x, y, exclude = x[left], y[left], exclude[left]
-        if len(x):
-            hit, relevant = hits(find(x, exclude).cpu(), y), num_relevant(y)
-            values = [[metric(hit, relevant, size).float() for metric in named.values()] for size in cuts]
-            parts.append(torch.stack([torch.stack(row, dim=1) for row in values], dim=1))  # [B, cuts, metrics]
+        nothing = torch.empty(len(x), 0, dtype=torch.int64)
+        exclude = data.seen(rows).cpu() if exclude_seen else nothing
+        y = y.masked_fill(hits(y, exclude), PAD)
+        left = (y != PAD).any(1) | (not exclude_seen)
+        if bool(left.any()):
+            index = nothing
+            if log_users is not None and (segments is not None or weights is not None):
+                index = log_users.target_index(rows).cpu()  # [B, P], as y
+            y_weights = nothing if weights is None else weights[index.clamp(min=0).to(weights.device)].cpu()
+            history = data.seen(rows).cpu() if "popularity_bias" in named else nothing
+            items = find(x[left], exclude[left]).cpu()
+            batch = Batch(items, y[left], y_weights[left], history[left])
+            measured[0].add(batch)
+            if segments is not None:
+                number = segments.of(rows[left], index[left], y[left])
+                for segment, part in enumerate(measured[1:]):
+                    part.add(batch.of(number == segment))
         if on_users is not None:
             on_users(len(rows))
-    if not parts:
+    values = measured[0].values()
+    if not len(values):
         raise ValueError("no user has a target that was not seen before: nothing to measure")
-    return summarise(torch.cat(parts), cuts, tuple(named), len(data), exclude_seen)
+    result = summarise(values, cuts, tuple(named), len(data), exclude_seen)
+    if segments is not None:
+        parts = zip(segments.names, (part.values() for part in measured[1:]), strict=True)
+        result.segments = {name: summarise(part, cuts, tuple(of_targets)) for name, part in parts if len(part)}
+    return result
 
 
 def all_cuts(m: Iterable[int] | int) -> tuple[int, ...]:
@@ -188,14 +315,16 @@ def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int
     return find
 
 
-def named_metrics(metrics: Sequence[str | Metric] | str | Metric) -> dict[str, Metric]:
+def named_metrics(
+    metrics: Sequence[str | Metric] | str | Metric, known: Mapping[str, Metric | ListMetric] = METRICS
+) -> dict[str, Metric | ListMetric]:
     """One or several metrics by name; a ValueError where one is unknown."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
-    named: dict[str, Metric] = {}
+    named: dict[str, Metric | ListMetric] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-        function = lookup(METRICS, "metric", metric) if isinstance(metric, str) else metric
+        function = lookup(known, "metric", metric) if isinstance(metric, str) else metric
         if named.setdefault(name, function) is not function:
             raise ValueError(f"two metrics are called {name!r}: give each function a name of its own")
     return named

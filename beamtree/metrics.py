@@ -29,6 +29,21 @@ def num_relevant(y: Tensor) -> Tensor:
     return relevant
 
 
+def weighted_hits(items: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight of each retrieved item [B, m], 0 if it is not relevant, and the weight of all relevant items [B].
+
+    `weights` are those of y [B, P]. An item that y has several times counts once, with its largest weight. With
+    them instead of hits and |I_x|, `recall` is the weighted recall.
+    """
+    by_weight = weights.argsort(dim=1, descending=True)
+    y, weights = y.gather(1, by_weight), weights.gather(1, by_weight)
+    order = y.argsort(dim=1, stable=True)  # of each item, the largest weight first
+    y, weights = y.gather(1, order), weights.gather(1, order)
+    total = (weights * first_of_each(y)).sum(1)
+    index = torch.searchsorted(y, items.contiguous()).clamp(max=y.shape[1] - 1)
+    return weights.gather(1, index) * ((y.gather(1, index) == items) & (items != PAD)), total
+
+
 def precision(hit: Tensor, relevant: Tensor, m: int) -> Tensor:
     """P@m (Eq. 5): the share of the first m items that are relevant."""
     return hit[:, :m].sum(1) / m

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
-from beamtree.scorers import Scorer, TableScorer
+from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, SumScorer, TableScorer
 from beamtree.tree import Tree
 
 State = tuple[Tensor, ...]  # of each node of a beam; nodes are ordered by the first part
@@ -77,9 +77,28 @@ class TreeModel(nn.Module):
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
         return self
 
-    def item_vectors(self, items: Tensor | None = None) -> Tensor:
-        """The scorer's vectors of some items [n], or of all [n, dim]."""
-        return self._table_scorer().item_vectors(self.tree, items)
+    def item_vectors(self) -> Tensor:
+        """The scorer's vectors of the items [M, dim], to cluster them again."""
+        return self._table_scorer().item_vectors(self.tree)
+
+    def vector_part(self) -> TableScorer:
+        """The part of the scorer that has vectors of items: the factors if there are any."""
+        scorer = self._table_scorer()
+        parts = list(scorer.tables().values()) if isinstance(scorer, SumScorer) else [scorer]
+        kinds = (FactorScorer, DotProductScorer, TableScorer)
+        part = next((part for kind in kinds for part in parts if isinstance(part, kind)), None)
+        if part is None:
+            raise ValueError("no part of this model's scorer has vectors of items")
+        return part
+
+    @torch.no_grad()
+    def vectors_of(self, items: Tensor) -> Tensor:
+        """The vectors of some items in that part [..., dim], on the CPU; any for items without a leaf."""
+        part = self.vector_part()
+        vectors = part.table.read(self.tree, share=part.share)
+        leaves = self.tree.leaf_of_item(items.to(self.tree.device))
+        (rows,) = vectors.index([(self.tree.height, leaves)])
+        return vectors.at(rows).float().cpu()
 
     def _table_scorer(self) -> TableScorer:
         if not isinstance(self.scorer, TableScorer):

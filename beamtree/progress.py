@@ -22,14 +22,17 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 class Reporter:
-    """Prints a report and progress; with `verbose=False` only the logger gets them."""
+    """Prints a report and progress; with `verbose=False` only the logger gets them.
 
-    def __init__(self, verbose: bool = True) -> None:
+    Progress is shown on a terminal after `delay` seconds, and elsewhere every ten seconds.
+    """
+
+    def __init__(self, verbose: bool = True, delay: float = 0.0) -> None:
         logs = log.isEnabledFor(logging.INFO) and log.hasHandlers()
         silenced = log.disabled or log.level > logging.INFO  # the level of this logger was set
         self._prints = verbose and not logs and not silenced
         self._terminal = self._prints and sys.stderr.isatty()
-        self._what, self._began, self._shown = "", 0.0, 0.0
+        self._what, self._began, self._shown, self._delay = "", 0.0, 0.0, delay
         self._status = ""  # the line shown on a terminal
 
     def __enter__(self) -> "Reporter":
@@ -57,7 +60,7 @@ class Reporter:
         now = time.monotonic()
         if what != self._what:
             self._what, self._began, self._shown = what, now, 0.0 if self._terminal else now
-        if now - self._shown < (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
+        if now - self._began < self._delay or now - self._shown < (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             return
         self._shown = now
         seconds = now - self._began

@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic as time_now
@@ -34,16 +34,19 @@ from beamtree.progress import Reporter, clock
 from beamtree.query import (
     History,
     MaskCache,
-    Recommendation,
     RecommendRequest,
     Rules,
     Searcher,
+    encode_history,
+    histories_of_users,
     history_of_user,
     id_list,
     make_filter,
     parse_histories,
     parse_rules,
+    similar_request,
 )
+from beamtree.query.tables import ranked_columns, score_columns, user_vectors
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
@@ -71,7 +74,7 @@ from beamtree.train.runs import (
 )
 from beamtree.train.sequence import sequence_report
 from beamtree.train.validation import OnCheck, Progress
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 BATCH = 256  # histories searched together
 
@@ -194,6 +197,7 @@ class Recommender:
         self,
         log: Any,
         *,
+        items: Any = None,
         user: str | None = None,
         item: str | None = None,
         time: str | None = None,
@@ -217,6 +221,9 @@ class Recommender:
 
         Args:
             log: a Polars or pandas frame, an Arrow table, one or several files, or a folder written by `prepare`.
+            items: a table about the items, a frame or a file: categories, numbers, texts, vectors, any mix, with
+                missing values. Items that are not in the log are recommended by what their columns say, all can be
+                filtered with `where`, and items added later are placed by their title and category.
             user: the column of users. Default: found by its name.
             item: the column of items. Default: found by its name.
             time: the column of times. Default: found by its name.
@@ -247,6 +254,11 @@ class Recommender:
         given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
+        about_items = table_argument("items", items)
+        if about_items is not None:
+            if options.items is not None:
+                raise ValueError("there are two tables of items: give `items` to fit, or to Recommender for its tree")
+            options = replace(options, items=about_items)
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
         began, backend = time_now(), current_backend()
         with Reporter(verbose and backend.is_first) as report:
@@ -273,13 +285,26 @@ class Recommender:
             for line in sequence_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
+            self._data, self._model, self._run, self.progress = data, model, run, progress
+            self._run["frame"] = frame_kind(log)
+            self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
+            self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
+            self._read_catalogue, self._masks = None, MaskCache()
+            if about_items is not None and (added := self._add_listed_items(about_items)):
+                report.line(f"Added {added:,} items that are not in the log, by their features.")
             report.line(f"Fitted in {clock(time_now() - began)}.")
-        self._data, self._model, self._run, self.progress = data, model, run, progress
-        self._run["frame"] = frame_kind(log)
-        self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
-        self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-        self._read_catalogue, self._masks = None, MaskCache()
         return self
+
+    def _add_listed_items(self, table: Any) -> int:
+        """Add the items of a table that are not in the log; returns how many there are."""
+        from beamtree.ingest.item_tables import other_items, read_catalogue
+
+        new = other_items(table, self.ids)
+        if new:
+            catalogue = read_catalogue(table, self.ids.extended(list(new)))
+            self._live = LiveModel(self.model, catalogue=catalogue, data=self.data)
+            self._live.add_items(new)
+        return len(new)
 
     def recommend(
         self,
@@ -314,53 +339,138 @@ class Recommender:
         that decided each item's place. Every history gets m items if that many are allowed. A history without a
         known item gets popular items, with a warning unless it is empty.
         """
-        if (histories is None) == (users is None):
-            raise ValueError("give histories or users: one of the two")
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
-        if users is None:
-            key, names, rows = parse_histories(histories)
-        else:
-            key, names, rows = "user", [as_id(user) for user in id_list(users)], []
-        searcher = Searcher(
-            self.model,
-            self.ids,
-            catalogue=self._catalogue() if request.needs_attributes else None,
-            user_history=self._history_of,
-            masks=self._masks,
-        )
-        results: list[Recommendation] = []
-        for start in range(0, len(names), BATCH):
-            stop = start + BATCH
-            batch = {"histories": rows[start:stop]} if users is None else {"users": names[start:stop]}
-            results += searcher.recommend(request._replace(**batch)).results
-        unknown = [result.unknown[0] for result in results if result.unknown and not result.num_known]
+        key, names, batches = self._read_histories(histories, users)
+        searcher = self._searcher(request.needs_attributes)
+        columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
-            counts = f"{len(unknown):,} of {len(results):,} histories"
+            counts = f"{len(unknown):,} of {len(names):,} histories"
             message = f"{counts} have no known item, such as {unknown[0]!r}: popular items are recommended for them"
             warnings.warn(message, UserWarning, stacklevel=2)
-        columns: dict[str, list[Any]] = {}
-        if key:
-            columns[key] = [name for name, result in zip(names, results, strict=True) for _ in result.items]
-        columns["rank"] = [rank for result in results for rank in range(1, len(result.items) + 1)]
-        columns["item"] = [item for result in results for item in result.items]
-        columns["score"] = [score for result in results for score in result.scores]
-        if request.rules is not None:
-            columns["rules"] = ["; ".join(names) for result in results for names in result.rules or ()]
-        types = {"user": str, "history": int, "rank": int, "item": str, "score": float, "rules": str}
-        given = "pandas" if is_pandas(histories) or is_pandas(users) else None
-        return make_frame(columns, types, self._frame or given or self._run.get("frame"))
+        return self._frame_of(columns, histories, users)
 
-    def _history_of(self, user: str) -> History:
-        """The history of a user of the log and of later events; a ValueError for an unknown user."""
-        return (self._live and self._live.history(user)) or history_of_user(self.data, user)
+    def similar(
+        self,
+        items: Any,
+        m: int = 10,
+        *,
+        beam_size: BeamSize | None = None,
+        allowed: Iterable[object] | None = None,
+        exclude: Iterable[object] | None = None,
+        where: str | None = None,
+    ) -> Any:
+        """Items similar to an item, as a frame with the columns rank, item and score, best first.
+
+        Args:
+            items: the id of an item, or a list of several. For a list, a first column `similar_to` tells them apart.
+            m: number of items for each.
+            beam_size: k, or one width per searched level. Default: 400 or m.
+            allowed: ids that may be returned. Default: all.
+            exclude: ids that may not be returned.
+            where: an expression over the columns of the table `items`, as in `recommend`.
+
+        Similar items are those recommended after a single event of the item, without the item itself.
+        """
+        names = id_list(items)
+        request = similar_request(self.ids, names, positive_int("m", m))
+        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
+        histories = [encode_history(self.ids, row) for row in request.histories]
+        batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
+        is_one = len(names) == 1 and names[0] is items
+        key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
+        columns, _ = ranked_columns(self._searcher(where is not None), request, key, ids, batches)
+        return self._frame_of(columns, items)
+
+    def score(self, histories: Any = None, items: Any = (), *, users: Any = None) -> Any:
+        """The scores of given items, as a frame with the columns item and score, in the order given.
+
+        Args:
+            histories: as in `recommend`.
+            items: ids of the items: one list for all histories, or a list of lists with one for each.
+            users: instead of histories, ids of users of the log.
+
+        Scores are those of `recommend`, for any item, also for one that the beam would not find. An item that the
+        model does not know, or that was removed, has none. For several histories a first column `history` or `user`
+        tells them apart.
+        """
+        key, names, batches = self._read_histories(histories, users)
+        rows = id_list(items)
+        if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
+            rows = [id_list(row) for row in rows]
+            if len(rows) != len(names):
+                counts = f"{len(rows):,} lists of items for {len(names):,} histories"
+                raise ValueError(f"{counts}: give one list for each history, or one for all")
+        else:
+            rows = [rows]
+        columns = score_columns(self._searcher(), key, names, batches, rows)
+        return self._frame_of(columns, histories, users, items)
+
+    def item_vectors(self) -> Any:
+        """A vector for each item, as a frame with the columns item and vector.
+
+        They are the item factors of the closed form (implicit ALS). The inner product with a vector of `user_vectors`
+        is the score of this part alone, before its weight; `recommend` adds other parts. In a model without factors
+        they are the rows of the leaves. Removed items are left out.
+        """
+        slots = self.model.tree.visible().cpu()
+        visible = slots[slots != PAD].sort().values
+        names = list(map(self.ids.names.__getitem__, visible.tolist()))
+        return self._frame_of({"item": names, "vector": self.model.vectors_of(visible).numpy()})
+
+    def user_vectors(self, histories: Any = None, *, users: Any = None) -> Any:
+        """A vector for each history, as a frame with the column vector, in the space of `item_vectors`.
+
+        Args:
+            histories: as in `recommend`.
+            users: instead of histories, ids of users of the log.
+
+        It is the fold-in of the history into the item factors. For several histories a first column `history` or
+        `user` tells them apart.
+        """
+        key, names, batches = self._read_histories(histories, users)
+        vectors = user_vectors(self.model, batches).numpy()
+        return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
+
+    def _read_histories(self, histories: Any, users: Any) -> tuple[str, list[Any], Iterator[list[History]]]:
+        """What the caller passed: the column that tells histories apart, its values, and batches of histories."""
+        if (histories is None) == (users is None):
+            raise ValueError("give histories or users: one of the two")
+        if users is None:
+            key, names, rows = parse_histories(histories)
+            starts = range(0, len(rows), BATCH)
+            batches = ([encode_history(self.ids, row) for row in rows[start : start + BATCH]] for start in starts)
+            return key, names, batches
+        names = [as_id(user) for user in id_list(users)]
+        starts = range(0, len(names), BATCH)
+        return "user", names, (self._histories_of(names[start : start + BATCH]) for start in starts)
+
+    def _searcher(self, with_attributes: bool = False) -> Searcher:
+        """A searcher of the current model, with the attributes of the items if a filter or rules read them."""
+        catalogue = self._catalogue() if with_attributes else None
+        return Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
+
+    def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
+        """A frame of columns, of the kind that the user chose, gave, or fitted."""
+        kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
+        types = {"user": str, "history": int, "similar_to": str, "rank": int, "item": str, "score": float, "rules": str}
+        known = types if all(name in types for name in columns) else None
+        return make_frame(columns, known, kind)
+
+    def _histories_of(self, users: list[str]) -> list[History]:
+        """The histories of users of the log and of later events; a ValueError for an unknown user."""
+        if self._live is None:
+            return histories_of_users(self.data, users)
+        return [self._live.history(user) or history_of_user(self.data, user) for user in users]
 
     def _catalogue(self) -> Catalogue | None:
         """What is known about the items now; None without a table of them."""
         if self._live is not None:
             return self._live.catalogue
         if self._read_catalogue is None:
-            self._read_catalogue = read_items(self._options.items, self._run, self._loaded, self.ids)
+            self._read_catalogue = read_items(
+                self._tables.get("items", self._options.items), self._run, self._loaded, self.ids
+            )
         return self._read_catalogue
 
     def _training_data(self) -> Prepared | None:
@@ -373,6 +483,7 @@ class Recommender:
         beam_size: BeamSize | None = None,
         metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
+        by: str | None = None,
         data: Any = None,
         user: str | None = None,
         item: str | None = None,
@@ -384,8 +495,9 @@ class Recommender:
         Args:
             m: numbers of items retrieved.
             beam_size: k, or one width per searched level. Default: 400 or the largest m.
-            metrics: names such as recall, ndcg, mrr, or functions of your own.
+            metrics: names such as recall, ndcg, weighted_recall, coverage, novelty, or functions of your own.
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
+            by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
             data: users other than the test users: `data.val`, a prepared folder with the same items, or a log of
                 other users in any form that `fit` takes.
             user: the column of users in that log. Default: found by its name.
@@ -402,7 +514,7 @@ class Recommender:
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
-        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen)
+        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
         result.frame_kind = self._frame or self._run.get("frame")
         return result
 

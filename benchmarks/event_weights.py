@@ -30,7 +30,7 @@ from beamtree.query.history import pad_rows
 M = (10, 50, 200)
 KINDS = {"view": 1.0, "cart": 3.0, "buy": 10.0}
 Rows = list[list[int]]
-Find = Callable[[Rows, Rows], np.ndarray]  # histories and items to leave out -> items [U, 200]
+Find = Callable[[Rows, Rows, list[list[float]]], np.ndarray]  # histories, items to leave out, weights -> items [U, 200]
 
 
 def main() -> None:
@@ -91,10 +91,10 @@ def main() -> None:
     ):
         grid = ALS_GRID if row.startswith("implicit") else EASE_GRID
         make = implicit_als if row.startswith("implicit") else ease
-        matrix = own.of(values)
+        matrix, unit = own.of(values)
         if make is ease and matrix.shape[1] > 20_000:
             continue
-        trials = [(make(matrix, **settings), settings) for settings in grid]
+        trials = [(make(matrix, unit, **settings), settings) for settings in grid]
         scores = [float(val_judge.recalls(find, own.ids, drop)[:, 1].mean()) for find, _ in trials]
         best, settings = trials[int(np.argmax(scores))]
         print(f"  {settings}")
@@ -119,17 +119,20 @@ class Judge:
         before, target = ~pl.col("later"), pl.col("later") & pl.col("wanted") & ~pl.col("seen")
         liked = before & (pl.col("value") > least)
         self.users = rows.group_by("user", maintain_order=True).agg(
-            history=item.filter(before), liked=item.filter(liked), target=item.filter(target)
-        )
+            history=item.filter(before), liked=item.filter(liked), target=item.filter(target),
+            worth_history=pl.col("value").filter(before), worth_liked=pl.col("value").filter(liked),
+        )  # fmt: skip
 
     def recalls(self, find: Find, ids: dict[str, int], drop: bool) -> torch.Tensor:
         """The recall of each user [U, 3]; `drop` leaves dislikes out of the histories."""
         parts = []
         for start in range(0, len(self.users), 256):
             some = self.users[start : start + 256]
-            history, seen = ([[ids[i] for i in row if i in ids] for row in some[name]] for name in (
-                "liked" if drop else "history", "history"))  # fmt: skip
-            items = find(history, seen)
+            name = "liked" if drop else "history"
+            history, seen = ([[ids[i] for i in row if i in ids] for row in some[each]] for each in (name, "history"))
+            known = zip(some[name], some[f"worth_{name}"], strict=True)
+            worth = [[value for i, value in zip(*row, strict=True) if i in ids] for row in known]
+            items = find(history, seen, worth)
             for row, target in zip(items, some["target"], strict=True):
                 wanted = {ids.get(i, -2) for i in target.to_list()}
                 hits = np.cumsum([item in wanted for item in row.tolist()])
@@ -138,7 +141,7 @@ class Judge:
 
 
 def search_of(shop: bt.Recommender) -> Find:
-    def find(histories: Rows, seen: Rows) -> np.ndarray:
+    def find(histories: Rows, seen: Rows, worth: list[list[float]]) -> np.ndarray:
         exclude = pad_rows(seen, max(1, *map(len, seen)))
         items, _ = retrieve(shop.model, pad_histories(histories), beam_size=400, m=max(M), exclude=exclude)
         return items.numpy()
@@ -155,7 +158,8 @@ class Matrix:
         self.ids = {name: number for number, name in enumerate(names)}
         self.rows = {user: number for number, user in enumerate(self.log["user"].unique().sort())}
 
-    def of(self, values: str | None) -> csr_matrix:
+    def of(self, values: str | None) -> tuple[csr_matrix, float | None]:
+        """The matrix, and the weight that is 1 in it; None where all are."""
         rows = self.log if values is None else self.log.filter(pl.col("value") > self.least)
         if values == "wanted":
             rows = rows.filter("wanted")
@@ -163,8 +167,9 @@ class Matrix:
         rows = rows.group_by("user", "item").agg(worth=worth.max())
         where = [self.rows[user] for user in rows["user"]], [self.ids[item] for item in rows["item"]]
         matrix = csr_matrix((rows["worth"].to_numpy(), where), (len(self.rows), len(self.ids)), dtype=np.float32)
-        matrix.data /= matrix.data.mean()
-        return matrix
+        unit = float(matrix.data.mean())
+        matrix.data /= unit
+        return matrix, unit if values == "value" else None
 
 
 ALS_GRID = [
@@ -175,33 +180,46 @@ ALS_GRID = [
 EASE_GRID = [{"penalty": penalty} for penalty in (100.0, 300.0, 1000.0, 3000.0)]
 
 
-def implicit_als(matrix: csr_matrix, **settings: float) -> Find:
+def implicit_als(matrix: csr_matrix, unit: float | None, **settings: float) -> Find:
     with threadpool_limits(1, "blas"):
         model = AlternatingLeastSquares(iterations=10, use_gpu=False, random_state=0, **settings)
         model.fit(matrix, show_progress=False)
 
-    def find(histories: Rows, seen: Rows) -> np.ndarray:
-        ones = indicator(histories, matrix.shape[1])
+    def find(histories: Rows, seen: Rows, worth: list[list[float]]) -> np.ndarray:
+        """Histories have the weights of the matrix, if it has any."""
+        rows = indicator(histories, matrix.shape[1])
+        if unit is not None:
+            rows = weighted(histories, worth, matrix.shape[1], unit)
         with threadpool_limits(1, "blas"):
-            factors = np.stack([model.recalculate_user(0, ones[row]) for row in range(len(histories))])
+            factors = np.stack([model.recalculate_user(0, rows[row]) for row in range(len(histories))])
         return best_of(factors @ model.item_factors.T, seen)
 
     return find
 
 
-def ease(matrix: csr_matrix, penalty: float) -> Find:
+def ease(matrix: csr_matrix, unit: float | None, penalty: float) -> Find:
     gram = (matrix.T @ matrix).toarray()
     gram[np.diag_indices(len(gram))] += penalty
     inverse = np.linalg.inv(gram)
     weights = inverse / -np.diag(inverse)
     weights[np.diag_indices(len(gram))] = 0
-    return lambda histories, seen: best_of(indicator(histories, matrix.shape[1]) @ weights, seen)
+    return lambda histories, seen, worth: best_of(indicator(histories, matrix.shape[1]) @ weights, seen)
 
 
 def indicator(rows: Rows, size: int) -> csr_matrix:
     index = [(number, item) for number, row in enumerate(rows) for item in set(row)]
     where = tuple(zip(*index, strict=True)) or ((), ())
     return csr_matrix((np.ones(len(index), np.float32), where), (len(rows), size))
+
+
+def weighted(rows: Rows, worth: list[list[float]], size: int, unit: float) -> csr_matrix:
+    """The largest weight of each item of a history."""
+    largest: dict[tuple[int, int], float] = {}
+    for number, (row, values) in enumerate(zip(rows, worth, strict=True)):
+        for item, value in zip(row, values, strict=True):
+            largest[number, item] = max(largest.get((number, item), 0.0), value / unit)
+    where = tuple(zip(*largest, strict=True)) or ((), ())
+    return csr_matrix((np.array(list(largest.values()), np.float32), where), (len(rows), size))
 
 
 def best_of(scores: np.ndarray, seen: Rows) -> np.ndarray:

@@ -241,7 +241,7 @@ class Shop:
     @property
     def units(self) -> np.ndarray:
         if not hasattr(self, "_units"):
-            vectors = self.model.model.item_vectors().double().numpy()
+            vectors = self.model.model.vectors_of(torch.arange(len(self.ids))).double().numpy()
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             self._units = vectors / np.where(lengths > 0, lengths, 1.0)
         return self._units

@@ -16,6 +16,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from beamtree.evaluate import Score
+from beamtree.list_metrics import LIST_METRICS
 from beamtree.research.compare.report import MARKDOWN, cost_grid, legend, measured_users, score_grid
 from beamtree.research.paper.cells import Cell, half_interval
 
@@ -238,6 +240,19 @@ def beauty() -> str:
     ]
     heads = ["row", "measured by", "fitted to all but", "seen items", "recall@10", "NDCG@10"]
     return grid(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
+
+
+def segments(metrics: Sequence[str], parts: bool) -> str:
+    """Metrics of lists, or recall by segment, at 50: a row for each metric or segment, a column for each method."""
+    cells = [cell for cell in cells_of("segments") if cell["m"] == 50 and cell["metric"] in metrics]
+    cells = [cell for cell in cells if parts or cell["segment"] == "all"]
+    methods, head = list(dict.fromkeys(cell["row"] for cell in cells)), "segment" if parts else "metric"
+    texts: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        score = Score(*(cell[name] for name in ("metric", "m", "value", "low", "high")))
+        value, low, high = score.as_text()
+        texts.setdefault(cell[head], {})[cell["row"]] = f"{value} [{low}, {high}]"
+    return grid([head, *methods], [[name, *(row[method] for method in methods)] for name, row in texts.items()])
 
 
 def market() -> str:
@@ -522,6 +537,8 @@ PARTS = {
     "trees": lambda: trees(every_run=False),
     "trees_runs": lambda: trees(every_run=True),
     "beauty": beauty,
+    "segments_recall": lambda: segments(["recall"], parts=True),
+    "segments_lists": lambda: segments([*LIST_METRICS], parts=False),
     "market": market,
     "market_kept": market_kept,
     "random_rules": random_rules,

@@ -360,7 +360,7 @@ def test_files_say_what_may_be_found_and_what_not(shop):
         assert len(found) == min(5, len(left))
     (shop / "none.txt").write_text("never heard of\n")
     done = beamtree("retrieve", "run", *words, "--allowed", "none.txt", folder=shop, check=False)
-    one_line(done, "no item is left to retrieve: drop --exclude-seen, --allowed or --exclude")
+    one_line(done, "no item is left to retrieve: drop --exclude-seen, --allowed, --exclude or --where")
     done = beamtree("retrieve", "run", *words, "--exclude", "no.txt", folder=shop, check=False)
     one_line(done, "no.txt is not a file of ids")
 

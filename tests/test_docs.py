@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -81,19 +82,21 @@ def test_the_readme_runs_and_prints_what_it_shows(workspace):
     assert_same_output("".join(printed), "".join(blocks(page, "text")))
 
 
-def test_the_quickstart_runs_on_a_file_of_the_same_form(workspace):
-    folder, draw = workspace[0] / "ml-1m", random.Random(0)
-    folder.mkdir()
+def test_the_quickstart_runs_on_a_file_of_the_same_form(workspace, tmp_path, monkeypatch):
+    draw = random.Random(0)
     movies = {1: "Toy Story (1995)", 3114: "Toy Story 2 (1999)", 260: "Star Wars: Episode IV - A New Hope (1977)"}
     movies |= {number: f"Café No. {number} (1990)" for number in range(2, 60)}
     lines = [f"{number}::{title}::Animation|Comedy\n" for number, title in movies.items()]
-    (folder / "movies.dat").write_text("".join(lines), encoding="latin-1")
     ratings = [
         f"{user}::{movie}::{draw.randint(1, 5)}::{978300000 + 60 * place}\n"
         for user in range(1, 201)
         for place, movie in enumerate(draw.sample(sorted(movies), 20))
     ]
-    (folder / "ratings.dat").write_text("".join(ratings))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "beamtree").mkdir()
+    with zipfile.ZipFile(tmp_path / "beamtree" / "ml-1m.zip", "w") as files:
+        files.writestr("ml-1m/movies.dat", "".join(lines).encode("latin-1"))
+        files.writestr("ml-1m/ratings.dat", "".join(ratings))
     printed, names = run_page(ROOT / "docs" / "quickstart.md", workspace)
     assert "recall" in printed[0]
     assert "title" in printed[0]
@@ -107,6 +110,24 @@ def test_the_page_on_recommending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "recommend.md", workspace)
     assert (workspace[0] / "answers.parquet").exists()
     assert len(names["shop"].recommend(["i0000012"], m=5, allowed=names["in_stock"])) == 5
+
+
+@pytest.mark.extended
+def test_the_page_on_similar_items_runs(workspace):
+    printed, names = run_page(ROOT / "docs" / "similar.md", workspace)
+    assert "i0000246" in printed[3]
+    assert names["scores"].shape == (2, 300)
+
+
+@pytest.mark.extended
+def test_the_page_on_evaluating_runs(tmp_path):
+    size = ["--users", "300", "--items", "150", "--events", "6000"]
+    beamtree("simulate", "--out", "market.parquet", *size, folder=tmp_path)
+    beamtree("prepare", "market.parquet", "--out", "prepared/books", folder=tmp_path)
+    beamtree("train", "prepared/books", "--out", "runs/otm", "--steps", "0", folder=tmp_path)
+    printed, names = run_page(ROOT / "docs" / "evaluate.md", (tmp_path, set()))
+    assert "rare: " in "".join(printed)
+    assert names["result"].to_frame()["segment"].to_list() == ["all", *names["result"].segments]
 
 
 @pytest.mark.extended

@@ -26,7 +26,8 @@ def test_arguments_of_the_door_are_listed_one_by_one_where_there_are_many(name):
     thing = getattr(bt, name)
     methods = [] if inspect.isfunction(thing) else [each for key, each in vars(thing).items() if key[0] != "_"]
     methods = [each.__func__ if isinstance(each, classmethod) else each for each in methods]
-    for described in (thing, *filter(inspect.isfunction, methods)):  # a class describes what makes it
+    own = [] if inspect.ismodule(thing) else [thing]  # a class describes what makes it
+    for described in (*own, *filter(inspect.isfunction, methods)):
         arguments = [word for word in inspect.signature(described).parameters if word not in ("self", "cls")]
         if len(arguments) <= 4:
             continue

@@ -267,7 +267,7 @@ def test_a_searcher_answers_by_the_definition_also_with_popular_items(request):
         market.probabilities = [p for _, p in sorted(zip(items[0].tolist(), log_p.exp()[0].tolist(), strict=True))]
     else:
         market.probabilities = (MODEL.popularity / MODEL.popularity.sum()).tolist()
-    market.vectors = MODEL.item_vectors().double().numpy()
+    market.vectors = MODEL.vectors_of(torch.arange(9)).double().numpy()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "POOL", 100)
         assert result.items == [str(item) for item in market.answer]

@@ -21,6 +21,7 @@ from beamtree.cli.paper import paper
 from beamtree.cli.prepare import prepare
 from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.serve import serve_run
+from beamtree.cli.similar import similar_items
 from beamtree.cli.simulate import simulate
 from beamtree.cli.train import train
 from beamtree.cli.tree import tree
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_run,
     "compare": compare_rows,
     "retrieve": retrieve_items,
+    "similar": similar_items,
     "inspect": inspect_run,
     "serve": serve_run,
     "explore": explore,

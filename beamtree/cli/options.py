@@ -13,6 +13,7 @@ import typer
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text
 from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
+from beamtree.evaluate import ALL_METRICS
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS
 from beamtree.metrics import METRICS
@@ -109,9 +110,19 @@ DEFAULT_BEAM = str(DEFAULT_BEAM_SIZE)
 Size = Annotated[int, typer.Option(min=1, help="Number of items to retrieve.")]
 Cuts = Annotated[str, typer.Option(help="Numbers of items to retrieve, separated by commas.")]
 Metrics = Annotated[str, typer.Option(help=f"Any of {', '.join(METRICS)}, separated by commas.")]
+EvaluateMetrics = Annotated[str, typer.Option(help=f"Any of {', '.join(ALL_METRICS)}, separated by commas.")]
 ExcludeSeen = Annotated[
     bool,
     typer.Option("--exclude-seen", help="Leave items a user has seen out of the results and of the expected items."),
+]
+AllowedFile = Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")]
+ExcludeFile = Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Retrieve only items for which this is true: an expression over the columns of the table of items that "
+        "the run was trained with, such as \"category == 'lamps' and price < 50\"."
+    ),
 ]
 Device = Annotated[str, training_option("device")]
 Threads = Annotated[

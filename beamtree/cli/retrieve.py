@@ -67,15 +67,9 @@ def retrieve_items(
     m: options.Size = 10,
     beam_size: options.BeamText = options.DEFAULT_BEAM,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
-    allowed: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve only these.")] = None,
-    exclude: Annotated[Path | None, typer.Option(help="A file of ids, one per line: retrieve none of these.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help="Retrieve only items for which this is true: an expression over the columns of the table of items "
-            "that the run was trained with, such as \"category == 'lamps' and price < 50\"."
-        ),
-    ] = None,
+    allowed: options.AllowedFile = None,
+    exclude: options.ExcludeFile = None,
+    where: options.Where = None,
     rules: Annotated[
         str | None,
         typer.Option(
@@ -183,11 +177,12 @@ def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | Non
         ]
         write_json(json, records)
     for user, result in zip(users, results, strict=True):
-        _show(user, result)
+        show_items(user, result)
 
 
-def _show(user: str, result: Recommendation) -> None:
-    table = Table(title=escape(printable(user)) or None)
+def show_items(title: str, result: Recommendation) -> None:
+    """Print the items of one result as a table."""
+    table = Table(title=escape(printable(title)) or None)
     table.add_column("", justify="right")
     table.add_column("item", overflow="fold")
     table.add_column("share of events" if result.is_popular else "probability", justify="right", no_wrap=True)

@@ -76,14 +76,14 @@ def past_and_future(
 ) -> tuple[ItemMatrix, ItemMatrix]:
     """PᵀP and PᵀF of random cuts of every user: P is the past, weighted by recency [T], F what followed.
 
-    Every user is cut `readings` times.
+    Every user is cut `readings` times. Where events have weights, F has the largest of each item.
     """
     device = events.offsets.device
     if device.type == "cpu":
         before, after = list[CSR](), list[CSR]()
-        for x, y in cuts_of(events, readings, seed):
+        for x, y, worth in cuts_of(events, readings, seed):
             before.append(CSR(*sparse.distinct_rows(x, recency)))
-            after.append(CSR(*sparse.distinct_rows(y, torch.ones(y.shape[1]))))
+            after.append(CSR(*sparse.distinct_rows(y, worth)))
         past, future = concatenate(before), concatenate(after)
         return sum_products(past, past, num_items), sum_products(past, future, num_items)
     with one_thread():
@@ -96,29 +96,39 @@ def pairs_of_cuts(
 ) -> tuple[Iterator[Entries], Iterator[Entries]]:
     """The entries of PᵀP and of PᵀF; with `parts`, those of every `parts`-th batch of users, from `part` on."""
     cuts = partial(cuts_of, events, readings, seed, part, parts)
-    past = _pair_up((x, x, recency, recency) for x, _ in cuts())
-    future = _pair_up((x, y, recency, None) for x, y in cuts())
+    past = _pair_up((x, x, recency, recency[: x.shape[1]]) for x, _, _ in cuts())
+    future = _pair_up((x, y, recency, worth) for x, y, worth in cuts())
     return past, future
 
 
-def cuts_of(events: Events, readings: int, seed: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of random cuts of every user: the past, newest first, and the future [B, T] each."""
+def cuts_of(
+    events: Events, readings: int, seed: int, part: int = 0, parts: int = 1
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches of random cuts of every user: the past, newest first, and the future [B, T] each, with its weights.
+
+    These are [B, T], of a repeated item its largest; ones [T] where events have no weights.
+    """
     view, device = random_crops(replace(events, weights=None), item_dropout=0.0), events.offsets.device
     generator = torch.Generator(device).manual_seed(seed)
     for _ in range(readings):
         batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
         for index, rows in enumerate(batches):
             crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
-            if index % parts == part:
-                yield view.read(*crop)
+            if index % parts != part:
+                continue
+            x, y = view.read(*crop)
+            worth = torch.ones(y.shape[1], device=device)
+            if events.weights is not None:
+                place = crop[1].unsqueeze(1) + torch.arange(y.shape[1], device=device)
+                worth = events.weights[place.clamp(max=len(events.weights) - 1)].abs()
+                worth = torch.where(y.unsqueeze(2) == y.unsqueeze(1), worth.unsqueeze(1), 0).amax(2)
+            yield x, y, worth
 
 
-def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Iterator[Entries]:
+def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Iterator[Entries]:
     """Every item of a first list with every one of a second; of a repeated item the newest counts."""
     for first, second, recency, other in lists:
-        value = recency[: first.shape[1]].unsqueeze(-1)
-        if other is not None:
-            value = value * other[: second.shape[1]]
+        value = recency[: first.shape[1]].unsqueeze(-1) * other.unsqueeze(-2)
         both = newest_of_each(first).unsqueeze(2) & newest_of_each(second).unsqueeze(1)
         parts = (first.unsqueeze(2), second.unsqueeze(1), value)
         row, column, weight = (part.expand_as(both)[both] for part in parts)

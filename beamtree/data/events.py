@@ -23,6 +23,7 @@ class Events:
     name: str  # identifies these events
     ids: Ids | None = None  # of the items
     weights: Tensor | None = None  # of the events, float32 [E], below 0 if one is not to be predicted; None: all 1
+    times: Tensor | None = None  # of the events, int64 [E], always on the CPU; None where they are not known
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -36,7 +37,7 @@ class Events:
         return self.offsets.diff()
 
     def span(self) -> slice:
-        """Where the events of these users are in `items` and `weights`."""
+        """Where the events of these users are in `items`, `weights` and `times`."""
         return slice(int(self.offsets[0]), int(self.offsets[-1]))
 
     def item_numbers(self) -> Tensor:
@@ -52,8 +53,9 @@ class Events:
         _, index = entries_of_rows(self.offsets, users)
         ends = (self.offsets[users + 1] - self.offsets[users]).cumsum(0)
         weights = None if self.weights is None else self.weights[index]
+        times = None if self.times is None else self.times[index.cpu()]
         offsets = torch.nn.functional.pad(ends, (1, 0))
-        return replace(self, offsets=offsets, items=self.items[index], name=name, weights=weights)
+        return replace(self, offsets=offsets, items=self.items[index], name=name, weights=weights, times=times)
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""
@@ -82,25 +84,33 @@ class Events:
 
         On a GPU the result is always `most` wide, which saves a synchronization.
         """
-        if most is None or not start.is_cuda:
-            most = min(int((stop - start).max()), most or len(self.items))
-        index = start.unsqueeze(1) + torch.arange(most, device=start.device)
+        index = self._range(start, stop, most)
         return self._read(index, index < stop.unsqueeze(1))
 
     def targets(self, start: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
         """Those of the first `most` events from start to stop [B] that are to be predicted, as `after` returns them."""
-        items = self.after(start, stop, most)
         if self.weights is None:
-            return items
-        index = start.unsqueeze(1) + torch.arange(items.shape[1], device=start.device)
-        items = items.masked_fill(~self.is_target(index), PAD)
-        return items.gather(1, (items == PAD).int().argsort(dim=1, stable=True))
+            return self.after(start, stop, most)
+        index = self.target_index(start, stop, most)
+        return self._read(index, index != PAD)
+
+    def target_index(self, start: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
+        """Where these are in `items`, `weights` and `times` [B, P], padded with PAD."""
+        index = self._range(start, stop, most)
+        index = index.masked_fill((index >= stop.unsqueeze(1)) | ~self.is_target(index), PAD)
+        return index.gather(1, (index == PAD).int().argsort(dim=1, stable=True))
 
     def is_target(self, index: Tensor) -> Tensor:
         """Which events are to be predicted, by their index; any value for an index past the end."""
         if self.weights is None:
             return torch.ones_like(index, dtype=torch.bool)
         return self.weights[index.clamp(max=len(self.weights) - 1)] > 0
+
+    def _range(self, start: Tensor, stop: Tensor, most: int | None) -> Tensor:
+        """The indices from start on, as many as the longest row needs [B, P]."""
+        if most is None or not start.is_cuda:
+            most = min(int((stop - start).max()), most or len(self.items))
+        return start.unsqueeze(1) + torch.arange(most, device=start.device)
 
     def _read(self, index: Tensor, real: Tensor) -> Tensor:
         return torch.where(real, self.items[torch.where(real, index, 0)].long(), PAD)

@@ -1,5 +1,6 @@
 """Results as a frame of Polars or pandas, or as a dict of lists if neither is installed."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -7,18 +8,20 @@ from typing import Any
 KINDS = ("polars", "pandas")
 
 
-def make_frame(columns: dict[str, list[Any]], types: dict[str, type] | None = None, kind: str | None = None) -> Any:
+def make_frame(columns: Mapping[str, Any], types: dict[str, type] | None = None, kind: str | None = None) -> Any:
     """A DataFrame of Polars or, if that is the kind, of pandas.
 
-    `types` are the types of the columns, which empty ones do not show. Without either library, returns the columns.
+    Columns are lists or arrays; an array of two dimensions is a column of vectors. `types` are the types of the
+    columns, which empty ones do not show. Without either library, returns the columns as lists.
     """
     if kind == "pandas" and find_spec("pandas") is not None:
-        frame = import_module("pandas").DataFrame(columns)
+        rows = {name: list(column) if getattr(column, "ndim", 1) > 1 else column for name, column in columns.items()}
+        frame = import_module("pandas").DataFrame(rows)
         return frame if types is None else frame.astype({name: types[name] for name in columns})
     try:
         import polars as pl
     except ImportError:
-        return columns
+        return {name: column.tolist() if hasattr(column, "tolist") else column for name, column in columns.items()}
     return pl.DataFrame(columns, schema=None if types is None else {name: types[name] for name in columns})
 
 

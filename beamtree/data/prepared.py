@@ -18,7 +18,7 @@ checked when they are opened, as `files.checksums` describes.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,14 +95,13 @@ class Prepared:
         has_any = "dislikes.npy" in self.description["files"]
         return _map(self.folder / "dislikes.npy", torch.int64, dim=2) if has_any else None
 
-    def dislikes(self, user: object) -> list[int]:
-        """The items that a user of the log dislikes."""
-        (row,) = [None] if self._dislikes is None else self.users.find([user])
-        if self._dislikes is None or row is None:
-            return []
-        first, last = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.tensor([row, row + 1])).tolist()
-        items: list[int] = self._dislikes[first:last, 1].tolist()
-        return items
+    def dislikes(self, users: Sequence[int]) -> list[list[int]]:
+        """The items that each of some users dislikes; a user is a row of `users`, the last of several."""
+        if self._dislikes is None:
+            return [[] for _ in users]
+        rows = torch.tensor(users, dtype=torch.int64)
+        bounds = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.stack([rows, rows + 1])).T.tolist()
+        return [self._dislikes[first:last, 1].tolist() for first, last in bounds]
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
@@ -129,15 +128,17 @@ def load_data(folder: str | Path) -> Prepared:
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
     weights = _map(folder / "weights.npy", torch.float32) if "weights.npy" in description["files"] else None
-    if weights is not None and len(weights) != len(events):
-        raise ValueError(f"{folder} is damaged: it has {len(weights):,} weights of {len(events):,} events; {REMEDY}")
+    times = _map(folder / "times.npy", torch.int64) if "times.npy" in description["files"] else None
+    for what, array in (("weights", weights), ("times", times)):
+        if array is not None and len(array) != len(events):
+            raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
     items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items, weights)
+        part = Events(offsets[first : last + 1], events, name, items, weights, times)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))

@@ -75,6 +75,16 @@ class BeforeAfter(View):
         start, cut, stop = self._bounds(rows)
         return self.events.before(start, cut, self.history), self.events.targets(cut, stop)
 
+    def target_index(self, rows: Tensor) -> Tensor:
+        """Where the targets y of some users are in the arrays of the events [B, P], padded with PAD."""
+        _, cut, stop = self._bounds(rows)
+        return self.events.target_index(cut, stop)
+
+    def history_lengths(self, rows: Tensor) -> Tensor:
+        """How many events each of some users has before the cut [B]."""
+        start, cut, _ = self._bounds(rows)
+        return cut - start
+
     def seen(self, rows: Tensor) -> Tensor:
         """All events before each user's cut [B, S], padded with PAD."""
         start, cut, _ = self._bounds(rows)

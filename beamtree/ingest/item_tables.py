@@ -77,6 +77,18 @@ def read_catalogue(table: Table, ids: Ids) -> Catalogue:
     return Catalogue(ids, values["title"], values["category"], read)
 
 
+def other_items(table: Table, ids: Ids) -> dict[str, dict[str, str | None]]:
+    """The items of a table that are not among some, in order, with the title and category of each."""
+    frame, item = _open_table(table)
+    schema = frame.collect_schema()
+    others = [name for name in schema.names() if name != _find_column(table, frame, ITEM, "item")]
+    columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
+    texts = {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
+    named = frame.select(item=item, **texts).filter(pl.col("item").is_not_null() & (pl.col("item") != ""))
+    rows = _collect(table, named.join(pl.LazyFrame({"item": ids.names}), on="item", how="anti", maintain_order="left"))
+    return {row.pop("item"): row for row in rows.unique("item", keep="first", maintain_order=True).to_dicts()}
+
+
 def _display_text(column: str, dtype: pl.DataType) -> pl.Expr:
     """A column as text without surrounding white space; lists are joined to a path; null if empty."""
     value = pl.col(column)

@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import polars as pl
 
+from beamtree.data.unix_times import EPOCH, PLAUSIBLE, UNITS
+
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
 LARGEST = decimal.Decimal(2**63 - 1)
-EPOCH = datetime.datetime(1970, 1, 1)
-UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
-PLAUSIBLE = (631_152_000, 4_102_444_800)  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
 
 
 class TimeScale(NamedTuple):

@@ -61,7 +61,8 @@ def read_users(
         time_format: how dates are written, as in strptime; detected unless given.
         exclude_seen: whether unknown items of a user's history are no targets.
     """
-    rows = _sorted_rows(log, user, item, time, time_format).select("user", "item")
+    rows = _sorted_rows(log, user, item, time, time_format)
+    rows = rows.select(name for name in ("user", "item", "time") if name in rows.columns)
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     rows = rows.with_columns(after=position >= count // 2, count=count).filter(pl.col("count") > 1)
     if not len(rows):
@@ -78,7 +79,9 @@ def read_users(
     counts = rows.group_by("user", maintain_order=True).agg(pl.len(), before=(~pl.col("after")).sum())
     lengths, cuts = (torch.from_numpy(counts[name].cast(pl.Int64).to_numpy().copy()) for name in ("len", "before"))
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    events = Events(offsets, torch.from_numpy(rows["number"].to_numpy().copy()), "another log", ids)
+    times = torch.from_numpy(rows["time"].to_numpy().copy()) if "time" in rows.columns else None
+    items = torch.from_numpy(rows["number"].to_numpy().copy())
+    events = Events(offsets, items, "another log", ids, times=times)
     return OtherUsers(events, cuts, num_items=len(ids))
 
 

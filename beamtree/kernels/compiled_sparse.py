@@ -27,7 +27,7 @@ def compact(x, weights, offsets, items, values):
     offsets[0] = 0
     for b in range(len(x)):
         start = offsets[b]
-        offsets[b + 1] = start + without_repeats(x[b], weights, items[start:], values[start:])
+        offsets[b + 1] = start + without_repeats(x[b], weights[b], items[start:], values[start:])
 
 
 @compiled()

@@ -17,10 +17,13 @@ _SCRATCH = local()  # zeros that the functions of a thread share
 
 
 def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
-    """The items of lists x [B, T] as rows: of a repeated item the first counts, with the weight [≥ T] there."""
+    """The items of lists x [B, T] as rows: of a repeated item the first counts, with the weight there.
+
+    Weights are one list for all [≥ T], or one each [B, ≥ T].
+    """
     offsets, items = np.empty(len(x) + 1, np.int64), np.empty(x.numel(), np.int32)
     values = np.empty(x.numel(), np.float32)
-    _compiled().compact(x.numpy(), weights.numpy(), offsets, items, values)
+    _compiled().compact(x.numpy(), weights.expand(len(x), -1).numpy(), offsets, items, values)
     count = offsets[-1]
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
+from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, Time, TrainingLog, UserEvents, events_entry, now
 from beamtree.live.journal import Journal, count_changes, unknown_kind
@@ -21,6 +22,7 @@ from beamtree.live.placement import (
     NewItem,
     Placement,
     average,
+    content_fields,
     item_fields,
     learn_placement,
     like_histories,
@@ -95,6 +97,7 @@ class LiveModel:
         self._added = set(saved.added)  # items placed by what is in `_items`, and not by training
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._background: BackgroundUsers | None = None
+        self._content: Content | None = None
         self._slot_cooldown, self._freed = slot_cooldown, list[tuple[float, int]]()  # (time, slot)
         if journal is not None:
             self._replay(journal.entries)
@@ -194,16 +197,17 @@ class LiveModel:
 
     def replace_model(self, model: TreeModel) -> None:
         """Continue with another model of the same items, such as one with refitted parts."""
-        self.snapshot, self._background = self.snapshot._replace(version=self.version + 1, model=model), None
+        self.snapshot = self.snapshot._replace(version=self.version + 1, model=model)
+        self._background = self._content = None
 
     def record_run(self, run: str) -> None:
         """Record which run is served from now on."""
         self._write({"kind": "run", "run": run})
 
     def warm_up(self) -> None:
-        """Prepare what the first item with histories needs; safe in any thread, beside searches and changes."""
-        if self._data is not None and len(self._data.train) and isinstance(self.model.scorer, SumScorer):
-            self._background_users(self._data)
+        """Prepare what the first new item needs; safe in any thread, beside searches and changes."""
+        if self._background_users() is not None and self.catalogue.table is not None:
+            self._content_of(self.snapshot)
 
     # Changes of events
 
@@ -286,7 +290,7 @@ class LiveModel:
         """
         if not new:
             return snapshot
-        model, placements, moved, shown = snapshot.model, dict[str, Placement](), list[str](), set[int]()
+        model, placed, moved, shown = snapshot.model, list[str](), list[str](), set[int]()
         for name in new:
             if _has_leaf(model, name):
                 shown.update(_ids(model).find_known([name]))
@@ -294,7 +298,8 @@ class LiveModel:
                 if name not in self._added or before == placement_fields(items[name]):
                     continue
                 moved.append(name)
-            placements[name] = self._placement(snapshot, name, items[name])
+            placed.append(name)
+        placements = self._placements(snapshot, {name: items[name] for name in placed}, new)
         hidden = model.tree.hidden().tolist()
         if shown & set(hidden):
             model = with_hidden(model, [number for number in hidden if number not in shown])
@@ -320,6 +325,23 @@ class LiveModel:
         if len(vector) != self._vectors.shape[1]:
             raise ValueError(f"the vector has {len(vector)} numbers, and those of the items {self._vectors.shape[1]}")
 
+    def _placements(
+        self, snapshot: Snapshot, items: Mapping[str, NewItem], new: Mapping[str, ItemFields]
+    ) -> dict[str, Placement]:
+        """Where items go: by what they are where there is a table of the items and nothing else is known of them."""
+        by_content = [name for name, item in items.items() if placement_fields(item) == content_fields(item)]
+        found = {}
+        if by_content and snapshot.catalogue.table is not None:
+            ids = _ids(snapshot.model)
+            unknown = [name for name, number in zip(by_content, ids.find(by_content), strict=True) if number is None]
+            ids = ids.extended(unknown)
+            attributes = _with_fields(snapshot.catalogue, ids, {name: new[name] for name in by_content}).attributes
+            placed = self._content_of(snapshot).placements(
+                snapshot.model, attributes[ids.find_known(by_content)], self._background_users()
+            )
+            found = {name: each for name, each in zip(by_content, placed, strict=True) if len(each.items)}
+        return {name: found.get(name) or self._placement(snapshot, name, item) for name, item in items.items()}
+
     def _placement(self, snapshot: Snapshot, name: str, new: NewItem) -> Placement:
         """Where a new item goes: the mean of what it comes with; its category only if there is nothing else."""
         parts, ids = [], _ids(snapshot.model)
@@ -336,20 +358,29 @@ class LiveModel:
             parts.append(like_vector(self._vectors, new.vector, has_leaf))
         elif new.vector is not None:
             log.warning("item %r: its vector does not fit those that this model was built from", name)
-        if not parts and new.category and (same := snapshot.catalogue.in_category(new.category)):
-            parts.append(like_popular(snapshot.model, torch.tensor(same)))
+        if not parts and new.category:
+            same = [number for number in snapshot.catalogue.in_category(new.category) if number < len(ids)]
+            parts += [like_popular(snapshot.model, torch.tensor(same))] if same else []
         return average(parts)
 
     def _placement_by_histories(self, model: TreeModel, histories: list[list[int]]) -> Placement:
         """Learned by regression where the training log is available."""
-        if self._data is None or not len(self._data.train) or not isinstance(model.scorer, SumScorer):
-            return like_histories(model, histories)
-        return learn_placement(model, histories, self._background_users(self._data))
+        background = self._background_users()
+        return like_histories(model, histories) if background is None else learn_placement(model, histories, background)
 
-    def _background_users(self, data: Prepared) -> BackgroundUsers:
+    def _background_users(self) -> BackgroundUsers | None:
+        """Users to learn from; None without a training log, and for a scorer that cannot."""
+        if self._data is None or not len(self._data.train) or not isinstance(self.model.scorer, SumScorer):
+            return None
         with BACKGROUND_LOCK:
-            self._background = users = self._background or BackgroundUsers(self.model, data)
+            self._background = users = self._background or BackgroundUsers(self.model, self._data)
             return users
+
+    def _content_of(self, snapshot: Snapshot) -> Content:
+        """The features of the items, read once."""
+        with BACKGROUND_LOCK:
+            self._content = content = self._content or Content(snapshot.catalogue, snapshot.model)
+            return content
 
     # Replaying the journal
 

@@ -66,8 +66,13 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
 
 
 def placement_fields(new: NewItem) -> object:
-    """The fields that determine where an item is placed: its category only if there is nothing else."""
-    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else new.category
+    """The fields that determine where an item is placed: what it is only if there is nothing else."""
+    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else content_fields(new)
+
+
+def content_fields(new: NewItem) -> tuple[str | None, str | None]:
+    """The fields that say what an item is."""
+    return new.title, new.category
 
 
 # Similar items
@@ -153,16 +158,18 @@ class BackgroundUsers:
         self.shown = min(SHOWN, max(1, model.tree.num_placed // 10))
         with torch.no_grad():
             batches = self.x.split(BATCH)
-            self.threshold = torch.cat([_lowest_shown(model, x, self.shown) for x in batches]).cpu()
+            scores = torch.cat([_scores_shown(model, x, self.shown) for x in batches]).cpu()
+            self.threshold, self.first = scores[:, -1], max(1, self.shown // 10)
+            self.first_threshold = scores[:, min(self.first, scores.shape[1]) - 1]  # of the first tenth
             self.factors = torch.cat([_user_factors(model, x) for x in batches])
         self.x = self.x.cpu()
         self.prior = PopularityPrior(events, model.tree.num_items, generator)
 
 
-def _lowest_shown(model: TreeModel, x: Tensor, shown: int) -> Tensor:
-    """The score of the last item that each user is shown [B]."""
+def _scores_shown(model: TreeModel, x: Tensor, shown: int) -> Tensor:
+    """The scores of the items that each user is shown, largest first [B, shown]."""
     *_, last = walk(model.query(x), max(BEAM, shown), skip_full_levels=True)
-    return last.scores.topk(min(shown, last.scores.shape[1])).values[:, -1]
+    return last.scores.topk(min(shown, last.scores.shape[1])).values
 
 
 def _user_factors(model: TreeModel, x: Tensor) -> Tensor:

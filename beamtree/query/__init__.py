@@ -3,6 +3,7 @@
 from beamtree.query.history import (
     History,
     encode_history,
+    histories_of_users,
     history_of_user,
     id_list,
     logged_events,
@@ -21,6 +22,7 @@ from beamtree.query.searcher import (
     allowed_items,
     hidden_items,
     make_filter,
+    similar_request,
 )
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "allowed_items",
     "encode_history",
     "hidden_items",
+    "histories_of_users",
     "history_of_user",
     "id_list",
     "logged_events",
@@ -45,4 +48,5 @@ __all__ = [
     "parse_ids",
     "parse_rules",
     "read_rules",
+    "similar_request",
 ]

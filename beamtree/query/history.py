@@ -124,14 +124,29 @@ def logged_events(data: Prepared, user: object) -> tuple[Events, int, int] | Non
 
 def history_of_user(data: Prepared, user: object) -> History:
     """All events of a user of the log; a ValueError for an unknown user."""
-    logged = logged_events(data, user)
-    if logged is None:
+    return histories_of_users(data, [user])[0]
+
+
+def histories_of_users(data: Prepared, users: Sequence[object]) -> list[History]:
+    """All events of each of some users of the log; a ValueError for an unknown user."""
+    rows = data.users.find(users)
+    if None in rows:
         dropped = data.description.get("report", {}).get("users_with_few_events", 0)
         min_events = data.description.get("settings", {}).get("min_events")
         reason = f": {dropped:,} users with fewer than {min_events} events were dropped from it" if dropped else ""
-        raise ValueError(f"user {as_id(user)!r} is not in the log {data.folder}{reason}")
-    events, start, stop = logged
-    return History(events.items[start:stop].tolist(), dislikes=data.dislikes(user))
+        raise ValueError(f"user {as_id(users[rows.index(None)])!r} is not in the log {data.folder}{reason}")
+    numbers, first = np.array(rows, np.int64), 0
+    items: list[list[int]] = [[] for _ in rows]
+    for part in (data.train, data.val, data.test):
+        chosen = np.flatnonzero((numbers >= first) & (numbers < first + len(part)))
+        offsets, events, row = part.events.offsets.numpy(), part.events.items.numpy(), numbers[chosen] - first
+        for index, start, stop in np.stack([chosen, offsets[row], offsets[row + 1]], axis=1).tolist():
+            items[index] = events[start:stop].tolist()
+        first += len(part)
+    if numbers.max(initial=-1) >= first:
+        raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
+    dislikes = data.dislikes(numbers.tolist())
+    return [History(row, dislikes=disliked) for row, disliked in zip(items, dislikes, strict=True)]
 
 
 def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:

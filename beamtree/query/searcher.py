@@ -5,7 +5,7 @@ encodes the histories, calls `beamtree.beam.retrieve` and translates the items b
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -109,6 +109,17 @@ def make_filter(
     )
 
 
+def similar_request(ids: Ids, items: Sequence[object], m: int) -> RecommendRequest:
+    """The request for items similar to each of some items: the recommendations after a single event of that item.
+
+    A ValueError for an unknown item.
+    """
+    unknown = next((item for item, number in zip(items, ids.find(items), strict=True) if number is None), None)
+    if unknown is not None:
+        raise ValueError(f"there is no item {as_id(unknown)[:80]!r}")
+    return RecommendRequest([[item] for item in items], m=m, exclude_seen=True)
+
+
 def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:
     """The numbers of the items that pass a filter; unknown ids are ignored."""
     passes = torch.full((len(ids),), filter.allowed is None)
@@ -202,12 +213,13 @@ class Searcher:
         mask, num_allowed = self.mask_of(first.filter)
         encoded = [self.encode(request) for request in requests]
         histories = [history for rows, _ in encoded for history in rows]
-        if first.rules is None or not histories:
-            results = iter(self._search(histories, beam_size, m, first.exclude_seen, mask) if histories else ())
-        else:
+        results: Iterator[Recommendation] = iter(())
+        if histories and first.rules is not None:
             sizes = [request.m for request, (rows, _) in zip(requests, encoded, strict=True) for _ in rows]
-            applied = self.apply(first.rules, first.filter)
-            results = iter(self._select(histories, beam_size, sizes, first.exclude_seen, applied))
+            results = iter(self.select(histories, beam_size, sizes, first))
+        elif histories:
+            found = self.search(histories, beam_size, m, first.exclude_seen, mask)
+            results = iter(self._recommendations(histories, *found))
         responses = []
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
             request_results = [_truncate(next(results), request.m) for _ in rows]
@@ -234,10 +246,13 @@ class Searcher:
         """Rules for the items that a filter allows."""
         return self.masks.apply(rules, filter, self.model, self.ids, self.catalogue)
 
-    def _search(
+    def search(
         self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None
-    ) -> list[Recommendation]:
-        """The m best items for each history; popular items where no item of a history is known."""
+    ) -> tuple[Tensor, Tensor]:
+        """The m best items for each history, best first, and their scores [B, m]; PAD where there are fewer.
+
+        A history without a known item gets popular items, and their shares of all events.
+        """
         rows, search_m = [history.items for history in histories], m
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         if self.round_shapes:
@@ -250,35 +265,47 @@ class Searcher:
         exclude = pad_rows(hidden, max(map(len, hidden))).to(device) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
         scores = log_p.exp()
-        use_popular = [not row and self.model.popularity is not None for row in rows]
+        use_popular = [self.is_popular(row) for row in rows]
         if any(use_popular):
             items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
             for row in (row for row, popular in enumerate(use_popular) if popular and hidden[row]):  # dislikes
                 items[row], scores[row] = popular_items(self.model, search_m, mask, hidden[row])
+        return items[: len(histories), :m], scores[: len(histories), :m]
+
+    def is_popular(self, row: Sequence[int]) -> bool:
+        """Whether popular items are recommended for a history of these known items."""
+        return not row and self.model.popularity is not None
+
+    def _recommendations(self, histories: list[History], items: Tensor, scores: Tensor) -> list[Recommendation]:
+        """The results of `search`, with ids."""
         counts, names = (items != PAD).sum(1).tolist(), self.ids.names
-        columns = zip(histories, items[:, :m].tolist(), scores[:, :m].tolist(), counts, use_popular, strict=False)
+        columns = zip(histories, items.tolist(), scores.tolist(), counts, strict=True)
         return [
             Recommendation(  # PAD comes last
-                [names[item] for item in row[:count]], row_scores[:count], len(history.items), history.unknown, popular
+                [names[item] for item in row[:count]],
+                row_scores[:count],
+                len(history.items),
+                history.unknown,
+                self.is_popular(history.items),
             )
-            for history, row, row_scores, count, popular in columns  # without the rows that fill up the batch
+            for history, row, row_scores, count in columns
         ]
 
-    def _select(
-        self,
-        histories: list[History],
-        beam_size: BeamSize,
-        sizes: list[int],
-        exclude_seen: bool,
-        applied: AppliedRules,
+    def select(
+        self, histories: list[History], beam_size: BeamSize, sizes: list[int], request: RecommendRequest
     ) -> list[Recommendation]:
-        """As many items as `sizes` says for each history, by rules; popular items where no item is known."""
-        model, names = self.model, self.ids.names
+        """As many items as `sizes` says for each history, by the rules and the filter of a request.
+
+        A history without a known item gets popular items.
+        """
+        assert request.rules is not None
+        model, names, exclude_seen = self.model, self.ids.names, request.exclude_seen
+        applied = self.apply(request.rules, request.filter)
         least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
         beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         x = pad_histories([history.items for history in histories]).to(model.tree.device)
-        use_popular = [not history.items and model.popularity is not None for history in histories]
+        use_popular = [self.is_popular(history.items) for history in histories]
 
         def search(rows: Sequence[int], mask: NodeMask, known: Sequence[int] = ()) -> list[Found]:
             """The best items that a mask allows for some histories, without those that are known."""
@@ -297,7 +324,7 @@ class Searcher:
             return search([row], model.tree.allow(torch.from_numpy(items.nonzero()[0])), known)[0]
 
         def vectors(items: Sequence[int]) -> np.ndarray:
-            result: np.ndarray = model.item_vectors(torch.tensor(items, device=x.device)).float().cpu().numpy()
+            result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
             return result
 
         every = list(range(len(histories)))

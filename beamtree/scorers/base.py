@@ -99,9 +99,9 @@ class TableScorer(Scorer):
     def capturable(self) -> bool:
         return self.table.capturable
 
-    def item_vectors(self, tree: Tree, items: Tensor | None = None) -> Tensor:
-        """What the leaves of some items [n], or of all, are known by [n, dim]."""
-        return self.table.of_items(tree, items, share=self.share)
+    def item_vectors(self, tree: Tree) -> Tensor:
+        """What the leaves of the items are known by [M, dim]."""
+        return self.table.of_items(tree, share=self.share)
 
     def on_tree(self, old: Tree, new: Tree) -> "TableScorer":
         """A scorer for another tree over the same items: what was learned of an item follows it to its new leaf."""

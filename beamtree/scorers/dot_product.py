@@ -53,8 +53,8 @@ class DotProductScorer(TableScorer):
     def forward(self, context: DotProductContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
-    def item_vectors(self, tree: Tree, items: Tensor | None = None) -> Tensor:
-        return super().item_vectors(tree, items).float()
+    def item_vectors(self, tree: Tree) -> Tensor:
+        return super().item_vectors(tree).float()
 
 
 def gather(vectors: Vectors, rows: Tensor) -> Tensor:

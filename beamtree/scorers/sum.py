@@ -180,12 +180,12 @@ class SumScorer(TableScorer):
         """The parts that have rows of nodes."""
         return {name: part for name in self.names if isinstance(part := self.part(name), TableScorer)}
 
-    def item_vectors(self, tree: Tree, items: Tensor | None = None) -> Tensor:
+    def item_vectors(self, tree: Tree) -> Tensor:
         tables = self.tables()
         if not tables:
             raise ValueError("no part of this sum has rows of nodes to know the items by")
         name = self.learned if self.learned in tables else next(iter(tables))
-        return tables[name].item_vectors(tree, items)
+        return tables[name].item_vectors(tree)
 
     def on_tree(self, old: Tree, new: Tree) -> "SumScorer":
         tables = self.tables()

@@ -73,10 +73,9 @@ class NodeTable(nn.Module):
                 count = count.view(-1, tree.arity, 1).sum(1)
 
     @torch.no_grad()
-    def of_items(self, tree: Tree, items: Tensor | None = None, *, share: bool) -> Tensor:
-        """The vectors of the leaves of some items [n], or of all [n, dim]."""
-        items = torch.arange(tree.num_items, device=tree.device) if items is None else items
-        return self.read(tree, share=share).at(tree.leaf_of_item(items))
+    def of_items(self, tree: Tree, *, share: bool) -> Tensor:
+        """The vectors of the items' leaves [M, dim]."""
+        return self.read(tree, share=share).at(tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)))
 
     @torch.no_grad()
     def means_on(self, old: Tree, new: Tree) -> "NodeTable":

@@ -27,6 +27,7 @@ from beamtree.query import (
     make_filter,
     pad_histories,
     parse_rules,
+    similar_request,
 )
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response, response_of
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
@@ -101,9 +102,11 @@ def recommend_routes(service: Service) -> APIRouter:
     async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
-        if service.loaded.ids.find([item])[0] is None:
-            raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
-        return await recommend_response(service, RecommendRequest([[item]], m=m, exclude_seen=True), start)
+        try:
+            request = similar_request(service.loaded.ids, [item], m)
+        except ValueError:
+            raise ApiError(404, "there is no such item", "search with /v1/items?query=…") from None
+        return await recommend_response(service, request, start)
 
     @router.post("/v1/explain", responses={200: {"model": ExplainResponse}})
     async def explain_search(body: ExplainBody) -> Response:

@@ -1,0 +1,45 @@
+"""`beamtree similar`: items similar to some items."""
+
+from typing import Annotated
+
+import typer
+
+from beamtree.cli import options
+from beamtree.cli.retrieve import show_items
+from beamtree.files.atomic import write_json
+from beamtree.query import make_filter, similar_request
+from beamtree.serve.batch.job import make_searcher
+from beamtree.train.runs import ids_of, open_model
+
+
+def similar_items(
+    run: options.RunFolder,
+    items: Annotated[list[str], typer.Argument(metavar="ITEM…", help="Ids of items.")],
+    m: options.Size = 10,
+    beam_size: options.BeamText = options.DEFAULT_BEAM,
+    allowed: options.AllowedFile = None,
+    exclude: options.ExcludeFile = None,
+    where: options.Where = None,
+    device: options.Device = "cpu",
+    json: options.Json = None,
+) -> None:
+    """Items similar to each of some items: those recommended after a single event of the item, without itself.
+
+    The probability of an item is that of a user who chose the given item and nothing else.
+    """
+    beam = options.parse_beam(beam_size, run)
+    options.check_size(m, beam)
+    options.check_outputs(json)
+    filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
+    model = open_model(run, device)
+    request = similar_request(ids_of(run, model), items, m)._replace(beam_size=beam, filter=filter)
+    results = make_searcher(run, model, request).recommend(request).results
+    if json is not None:
+        records = [
+            {"similar_to": item, "rank": rank, "item": other, "score": score}
+            for item, result in zip(items, results, strict=True)
+            for rank, (other, score) in enumerate(zip(result.items, result.scores, strict=True), 1)
+        ]
+        write_json(json, records)
+    for item, result in zip(items, results, strict=True):
+        show_items(f"similar to {item}", result)

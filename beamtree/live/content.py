@@ -1,0 +1,159 @@
+"""Placement of new items by what they are: the columns of the table of items, such as title, category and price.
+
+A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
+Means are flatter than what they are means of, so those of partners are scaled: the item is shown about as often as an
+item of the popularity that a ridge regression expects from its features.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.closed_form.content import FeatureMatrix
+from beamtree.closed_form.cooccurrence import sum_products
+from beamtree.data.catalogue import Catalogue
+from beamtree.data.csr import CSR, group_rows, strongest
+from beamtree.errors import requires
+from beamtree.kernels import sparse
+from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
+from beamtree.model import TreeModel
+from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
+from beamtree.tree import PAD
+
+NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
+MAX_SOURCES = 40  # incoming partners of a new item, for the same reason
+SHOWN_MORE = 1.6  # a new item is shown this many times as often as others of its popularity
+PENALTY = 3.0  # λ of the regression of popularity
+MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
+MOST_SCALED = 20.0  # and means of partners and factors are multiplied by at most this
+AT_ONCE = 256  # new items that are scored for the background users together
+
+
+class Content:
+    """The features of the items of a catalogue, for placing new ones.
+
+    Args:
+        catalogue: with a table of the items.
+        model: of these items.
+    """
+
+    def __init__(self, catalogue: Catalogue, model: TreeModel) -> None:
+        with requires("", "reading features"):
+            from beamtree.ingest.item_features import ItemFeatures
+        assert catalogue.table is not None
+        tree = model.tree
+        frame = catalogue.attributes
+        known = torch.arange(min(tree.num_items, len(frame)))
+        events = torch.zeros(len(known)) if model.popularity is None else model.popularity[known].cpu().double()
+        placed = tree.leaf_of_item(known.to(tree.device)).cpu() != PAD
+        self._items = known[placed & (events > 0)] if bool((events > 0).any()) else known[placed]
+        frame = frame[self._items.numpy()]
+        self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
+        self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
+        logs = (events[self._items] + 1).log()
+        self._mean = float(logs.mean()) if len(logs) else 0.0
+        target = (logs - self._mean).float().unsqueeze(1)
+        self._popularity = self._matrix.regression(target, torch.ones(len(logs)), PENALTY)
+        self._usual = float(self._matrix.predict(self._popularity).exp().mean()) if len(logs) else 1.0
+
+    def placements(self, model: TreeModel, rows: Any, background: BackgroundUsers | None) -> list[Placement]:
+        """Where new items go, given their rows of the table; without background users nothing is scaled.
+
+        An item that has no feature in common with others is like none of them.
+        """
+        new = FeatureMatrix(self._features.transform(rows), self._features.width)
+        nearest, shares = self._matrix.similar(new, NEAREST)
+        similar = self._items[nearest]
+        like = [Placement(items[share > 0], share[share > 0]) for items, share in zip(similar, shares, strict=True)]
+        if background is None or not isinstance(model.scorer, SumScorer):
+            return like
+        partners = incoming_partners(model, similar, shares)
+        factors = mean_factors(model, similar, shares)
+        rates = (new.predict(self._popularity).squeeze(1).exp() / self._usual).clamp(max=MOST_POPULAR)
+        scale = needed_scale(model, partners, factors, rates, background)
+        result = []
+        for number, placement in enumerate(like):
+            start, stop = partners.offsets[number : number + 2].tolist()
+            assert partners.values is not None
+            weights = partners.values[start:stop] * scale[number]
+            learned = placement._replace(sources=partners.columns[start:stop].long(), weights=weights)
+            result.append(learned if len(placement.items) else placement)
+        return result
+
+
+def incoming_partners(model: TreeModel, similar: Tensor, shares: Tensor) -> CSR:
+    """Partners to new items that are like others with shares [n, k] each: those to the similar items, by source.
+
+    The similar items themselves become partners, each with the largest weight of a partner to it.
+    """
+    scorer, (count, width) = model.scorer, similar.shape
+    memory = scorer.part("memory") if isinstance(scorer, SumScorer) and "memory" in scorer.names else None
+    if not isinstance(memory, MemoryScorer):
+        return group_rows(torch.empty(0, dtype=torch.int64), torch.empty(0).int(), count, torch.empty(0))
+    items, index = torch.unique(similar, return_inverse=True)
+    to, source, weight = (part.cpu() for part in memory.sources(items.to(memory.offsets.device)))
+    largest = torch.zeros(len(items)).scatter_reduce_(0, to, weight, "amax")
+    to, source, weight = (
+        torch.cat(parts) for parts in ((to, torch.arange(len(items))), (source, items), (weight, largest))
+    )
+    by_similar = group_rows(to, source.int(), len(items), weight)
+    new = torch.arange(count).repeat_interleave(width)
+    shared = group_rows(index.flatten(), new.int(), len(items), shares.flatten())
+    sums = sum_products(shared, by_similar, max(count, memory.num_items))
+    row = sums.row_of_entry()
+    return strongest(row, sums.columns.long(), sums.values, max(count, memory.num_items), MAX_SOURCES).take(
+        torch.arange(count)
+    )
+
+
+def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor | None:
+    """The means of the factors of similar items [n, dim]; None where the model has none with a weight."""
+    scorer, tree = model.scorer, model.tree
+    if not isinstance(scorer, SumScorer) or "factors" not in scorer.names or not scorer.weight_of("factors"):
+        return None
+    part = scorer.part("factors")
+    assert isinstance(part, FactorScorer)
+    vectors = part.table.read(tree, share=part.share)
+    rows = [
+        torch.einsum("nk,nkd->nd", share, vectors.at(tree.leaf_of_item(items.to(tree.device))).float().cpu())
+        for items, share in zip(similar.split(AT_ONCE), shares.split(AT_ONCE), strict=True)
+    ]
+    return torch.cat(rows) if rows else None
+
+
+def needed_scale(
+    model: TreeModel, partners: CSR, factors: Tensor | None, rates: Tensor, background: BackgroundUsers
+) -> Tensor:
+    """What to multiply the partners of new items with, so that each is shown to its share of users [n].
+
+    It is shown neither more often among all items, nor among the first.
+
+    Args:
+        model: that they are added to.
+        partners: to the new items, by source.
+        factors: of the new items, which are not scaled: they also say what a history with the item means.
+        rates: the popularity that is expected of each, relative to the average item [n].
+        background: users, and the score that an item needs to be shown to them.
+    """
+    assert isinstance(model.scorer, SumScorer)
+    x = background.x
+    history = sparse.distinct_rows(x, RECENCY[: x.shape[1]].contiguous())
+    weight = model.scorer.weight_of("factors") if factors is not None else 0.0
+    share = SHOWN_MORE * rates / model.tree.num_placed
+    limits = ((background.shown, background.threshold), (background.first, background.first_threshold))
+    scales = []
+    for rows in torch.arange(len(rates)).split(AT_ONCE):
+        some = partners.take(rows)
+        assert some.values is not None
+        dense = torch.zeros(model.tree.num_items, len(rows))
+        dense[some.columns.long(), some.row_of_entry()] = some.values
+        scores = sparse.multiply(history, dense).clamp(min=1e-6)
+        others = torch.zeros(()) if factors is None else weight * background.factors @ factors[rows].T
+        most = torch.full((len(rows),), MOST_SCALED)
+        for shown, threshold in limits:
+            rank = (share[rows] * shown * len(x)).long().clamp(max=len(x) - 1)
+            needed = ((threshold.unsqueeze(1) - others) / scores).sort(dim=0).values
+            most = most.minimum(needed.gather(0, rank.unsqueeze(0)).squeeze(0))
+        scales.append(most.clamp(min=0))
+    return torch.cat(scales) if scales else torch.empty(0)

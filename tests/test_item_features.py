@@ -1,0 +1,213 @@
+"""Features of items, items that are alike by them, and new items placed by what they are."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_logs import cyclic_log
+
+import beamtree as bt
+from beamtree.closed_form.content import FeatureMatrix
+from beamtree.data.csr import group_rows
+from beamtree.ingest.item_features import ItemFeatures
+
+
+def dense(rows, width):
+    found = np.zeros((len(rows), width))
+    found[rows.row_of_entry().numpy(), rows.columns.numpy()] = rows.values.numpy()
+    return found
+
+
+def feature(features, rows, row, name):
+    number = features.vocabulary.filter(pl.col("feature") == name)["number"]
+    return dense(rows, features.width)[row, number[0]] if len(number) else None
+
+
+# Reading columns
+
+
+def test_a_text_is_its_words_itself_and_the_paths_above_it_by_rarity():
+    frame = pl.DataFrame({"kind": ["Home/Lamps", "home / lamps", "Home/Tables", None, ""]})
+    features = ItemFeatures.fit(frame)
+    rows = features.transform(frame)
+    names = {name.removeprefix("kind\n") for name in features.vocabulary["feature"]}
+    assert names == {"home", "lamps", "/home"}  # what only one item has says nothing about others
+    rare, common = math.log(6 / 3) + 1, math.log(6 / 4) + 1
+    length = math.sqrt(rare**2 + 2 * common**2)
+    assert feature(features, rows, 0, "kind\nlamps") == pytest.approx(rare / length)
+    assert feature(features, rows, 0, "kind\n/home") == pytest.approx(common / length)
+    assert feature(features, rows, 2, "kind\nhome") == pytest.approx(1 / math.sqrt(2))
+    assert rows.counts().tolist() == [3, 3, 2, 0, 0]
+
+
+def test_a_list_is_all_of_its_texts_and_a_boolean_is_a_text():
+    frame = pl.DataFrame({"tags": [["red", "big"], ["red"], [], None], "sold": [True, None, True, False]})
+    features = ItemFeatures.fit(frame)
+    names = set(features.vocabulary["feature"])
+    assert names == {"tags\nred", "tags\n=red", "sold\ntrue", "sold\n=true"}
+
+
+def test_a_number_lies_between_two_quantiles():
+    frame = pl.DataFrame({"price": [float(n) for n in range(23)] + [None, math.nan, math.inf]})
+    features = ItemFeatures.fit(frame)
+    knots = features.knots["price"]
+    assert knots == pytest.approx(np.linspace(0, 22, 12))
+    rows = dense(features.transform(pl.DataFrame({"price": [3.0, 4.0, -50.0, 99.0, None]})), features.width)
+    by_name = dict(features.vocabulary.select("feature", "number").iter_rows())
+    assert rows[0, by_name["price\n#1"]] == pytest.approx(math.sqrt(0.5))
+    assert rows[0, by_name["price\n#2"]] == pytest.approx(math.sqrt(0.5))
+    assert rows[1, by_name["price\n#2"]] == 1
+    assert rows[2, by_name["price\n#0"]] == 1
+    assert rows[3, by_name["price\n#11"]] == 1
+    assert not rows[4].any()
+
+
+def test_whole_numbers_may_be_categories_and_times_are_numbers():
+    frame = pl.DataFrame({"brand": [7, 7, 9, 9]}).with_columns(
+        since=pl.date_range(pl.date(2026, 1, 1), pl.date(2026, 1, 4))
+    )
+    features = ItemFeatures.fit(frame)
+    assert {"brand\n=7", "brand\n=9"} <= set(features.vocabulary["feature"])
+    assert "since" in features.knots
+
+
+def test_vectors_are_features_and_a_broken_one_is_missing():
+    frame = pl.DataFrame({"v": [[3.0, 4.0], [1.0, math.nan], None, [0.0, 2.0]]})
+    rows = dense(ItemFeatures.fit(frame).transform(frame), 2)
+    assert rows == pytest.approx(np.array([[0.6, 0.8], [0, 0], [0, 0], [0, 1]]))
+
+
+def test_every_block_has_length_one_and_other_columns_may_be_missing():
+    frame = pl.DataFrame({"title": ["a b", "b c", "a"], "n": [1.5, 2.5, None], "item": ["x", "y", "z"]})
+    features = ItemFeatures.fit(frame, leave_out=["item"])
+    rows = dense(features.transform(frame), features.width)
+    assert (rows**2).sum(1) == pytest.approx([2, 2, 1])
+    assert (dense(features.transform(frame[["title"]]), features.width) ** 2).sum(1) == pytest.approx([1, 1, 1])
+    nothing = ItemFeatures.fit(frame[["item"]], leave_out=["item"])
+    assert nothing.width == 0
+    assert len(nothing.transform(frame)) == 3
+
+
+# Items that are alike
+
+
+def random_matrix(seed, items=12, width=9, density=0.4):
+    draw = np.random.default_rng(seed)
+    cells = draw.random((items, width)) * (draw.random((items, width)) < density)
+    row, column = np.nonzero(cells)
+    rows = group_rows(
+        torch.from_numpy(row), torch.from_numpy(column).int(), items, torch.from_numpy(cells[row, column]).float()
+    )
+    length = np.sqrt((cells**2).sum(1, keepdims=True))
+    return FeatureMatrix(rows, width), cells / np.where(length == 0, 1, length)
+
+
+@given(st.integers(0, 1000), st.integers(1, 15))
+@settings(max_examples=20)
+def test_similar_items_are_those_with_the_largest_cosine(seed, most):
+    known, cells = random_matrix(seed)
+    new, others = random_matrix(seed + 1, items=5)
+    items, shares = known.similar(new, most)
+    cosine = others @ cells.T
+    for row in range(5):
+        best = np.sort(cosine[row])[::-1][: min(most, 12)]
+        assert cosine[row, items[row].numpy()] == pytest.approx(best, abs=1e-6)
+        total = (best**3).sum()
+        assert shares[row].numpy() == pytest.approx(best**3 / total if total > 1e-9 else best * 0, abs=1e-4)
+
+
+def test_the_regression_is_that_of_its_definition():
+    matrix, cells = random_matrix(3, items=30, width=8)
+    draw = np.random.default_rng(0)
+    targets, confidence = draw.normal(size=(30, 4)), draw.random(30)
+    expected = np.linalg.solve((cells.T * confidence) @ cells + 0.5 * np.eye(8), (cells.T * confidence) @ targets)
+    found = matrix.regression(torch.from_numpy(targets).float(), torch.from_numpy(confidence).float(), 0.5)
+    assert found.numpy() == pytest.approx(expected, abs=1e-3)
+    assert matrix.predict(found).numpy() == pytest.approx(cells @ expected, abs=1e-3)
+
+
+# New items
+
+
+def shop_table(names):
+    """Items of ten follow each other in the log; five have a word in common."""
+    number = [int(name[1:]) for name in names]
+    return {
+        "item": names,
+        "title": [f"word{n // 5} thing" for n in number],
+        "price": [float(n) for n in number],
+        "category": [f"group {n // 10}" for n in number],
+    }
+
+
+@pytest.fixture(scope="module")
+def log():
+    return cyclic_log()
+
+
+@pytest.fixture(scope="module")
+def table(log):
+    names = sorted(set(log["item"]))
+    known = pl.DataFrame(shop_table(names))
+    new = {
+        "item": ["new1", "new2"],
+        "title": ["word3 lamp", None],
+        "price": [17.0, None],
+        "category": ["group 1", "group 4"],
+    }
+    return pl.concat([known, pl.DataFrame(new)])
+
+
+@pytest.fixture(scope="module")
+def shop(log, table):
+    return bt.Recommender(steps=0, seed=0).fit(log, items=table, test_users=10, verbose=False)
+
+
+def test_items_of_the_table_without_events_are_found_by_what_they_are(shop):
+    first = shop.recommend(["i13", "i14", "i15"], m=12)["item"].to_list()
+    assert "new1" in first
+    assert "new2" not in first
+    assert "new2" in shop.recommend(["i43", "i44", "i45"], m=12)["item"].to_list()
+
+
+def test_they_can_be_filtered_and_are_saved(shop, tmp_path):
+    where = "price > 16 and category = 'group 1'"
+    found = shop.recommend(["i13", "i14"], m=20, where=where)
+    assert set(found["item"]) == {"i17", "i18", "i19", "new1"}
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    assert loaded.recommend(["i13", "i14"], m=20, where=where).equals(found)
+
+
+def test_an_item_added_later_is_placed_by_its_title_and_category(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    loaded.add_items({"later": {"title": "a word7"}, "other": {"title": "word1", "category": "group 0"}})
+    assert "later" in loaded.recommend(["i36", "i37", "i38"], m=13)["item"].to_list()
+    assert "other" in loaded.recommend(["i06", "i07", "i08"], m=13)["item"].to_list()
+
+
+def test_an_item_that_has_nothing_in_common_with_others_is_added_all_the_same(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    loaded.add_items({"strange": {"title": "zzz"}})
+    assert loaded.recommend(["i01"], m=1, allowed=["strange"])["item"].to_list() == ["strange"]
+
+
+def test_known_items_are_found_as_before(log, shop):
+    """New items take few places: those of others keep their order."""
+    plain = bt.Recommender(steps=0, seed=0).fit(log, test_users=10, verbose=False)
+    new = {"new1", "new2"}
+    for history in (["i03", "i04"], ["i21", "i22", "i23"], ["i50"]):
+        before = plain.recommend(history, m=10)["item"].to_list()
+        after = [item for item in shop.recommend(history, m=12)["item"].to_list() if item not in new]
+        assert set(after[:10]) == set(before)
+
+
+def test_two_tables_are_one_too_many(log, table):
+    with pytest.raises(ValueError, match="two tables of items"):
+        bt.Recommender(items=table).fit(log, items=table)
