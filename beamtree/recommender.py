@@ -289,7 +289,7 @@ class Recommender:
             self._run["frame"] = frame_kind(log)
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-            self._read_catalogue = None
+            self._read_catalogue, self._masks = None, MaskCache()
             if about_items is not None and (added := self._add_listed_items(about_items)):
                 report.line(f"Added {added:,} items that are not in the log, by their features.")
             report.line(f"Fitted in {clock(time_now() - began)}.")

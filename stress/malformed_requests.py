@@ -22,6 +22,7 @@ PATHS = ("/v1/recommend", "/v1/explain", "/v1/events", "/v1/model", "/v2/models/
 FIELDS = (
     *("history", "histories", "user", "users", "m", "beam_size", "exclude_seen", "allowed", "exclude", "category"),
     *("timeout_ms", "items", "inputs", "parameters", "run", "title", "like", "vector", "outputs", "id"),
+    *("where", "rules", "boosts", "at_most", "pins", "diversity", "factor"),
 )
 PATHS_TO_REJECT = (
     *("/../../etc/passwd", "/v1/items/../../../etc/passwd", "/v1/items/%2e%2e%2f%2e%2e%2fetc", "//v1//model", "/%00"),

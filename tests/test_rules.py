@@ -267,7 +267,7 @@ def test_a_searcher_answers_by_the_definition_also_with_popular_items(request):
         market.probabilities = [p for _, p in sorted(zip(items[0].tolist(), log_p.exp()[0].tolist(), strict=True))]
     else:
         market.probabilities = (MODEL.popularity / MODEL.popularity.sum()).tolist()
-    market.vectors = MODEL.item_vectors().double().numpy()
+    market.vectors = MODEL.vectors_of(torch.arange(9)).double().numpy()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "POOL", 100)
         assert result.items == [str(item) for item in market.answer]
@@ -315,6 +315,26 @@ def test_a_user_without_known_items_gets_no_disliked_popular_items():
     for rules in (None, Rules(pins=["i2", "i5"])):
         (result,) = searcher.recommend(RecommendRequest(users=["ann"], m=3, rules=rules)).results
         assert sorted(result.items) == (["i1", "i3", "i4"] if rules is None else ["i1", "i3", "i5"])
+
+
+@pytest.mark.extended
+def test_random_requests_to_a_market_are_answered_by_the_definition():
+    """As `benchmarks/random_rules.py` does with 10,000; only a beam that holds all items is exact."""
+    pytest.importorskip("scipy")
+    import random_rules
+
+    shop, draws = random_rules.Shop(users=500, items=600, events=8000, seed=1), np.random.default_rng(2)
+    requests = [shop.draw(draws) for _ in range(100)]
+    p = shop.probabilities([request.history for request in requests])
+    exact = 0
+    for request, row in zip(requests, p, strict=True):
+        options = {**request.options, "beam_size": 1024}
+        answer = shop.model.recommend(request.history, **options, rules=request.rules)
+        result = shop.check(request, answer, row)
+        assert result[:2] == (False, ""), request
+        assert result[2] in (True, None), request
+        exact += result[2] is True
+    assert exact > 50
 
 
 # In a recommender, in the command and in the service
@@ -402,6 +422,13 @@ def test_the_service_answers_by_rules_and_explains_them(priced, tmp_path):
         explained = client.post("/v1/explain", json=body).raise_for_status().json()["explanation"]
         assert [row["item"]["item"] for row in explained["answer"]] == result["items"]
         assert [row["rules"] for row in explained["answer"]] == result["rules"]
+        seen = {**body, "exclude_seen": True, "items": ["i31", "i01", "i55", *(f"i{n}" for n in range(20, 30))]}
+        left_out = client.post("/v1/explain", json=seen).json()["explanation"]["left_out"]
+        reasons = {row["item"]["item"]: row["rules"] for row in left_out}
+        assert reasons["i31"] == ["not allowed"]
+        assert "boost 1e-06" in reasons["i01"]
+        assert "i55" not in reasons
+        assert sum("at most 2 per category" in reasons.get(f"i{n}", ()) for n in range(20, 30)) == 8
         for rules, message in (
             ({"at_most": {"brand": 1}}, "no column 'brand'"),
             ({"diversity": 2}, "a number from 0 to 1"),

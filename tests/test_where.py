@@ -66,6 +66,7 @@ def test_expressions_choose_items(expression, expected):
         ("price <", "cannot be used"),
         ("", "cannot be used"),
         ("price", "is Float64, not true or false"),
+        ("category = '\ud800'", "cannot be used"),
         ("price < 'a'", "cannot compare string with numeric"),
         ("price < 5; true", "has an error at '; true'"),
         ("price < 5 -- '", 'has an error at "-- \'"'),
@@ -200,6 +201,20 @@ def test_a_recommender_without_a_table_and_one_with_a_bad_expression_say_so(shop
         priced.recommend(["i01"], where=5)
     with pytest.raises(ValueError, match="no column 'colour'"):
         priced.recommend(["i01"], where="colour == 'red'")
+
+
+def test_the_table_that_fit_gets_is_filtered_by_also_after_save_and_for_items_without_events(tmp_path):
+    rows = [(f"i{n:02}", float(n)) for n in range(65)]  # the last five are not in the log
+    table = pl.DataFrame(rows, schema=["item", "price"], orient="row")
+    shop = bt.Recommender(steps=0).fit(cyclic_log(), items=table, test_users=10, verbose=False)
+    shop.save(tmp_path / "run")
+    for each in (shop, bt.Recommender.load(tmp_path / "run")):
+        answer = each.recommend(["i31"], m=20, where="price >= 58", rules={"at_most": {"price": 1}, "pins": ["i63"]})
+        assert names(answer) == {f"i{n}" for n in range(58, 65)}
+        assert answer["item"][0] == "i63"
+    words = ["retrieve", "run", "--history", "i31", "--m", "9", "--where", "price >= 58", "--json", "out.json"]
+    beamtree(*words, folder=tmp_path)
+    assert {row["item"] for row in json.loads((tmp_path / "out.json").read_text())} == names(answer)
 
 
 def test_the_mask_of_an_expression_is_made_once_and_again_when_a_category_changes(priced):

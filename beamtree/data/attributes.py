@@ -46,8 +46,8 @@ def attribute_frame(catalogue: "Catalogue") -> pl.DataFrame:
             ("title", table.title, table.titles),
             ("category", table.category, table.categories),
         ):
-            if name is not None:
-                current, count = texts[role], len(original)
+            current, count = texts[role], len(original)
+            if name is not None and current is not original:
                 changed = [row for row, text in enumerate(current) if row >= count or text is not original[row]]
                 frame = frame.with_columns(_replaced(frame[name], changed, [current[row] for row in changed]))
     others = {role: column for role, column in texts.items() if role not in frame.columns and any(column)}
@@ -75,7 +75,7 @@ def rows_where(frame: pl.DataFrame, where: str) -> np.ndarray:
     _check_tokens(frame, where)
     try:
         result = frame.lazy().select(pl.sql_expr(where).alias("where")).collect()["where"]
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError) as error:
         raise ValueError(f"where={_quote(where)} cannot be used: {short_message(error, 160)}") from error
     if result.dtype != pl.Boolean:
         raise ValueError(f"where={_quote(where)} is {result.dtype}, not true or false: compare it with something")

@@ -242,6 +242,10 @@ class Searcher:
         """The mask of a filter, and how many items it allows."""
         return (None, None) if filter is None else self.masks.get(filter, self.model, self.ids, self.catalogue)
 
+    def apply(self, rules: Rules, filter: Filter | None) -> AppliedRules:
+        """Rules for the items that a filter allows."""
+        return self.masks.apply(rules, filter, self.model, self.ids, self.catalogue)
+
     def search(
         self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None
     ) -> tuple[Tensor, Tensor]:
@@ -296,7 +300,7 @@ class Searcher:
         """
         assert request.rules is not None
         model, names, exclude_seen = self.model, self.ids.names, request.exclude_seen
-        applied = self.masks.apply(request.rules, request.filter, model, self.ids, self.catalogue)
+        applied = self.apply(request.rules, request.filter)
         least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
         beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
         hidden = [hidden_items(history, exclude_seen) for history in histories]

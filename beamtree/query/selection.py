@@ -80,18 +80,29 @@ class AppliedRules:
         pin_mask = tree.allow(torch.tensor([item for _, item in pins], dtype=torch.int64))
         return cls(rules, boosts, tuple(groups), group_of, values, pins, pin_mask)
 
-    def kind(self, item: int) -> Kind:
-        """The values of an item that `at_most` limits."""
-        return tuple(int(values[item]) for values in self.values)
+    def kinds(self, items: Sequence[int]) -> list[Kind]:
+        """The values of items that `at_most` limits."""
+        columns = [values[list(items)].tolist() for values in self.values]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(items)
 
-    def factor(self, item: int) -> float:
-        """The product of the boosts of an allowed item."""
-        return self.groups[int(self.group_of[item])].factor
+    def factors(self, items: Sequence[int]) -> list[float]:
+        """The products of the boosts of allowed items."""
+        return [self.groups[group].factor for group in self.group_of[list(items)].tolist()]
 
     def boosts_of(self, item: int) -> list[str]:
         """The boosts that apply to an item, in words."""
         bits = int(self.boosts[item])
         return [str(boost) for index, boost in enumerate(self.rules.boosts) if bits >> index & 1]
+
+    def left_out(self, item: int, answer: Sequence[int]) -> list[str]:
+        """The rules that apply to an item that is not in an answer: its boosts, and the limits that it would exceed."""
+        if self.group_of[item] < 0:
+            return ["not allowed"]
+        reasons = self.boosts_of(item)
+        for (column, limit), values in zip(self.rules.at_most, self.values, strict=True):
+            if values[item] >= 0 and int((values[list(answer)] == values[item]).sum()) >= limit:
+                reasons.append(f"at most {limit} per {column}")
+        return reasons
 
 
 class Found(NamedTuple):
@@ -144,26 +155,31 @@ class Selection:
         self._add(first)
         self._bounds = [self._bound(index, found) for index, found in enumerate(first)]
         self._counts = [Counter[int]() for _ in self._rules.at_most]  # items of each value that are placed or pinned
+        self._full = [set[int]() for _ in self._rules.at_most]  # values that no more items may have
         self._used: set[int] = set()  # items that are placed or pinned
         self._refused: set[Kind] = set()  # kinds that would leave room for too few items
         self._pins: list[tuple[int, int]] = []  # those that hold
-        for place, item in applied.pins:
-            if place <= m and item in pinned and self._has_room(applied.kind(item)):
+        self._pin_scores: dict[int, float] = {}
+        places = [(place, item) for place, item in applied.pins if place <= m and item in pinned]
+        self._kinds.update(zip(pinned, applied.kinds(list(pinned)), strict=True))
+        for (place, item), factor in zip(places, applied.factors([item for _, item in places]), strict=True):
+            if self._has_room(self._kinds[item]):
                 self._pins.append((place, item))
+                self._pin_scores[item] = pinned[item] * factor
                 self._use(item)
-        self._pin_scores = {item: pinned[item] * applied.factor(item) for _, item in self._pins}
         self._best = next((self._scores[item] for item in self._order if item not in self._used), 0.0)
         self._vectors, self._units = vectors, dict[int, np.ndarray]()
 
     def fill(self) -> list[Placed]:
         """The items of the answer, in order."""
-        start = self._bounds.copy(), [counter.copy() for counter in self._counts], self._used.copy()
+        counts, full = [counter.copy() for counter in self._counts], [values.copy() for values in self._full]
+        start = self._bounds.copy(), counts, full, self._used.copy()
         two_columns = len(self._rules.at_most) == 2
         # An answer of m items that does not look ahead is the right one: each of its items left room for the others.
         # With diversity it may not be: items that leave too little room are no candidates to choose from.
         answer = [] if two_columns and self._rules.diversity else self._fill(None)
         if len(answer) < self._m and two_columns:
-            self._bounds, self._counts, self._used = start
+            self._bounds, self._counts, self._full, self._used = start
             size = len(self._pins) + self._most(self._m - len(self._pins))
             if size > len(answer):  # an item took the room of two others
                 answer = self._fill(size)
@@ -192,8 +208,10 @@ class Selection:
     def _add(self, results: Iterable[Found]) -> None:
         """Add items to the candidates."""
         for found in results:
-            for item, p in zip(found.items, found.scores, strict=True):
-                self._scores[item], self._kinds[item] = p * self._applied.factor(item), self._applied.kind(item)
+            items = found.items
+            self._kinds.update(zip(items, self._applied.kinds(items), strict=True))
+            for item, p, factor in zip(items, found.scores, self._applied.factors(items), strict=True):
+                self._scores[item] = p * factor
         self._order = sorted(self._scores, key=lambda item: (-self._scores[item], item))
 
     def _bound(self, group: int, found: Found) -> float:
@@ -238,7 +256,7 @@ class Selection:
             group = max(range(len(self._bounds)), key=self._bounds.__getitem__, default=None)
             if group is None or self._bounds[group] <= worst:
                 return pool
-            admitted = self._open_items([self._full(column) for column in range(len(self._counts))])
+            admitted = self._open_items(self._full)
             for kind in self._refused:
                 admitted &= ~np.all(
                     [column == value for column, value in zip(self._applied.values, kind, strict=True)], 0
@@ -249,21 +267,15 @@ class Selection:
 
     # At most n of one kind
 
-    def _limit(self, column: int) -> int:
-        limit: int = self._rules.at_most[column][1]
-        return limit
-
     def _use(self, item: int) -> None:
         self._used.add(item)
-        for counter, value in zip(self._counts, self._applied.kind(item), strict=True):
-            counter[value] += 1
+        for column, value in enumerate(self._kinds[item]):
+            self._counts[column][value] += 1
+            if value >= 0 and self._counts[column][value] >= self._rules.at_most[column][1]:
+                self._full[column].add(value)
 
     def _has_room(self, kind: Kind) -> bool:
-        return all(value < 0 or self._counts[column][value] < self._limit(column) for column, value in enumerate(kind))
-
-    def _full(self, column: int) -> set[int]:
-        """The values that no more items may have."""
-        return {value for value, count in self._counts[column].items() if value >= 0 and count >= self._limit(column)}
+        return not any(value in full for value, full in zip(kind, self._full, strict=True))
 
     def _open_items(self, closed: Sequence[set[int]]) -> np.ndarray:
         """Which items have no closed value in any column [M]."""
@@ -296,7 +308,7 @@ class Selection:
         these would help, so they are searched for; if there are none, the number is the largest for all items.
         """
         while (flow := self._flow(enough, taken)).number < enough:
-            admitted = self._open_items([closed | self._full(column) for column, closed in enumerate(flow.cut())])
+            admitted = self._open_items([closed | full for closed, full in zip(flow.cut(), self._full, strict=True)])
             results = [self._search(group, admitted) for group in range(len(self._applied.groups))]
             if not any(found.items for found in results):
                 break
@@ -341,7 +353,7 @@ class Selection:
         highest = next(other for other in self._order if other not in self._used)
         if highest != best:  # it has the highest score, and is not a candidate
             kind = self._kinds[highest]
-            full = [column for column, value in enumerate(kind) if value in self._full(column)]
+            full = [column for column, value in enumerate(kind) if value in self._full[column]]
             limits = [self._rules.at_most[column] for column in full or range(len(kind))]
             reasons += [f"at most {limit} per {column}" for column, limit in limits]
         if item != best:

@@ -221,11 +221,20 @@ def explain_json(
     if request.rules is not None:
         searcher = searcher if without is None else replace(searcher, model=model, masks=MaskCache())
         (answer,) = searcher.recommend(request).results
+        placed = searcher.ids.find_known(answer.items)
+        rows = enumerate(zip(placed, answer.scores, answer.rules or (), strict=True), 1)
         content["answer"] = [
             {"rank": rank, "item": describe(number), "score": score, "rules": names}
-            for rank, (number, score, names) in enumerate(
-                zip(searcher.ids.find_known(answer.items), answer.scores, answer.rules or (), strict=True), 1
-            )
+            for rank, (number, score, names) in rows
+        ]
+        applied = searcher.apply(request.rules, request.filter)
+        content["left_out"] = [
+            {
+                "item": describe(number),
+                "rules": ["not allowed"] if number in hidden else applied.left_out(number, placed),
+            }
+            for number in dict.fromkeys(numbers)
+            if number is not None and number not in placed
         ]
     return {"version": searcher.version, "unknown": unknown, "explanation": content}
 
