@@ -278,6 +278,7 @@ def test_users_for_a_smaller_model_have_its_items_as_history_and_all_targets(see
     assert x.shape[1] == HISTORY
 
 
+@pytest.mark.extended
 def test_training_keeps_the_start_or_something_better(run):
     report = renew(run, TODAY, steps=4, verbose=False)
     assert report.steps == 4
