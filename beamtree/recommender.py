@@ -290,21 +290,10 @@ class Recommender:
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
             self._read_catalogue, self._masks = None, MaskCache()
-            if about_items is not None and (added := self._add_listed_items(about_items)):
+            if about_items is not None and (added := self.add_listed_items(about_items)):
                 report.line(f"Added {added:,} items that are not in the log, by their features.")
             report.line(f"Fitted in {clock(time_now() - began)}.")
         return self
-
-    def _add_listed_items(self, table: Any) -> int:
-        """Add the items of a table that are not in the log; returns how many there are."""
-        from beamtree.ingest.item_tables import other_items, read_catalogue
-
-        new = other_items(table, self.ids)
-        if new:
-            catalogue = read_catalogue(table, self.ids.extended(list(new)))
-            self._live = LiveModel(self.model, catalogue=catalogue, data=self.data)
-            self._live.add_items(new)
-        return len(new)
 
     def recommend(
         self,
@@ -548,6 +537,21 @@ class Recommender:
         """
         new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
         return self._live_model().add_items(new)
+
+    def add_listed_items(self, table: Any) -> int:
+        """Add the items of a table, a frame or a file, that the model does not have; returns how many there were.
+
+        They are placed by what the columns of the table say, as `fit` does with its table `items`.
+        """
+        with requires("", "reading a table of items"):
+            from beamtree.ingest.item_tables import other_items, read_catalogue
+        table = table_argument("items", table)
+        new = other_items(table, self.ids)
+        if new:
+            live = self._live_model()
+            live.use_catalogue(read_catalogue(table, self.ids.extended(list(new))))
+            live.add_items(new)
+        return len(new)
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""

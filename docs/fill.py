@@ -498,6 +498,27 @@ def label_methods() -> str:
     return grid(["set", "parts", "k", "row", "P@1", "P@3", "P@5"], lines)
 
 
+# Weights of events, and items without events
+
+
+def recalls_by_row(name: str, log: str, kinds: Sequence[str] = ("",)) -> str:
+    """A line for each row of a log, with intervals, the best of each column in bold."""
+    cells = [cell for cell in cells_of(name) if cell["log"] == log]
+    places = [(kind, m) for kind in kinds for m in (10, 50, 200)]
+    by_place = {(cell["row"], cell.get("items", ""), cell["m"]): cell for cell in cells}
+    best = {place: max(cell["value"] for key, cell in by_place.items() if key[1:] == place) for place in places}
+    lines = []
+    for row in dict.fromkeys(cell["row"] for cell in cells):
+        texts = []
+        for place in places:
+            cell = by_place[row, *place]
+            text = two_digits(100 * cell["value"])
+            half = 50 * (cell["high"] - cell["low"])
+            texts.append((f"**{text}**" if cell["value"] == best[place] else text) + f" ± {half:.2f}")
+        lines.append([row, *texts])
+    return grid(["recall@m, %", *(f"{kind} {m}".strip() for kind, m in places)], lines)
+
+
 # Nightly renewal
 
 
@@ -555,6 +576,10 @@ PARTS = {
     "classification": classification,
     "classification_cost": classification_cost,
     "label_methods": label_methods,
+    "weights_ratings": partial(recalls_by_row, "event_weights", "movielens-1m"),
+    "weights_purchases": partial(recalls_by_row, "event_weights", "made-up market"),
+    "cold_movielens-1m": partial(recalls_by_row, "cold_items", "movielens-1m", ("new", "others")),
+    "cold_git-rust": partial(recalls_by_row, "cold_items", "git-rust", ("new", "others")),
     "renewal": renewal,
     "renewal_summary": renewal_summary,
     "inner_nodes": inner_nodes,

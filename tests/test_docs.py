@@ -113,6 +113,13 @@ def test_the_page_on_recommending_runs(workspace):
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("name", ["weights", "features"])
+def test_the_pages_on_weights_and_features_run(name, workspace):
+    _, names = run_page(ROOT / "docs" / f"{name}.md", workspace)
+    assert len(names["shop"].data.train) > 0
+
+
+@pytest.mark.extended
 def test_the_page_on_similar_items_runs(workspace):
     printed, names = run_page(ROOT / "docs" / "similar.md", workspace)
     assert "i0000246" in printed[3]

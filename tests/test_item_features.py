@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from command import beamtree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_logs import cyclic_log
@@ -211,3 +212,31 @@ def test_known_items_are_found_as_before(log, shop):
 def test_two_tables_are_one_too_many(log, table):
     with pytest.raises(ValueError, match="two tables of items"):
         bt.Recommender(items=table).fit(log, items=table)
+
+
+def test_the_command_adds_items_of_a_table_and_filters_by_it(log, table, tmp_path):
+    log.write_parquet(tmp_path / "log.parquet")
+    table.write_parquet(tmp_path / "items.parquet")
+    beamtree("prepare", "log.parquet", "--out", "prepared", folder=tmp_path)
+    options = ("--steps", "0", "--features", "items.parquet")
+    done = beamtree("train", "prepared", "--out", "run", *options, folder=tmp_path)
+    assert "Added 2 items that are not in the log" in done.stdout
+    where = ("--where", "price > 16 and category = 'group 1'", "--json", "found.json")
+    beamtree("retrieve", "run", "--history", "i13,i14", *where, folder=tmp_path)
+    assert "new1" in (tmp_path / "found.json").read_text()
+    twice = beamtree(
+        "train", "prepared", "--out", "other", *options, "--items", "items.parquet", folder=tmp_path, check=False
+    )
+    assert twice.returncode == 2
+    assert "two tables of items" in twice.stderr
+
+
+def test_more_items_can_be_added_from_a_table(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    more = pl.DataFrame(
+        {"item": ["new1", "more1", "more2"], "title": ["x", "word3", "word8"], "price": [1.0, 2.0, 3.0]}
+    )
+    assert loaded.add_listed_items(more) == 2
+    assert "more1" in loaded.recommend(["i13", "i14", "i15"], m=13)["item"].to_list()
+    assert loaded.add_listed_items(more) == 0

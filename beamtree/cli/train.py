@@ -20,6 +20,7 @@ from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
 from beamtree.model import TreeModel
+from beamtree.recommender import Recommender
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
@@ -55,6 +56,13 @@ def train(
     arity: options.Arity = 2,
     items: options.ItemsFile = None,
     vectors: options.VectorsFile = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table about the items, to filter by and to recommend items without events; the tree does not use "
+            "it."
+        ),
+    ] = None,
     beam_size: Annotated[int | None, options.training_option("beam_size", min=1)] = None,
     nodes: Annotated[int | None, options.training_option("nodes", min=1)] = None,
     recipe: Annotated[str, options.training_option("recipe")] = "beamtree",
@@ -82,8 +90,11 @@ def train(
     Several processes train one model with `torchrun --nproc-per-node 4 -m beamtree train …`, see docs/scale.md.
     """
     use_threads(threads)
+    if features is not None and items is not None:
+        raise ValueError("there are two tables of items: give --features, or --items for the tree")
+    about_items = features.resolve() if features is not None else items
     training = TrainingOptions(
-        method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
+        method=method, tree=tree, arity=arity, items=about_items, vectors=vectors, recipe=recipe, beam_size=beam_size,
         nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         seed=seed, device=device, refit=refit, sequence=sequence,
     )  # fmt: skip
@@ -100,6 +111,11 @@ def train(
     backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
     with details() if verbose else nullcontext(), backend.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
+    if features is not None and backend.is_single:
+        shop = Recommender.load(out_folder, device=device)
+        if added := shop.add_listed_items(features):
+            shop.save(out_folder)
+            write(f"Added {added:,} items that are not in the log, by their features")
 
 
 class RunState(Enum):

@@ -200,6 +200,12 @@ class LiveModel:
         self.snapshot = self.snapshot._replace(version=self.version + 1, model=model)
         self._background = self._content = None
 
+    def use_catalogue(self, catalogue: Catalogue) -> None:
+        """Continue with another catalogue; it may have items that are to be added, in the order of its ids."""
+        saved = SavedChanges(self._items, (), {})
+        self.snapshot = self.snapshot._replace(catalogue=with_saved_fields(catalogue, catalogue.ids, saved))
+        self._content = None
+
     def record_run(self, run: str) -> None:
         """Record which run is served from now on."""
         self._write({"kind": "run", "run": run})
