@@ -535,6 +535,15 @@ def renewal() -> str:
     return grid(["night", *heads], lines)
 
 
+def renewal_time() -> str:
+    """CPU time of a fit and of two renewals with one thread."""
+    times = read("renewal")["one_thread"]
+    fit, renewals = times["fit_cpu_seconds"], times["renewal_cpu_seconds"]
+    lines = [["fit", f"{fit:.1f}", "100"]]
+    lines += [["renewal", f"{seconds:.1f}", f"{100 * seconds / fit:.0f}"] for seconds in renewals]
+    return grid(["one thread", "s of CPU time", "% of a fit"], lines)
+
+
 def renewal_summary() -> str:
     """The renewed models beside others over all nights."""
     names = {"fitted": "new fit", "first": "first model"}
@@ -582,6 +591,7 @@ PARTS = {
     "cold_git-rust": partial(recalls_by_row, "cold_items", "git-rust", ("new", "others")),
     "renewal": renewal,
     "renewal_summary": renewal_summary,
+    "renewal_time": renewal_time,
     "inner_nodes": inner_nodes,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),
