@@ -544,13 +544,15 @@ class Recommender:
         They are placed by what the columns of the table say, as `fit` does with its table `items`.
         """
         with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import other_items, read_catalogue
-        table = table_argument("items", table)
-        new = other_items(table, self.ids)
+            from beamtree.ingest.item_tables import joined_tables, other_items, read_catalogue
+        known = self._catalogue()
+        joined = joined_tables(None if known is None else known.table, table_argument("items", table))
+        new = other_items(joined, self.ids)
         if new:
             live = self._live_model()
-            live.use_catalogue(read_catalogue(table, self.ids.extended(list(new))))
+            live.use_catalogue(read_catalogue(joined, self.ids.extended(list(new))))
             live.add_items(new)
+            self._tables["items"], self._run["items"] = joined, _file("items")
         return len(new)
 
     def remove_items(self, items: Iterable[object]) -> int:

@@ -235,7 +235,7 @@ def test_more_items_can_be_added_from_a_table(shop, tmp_path):
     shop.save(tmp_path / "run")
     loaded = bt.Recommender.load(tmp_path / "run")
     more = pl.DataFrame(
-        {"item": ["new1", "more1", "more2"], "title": ["x", "word3", "word8"], "price": [1.0, 2.0, 3.0]}
+        {"item": ["new1", "more1", "more2"], "title": ["x", "word3", "word8"], "price": [1.0, 17.0, 41.0]}
     )
     assert loaded.add_listed_items(more) == 2
     assert "more1" in loaded.recommend(["i13", "i14", "i15"], m=13)["item"].to_list()

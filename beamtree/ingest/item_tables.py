@@ -89,6 +89,20 @@ def other_items(table: Table, ids: Ids) -> dict[str, dict[str, str | None]]:
     return {row.pop("item"): row for row in rows.unique("item", keep="first", maintain_order=True).to_dicts()}
 
 
+def joined_tables(known: ItemTable | None, more: Table) -> pl.DataFrame:
+    """The table of known items with the rows of others; columns may differ."""
+    frame, item = _open_table(more)
+    rows = _collect(more, frame.with_columns(item.alias(_find_column(more, frame, ITEM, "item"))))
+    if known is None:
+        return rows
+    rows = rows.rename({_find_column(more, frame, ITEM, "item"): known.item})
+    table: pl.DataFrame = known.frame.with_columns(pl.col(known.item).cast(pl.String)).filter(
+        pl.col(known.item).is_not_null()
+    )
+    others = rows.join(table, on=known.item, how="anti", maintain_order="left")
+    return pl.concat([table, others], how="diagonal_relaxed")
+
+
 def _display_text(column: str, dtype: pl.DataType) -> pl.Expr:
     """A column as text without surrounding white space; lists are joined to a path; null if empty."""
     value = pl.col(column)
