@@ -498,6 +498,34 @@ def label_methods() -> str:
     return grid(["set", "parts", "k", "row", "P@1", "P@3", "P@5"], lines)
 
 
+# Nightly renewal
+
+
+def renewal() -> str:
+    """Recall of the next day, time and answers that stay, night by night."""
+    lines = []
+    for night in read("renewal")["nights"]:
+        recalls = [f"{100 * night[f'{row}@{m}']:.2f}" for m in (10, 200) for row in ("renewed", "fitted", "first")]
+        times = [f"{night[f'{what}_cpu_seconds']:.0f}" for what in ("renewal", "fit")]
+        shares = [f"{100 * night[name]:.0f}" for name in ("unchanged", "unchanged_by_fits")]
+        lines.append([str(night["night"]), *recalls, *times, *shares])
+    heads = [f"@{m} {row}" for m in (10, 200) for row in ("renewed", "new fit", "first model")]
+    heads += ["s renewed", "s new fit", "stay, % renewed", "stay, % new fit"]
+    return grid(["night", *heads], lines)
+
+
+def renewal_summary() -> str:
+    """The renewed models beside others over all nights."""
+    names = {"fitted": "new fit", "first": "first model"}
+    lines = []
+    for cell in read("renewal")["summary"]:
+        change = f"{100 * (cell['renewed'] / cell['value'] - 1):+.2f} %"
+        interval = f"{100 * cell['low']:+.2f} to {100 * cell['high']:+.2f}"
+        values = [f"{100 * cell[name]:.2f}" for name in ("renewed", "value")]
+        lines.append([str(cell["m"]), names[cell["other"]], *values, change, interval])
+    return grid(["m", "beside", "renewed, %", "other, %", "change", "difference"], lines)
+
+
 # Examples
 
 
@@ -527,6 +555,8 @@ PARTS = {
     "classification": classification,
     "classification_cost": classification_cost,
     "label_methods": label_methods,
+    "renewal": renewal,
+    "renewal_summary": renewal_summary,
     "inner_nodes": inner_nodes,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),

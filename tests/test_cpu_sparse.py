@@ -6,7 +6,8 @@ import torch
 from beamtree.closed_form.als import _solve
 from beamtree.data.csr import CSR
 from beamtree.kernels import sparse
-from beamtree.scorers.factors import Factors, fold_in, newest_of_each
+from beamtree.scorers.factors import Factors, fold_in
+from beamtree.tree import PAD
 
 
 @pytest.fixture
@@ -23,22 +24,33 @@ def dense(rows, size):
     return matrix
 
 
-def test_lists_become_rows_without_repeats(generator):
-    lists = [torch.randint(-1, 5, (7, width), generator=generator) for width in (4, 6)]
-    weights = torch.rand(6, generator=generator)
-    found = torch.cat([dense(sparse.distinct_rows(x, weights), 5) for x in lists])
-    expected = torch.zeros(14, 5)
-    for row, x in enumerate(line for each in lists for line in each):
-        for t in newest_of_each(x.unsqueeze(0))[0].nonzero().flatten().tolist():
-            expected[row, x[t]] = weights[t]
+def distinct_rows(x, weights):
+    """The rows of lists x [B, T]."""
+    start = torch.arange(len(x)) * x.shape[1]
+    return sparse.distinct_spans(x.flatten(), start, start + x.shape[1], weights, newest_first=False)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_lists_become_rows_without_repeats(generator, newest_first):
+    events, weights = torch.randint(-1, 5, (40,), generator=generator).int(), torch.rand(6, generator=generator)
+    start = torch.tensor([0, 3, 3, 10, 20, 39])
+    stop = torch.tensor([4, 3, 12, 11, 40, 40])  # of no item, and of more than there are weights
+    found = dense(sparse.distinct_spans(events, start, stop, weights, newest_first=newest_first), 5)
+    expected = torch.zeros(6, 5)
+    for row in range(6):
+        x = events[start[row] : stop[row]].tolist()
+        for t, item in reversed(list(enumerate((x[::-1] if newest_first else x)[:6]))):  # the first is written last
+            if item != PAD:
+                expected[row, item] = weights[t]
     torch.testing.assert_close(found, expected)
-    offsets, items, values = sparse.distinct_rows(lists[0][:0], weights)
+    none = torch.empty(0, dtype=torch.int64)
+    offsets, items, values = sparse.distinct_spans(events, none, none, weights, newest_first=newest_first)
     assert (offsets.tolist(), items.tolist(), values.tolist()) == ([0], [], [])
 
 
 def test_products_are_summed_over_rows(generator):
     first, second = (
-        sparse.distinct_rows(torch.randint(-1, 9, (20, 5), generator=generator), torch.rand(5, generator=generator))
+        distinct_rows(torch.randint(-1, 9, (20, 5), generator=generator), torch.rand(5, generator=generator))
         for _ in range(2)
     )
     offsets, columns, values = sparse.sum_products(first, second, 9)
@@ -90,7 +102,7 @@ def test_short_and_long_rows_are_folded_in(generator):
 
 def random_rows(generator, num_rows, size):
     lists = torch.randint(-1, size, (num_rows, 6), generator=generator)
-    return sparse.distinct_rows(lists, torch.rand(6, generator=generator) + 0.1)
+    return distinct_rows(lists, torch.rand(6, generator=generator) + 0.1)
 
 
 def test_a_sparse_matrix_times_a_dense_one(generator):

@@ -142,6 +142,18 @@ def test_the_page_on_filters_and_rules_runs(workspace):
 
 
 @pytest.mark.extended
+def test_the_page_on_renewal_runs_and_prints_what_it_shows(workspace):
+    page = ROOT / "docs" / "renewal.md"
+    _, names = run_page(page, workspace)
+    assert names["report"].saved
+    beamtree("renew", "runs/nightly", "--roll-back", folder=workspace[0])
+    done = beamtree("renew", "runs/nightly", "today.parquet", folder=workspace[0])
+    (shown,) = blocks(page, "text")
+    for line, other in zip(done.stdout.splitlines()[:-1], shown.splitlines()[:-1], strict=True):  # the last has a time
+        assert_same_output(line.replace("%", " %"), other.replace("%", " %"))
+
+
+@pytest.mark.extended
 def test_the_page_on_extending_runs(workspace):
     _, names = run_page(ROOT / "docs" / "extend.md", workspace)
     assert isinstance(names["shop"].model.scorer, names["MeanScorer"])

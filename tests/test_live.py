@@ -401,6 +401,17 @@ def test_an_update_learns_what_now_follows(shop_folder):
     assert after <= 10 < before
 
 
+def test_an_update_brings_no_part_back_that_had_no_weight(tmp_path):
+    """Saved models do not have them."""
+    shop = bt.Recommender(steps=0).fit(cyclic_log(), test_users=10, verbose=False)
+    shop.save(tmp_path / "run")
+    shop = bt.Recommender.load(tmp_path / "run")
+    names = shop.model.scorer.names
+    assert not {"factors", "repeats", "memory"} <= set(names)
+    shop.update(pl.DataFrame({"user": ["u001"], "item": ["i40"], "time": [50]}))
+    assert shop.model.scorer.names == names
+
+
 def test_a_slot_rests_where_searches_run_beside_changes(shop):
     live = LiveModel(shop.model, slot_cooldown=3600.0)
     leaf = int(live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["i05"])))[0])

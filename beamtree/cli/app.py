@@ -19,6 +19,7 @@ from beamtree.cli.inspect import inspect_run
 from beamtree.cli.options import command
 from beamtree.cli.paper import paper
 from beamtree.cli.prepare import prepare
+from beamtree.cli.renew import renew_run
 from beamtree.cli.retrieve import retrieve_items
 from beamtree.cli.serve import serve_run
 from beamtree.cli.similar import similar_items
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "train": train,
     "tree": tree,
+    "renew": renew_run,
     "evaluate": evaluate_run,
     "compare": compare_rows,
     "retrieve": retrieve_items,

@@ -1,6 +1,7 @@
 """How the command ends: errors that a user can cause are one line on standard error and exit code 2.
 
-Exit codes: 0 success, 1 training diverged or `check` found damage, 2 an error with a message, 130 stopped with Ctrl-C.
+Exit codes: 0 success, 1 training diverged or `check` found damage, 2 an error with a message, 3 `renew` did not
+save a worse model, 130 stopped with Ctrl-C.
 
 `run_guarded` covers what cannot be caught inside a process: Linux kills a process that takes too much memory, and
 Polars aborts when it gets none. The command runs in a child process, and the parent prints the line.
@@ -27,7 +28,7 @@ from beamtree.files.staging import remove_leftovers, remove_leftovers_in
 from beamtree.train.loop import DivergedError
 
 MAX_LENGTH = 1000  # characters of an error message
-GUARDED = {"prepare", "simulate", "train", "compare", "retrieve"}  # commands that may need much memory
+GUARDED = {"prepare", "simulate", "train", "renew", "compare", "retrieve"}  # commands that may need much memory
 CRASHES = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}  # by name: not every system has all of them
 PR_SET_PDEATHSIG = 1  # of prctl: a signal when the parent dies
 

@@ -176,7 +176,7 @@ class ClosedFormBuilder:
         if self.ordered:
             fits["follows"] = self.later_items
         weights = self.hyperparameters.get("weights")
-        return {name: fit() for name, fit in fits.items() if weights is None or weights[name]}
+        return {name: fit() for name, fit in fits.items() if weights is None or weights.get(name)}
 
     def num_partners(self, with_partners: Callable[[int], SumScorer]) -> int:
         """N: half of the fitted partners, if recall is nearly the same at every cut."""

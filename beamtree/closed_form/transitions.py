@@ -10,7 +10,7 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries, sum_products
 from beamtree.data.csr import CSR, concatenate, strongest
 from beamtree.data.events import Events
-from beamtree.data.views import HISTORY, random_crops
+from beamtree.data.views import HISTORY, RandomCrops, random_crops
 from beamtree.kernels import sparse
 from beamtree.scorers.factors import newest_of_each
 from beamtree.scorers.memory import PARTNERS
@@ -81,9 +81,11 @@ def past_and_future(
     device = events.offsets.device
     if device.type == "cpu":
         before, after = list[CSR](), list[CSR]()
-        for x, y, worth in cuts_of(events, readings, seed):
-            before.append(CSR(*sparse.distinct_rows(x, recency)))
-            after.append(CSR(*sparse.distinct_rows(y, worth)))
+        view, items = crops_of(events), events.items
+        targets = torch.ones(view.targets)
+        for start, cut, stop in drawn_crops(view, readings, seed):
+            before.append(CSR(*sparse.distinct_spans(items, start, cut, recency, newest_first=True)))
+            after.append(CSR(*sparse.distinct_spans(items, cut, stop, targets, events.weights, newest_first=False)))
         past, future = concatenate(before), concatenate(after)
         return sum_products(past, past, num_items), sum_products(past, future, num_items)
     with one_thread():
@@ -108,21 +110,34 @@ def cuts_of(
 
     These are [B, T], of a repeated item its largest; ones [T] where events have no weights.
     """
-    view, device = random_crops(replace(events, weights=None), item_dropout=0.0), events.offsets.device
+    view = crops_of(events)
+    for crop in drawn_crops(view, readings, seed, part, parts):
+        x, y = view.read(*crop)
+        worth = torch.ones(y.shape[1], device=y.device)
+        if events.weights is not None:
+            place = crop[1].unsqueeze(1) + torch.arange(y.shape[1], device=y.device)
+            worth = events.weights[place.clamp(max=len(events.weights) - 1)].abs()
+            worth = torch.where(y.unsqueeze(2) == y.unsqueeze(1), worth.unsqueeze(1), 0).amax(2)
+        yield x, y, worth
+
+
+def crops_of(events: Events) -> RandomCrops:
+    """Whole random crops, of all events."""
+    return random_crops(replace(events, weights=None), item_dropout=0.0)
+
+
+def drawn_crops(
+    view: RandomCrops, readings: int, seed: int, part: int = 0, parts: int = 1
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The start, cut and end of crops of every user [B] each, `readings` times."""
+    device = view.events.offsets.device
     generator = torch.Generator(device).manual_seed(seed)
     for _ in range(readings):
         batches = torch.arange(len(view), device=device).split(max(1, PAIRS_AT_ONCE // HISTORY**2))
         for index, rows in enumerate(batches):
             crop = view.drawn(rows, generator)  # also of other parts, so that all draw the same
-            if index % parts != part:
-                continue
-            x, y = view.read(*crop)
-            worth = torch.ones(y.shape[1], device=device)
-            if events.weights is not None:
-                place = crop[1].unsqueeze(1) + torch.arange(y.shape[1], device=device)
-                worth = events.weights[place.clamp(max=len(events.weights) - 1)].abs()
-                worth = torch.where(y.unsqueeze(2) == y.unsqueeze(1), worth.unsqueeze(1), 0).amax(2)
-            yield x, y, worth
+            if index % parts == part:
+                yield crop
 
 
 def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Iterator[Entries]:

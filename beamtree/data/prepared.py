@@ -4,9 +4,11 @@
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
-    weights.npy        float32 [E], where events have weights: 1 on average, below 0 if an event is not to be predicted
+    weights.npy        float32 [E], where events have weights: divided by the `mean_weight` of the description, so 1 on
+                       average; below 0 if an event is not to be predicted
     dislikes.npy       int64 [n, 2], where there are any: the row of a user and an item, sorted
-    items.txt          one id per line; the line is the item's number: the most events first, then by id
+    items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
+                       were appended come after the others
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
                        One user can be in several of these sections, with a copy of the events that belong there
     cuts.npy           int64 [U]: how many of a user's events are history, if that is not half of them

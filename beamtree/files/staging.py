@@ -108,6 +108,21 @@ def move_into_place(source: Path, out: Path) -> None:
     remove(old)
 
 
+def swap(one: Path, other: Path) -> None:
+    """Let two folders change places, atomically where the system can."""
+    if _exchange(one, other):
+        return
+    old = one.with_name(one.name + OLD)
+    remove(old)
+    os.rename(one, old)
+    try:
+        os.rename(other, one)
+    except BaseException:
+        os.rename(old, one)
+        raise
+    os.rename(old, other)
+
+
 def remove_leftovers(out: Path) -> None:
     """Remove what a killed process left beside `out`, and restore the old output if it was moved away."""
     folder = out.with_name(out.name + NEW)

@@ -109,8 +109,10 @@ def k_core(log: CleanedLog, min_events: int, min_item_events: int, work: Path) -
 # The arrays of a prepared folder
 
 
-def write_arrays(folder: Path, work: Path, log: CleanedLog, sections: Sections) -> tuple[Array, Array]:
-    """Write the arrays of a prepared folder.
+def write_arrays(
+    folder: Path, work: Path, log: CleanedLog, sections: Sections, mean_weight: float | None = None
+) -> tuple[Array, Array]:
+    """Write the arrays of a prepared folder; weights are divided by their mean.
 
     Returns the users of its rows, section by section, and the items in their new order, the most popular first.
     """
@@ -130,14 +132,14 @@ def write_arrays(folder: Path, work: Path, log: CleanedLog, sections: Sections) 
     if (work / "time").stat().st_size:
         times = _by_section(work / "time", lengths, sections.take)
         _save(folder / "times.npy", np.dtype(np.int64), int(counts.sum()), times)
-    if (work / "weight").stat().st_size:
-        scale = np.float32(1 / mean_weight(work / "weight", lengths))
+    if mean_weight is not None:
+        scale = np.float32(1 / mean_weight)
         weights = (weight * scale for weight in _by_section(work / "weight", lengths, sections.take))
         _save(folder / "weights.npy", np.dtype(np.float32), int(counts.sum()), weights)
     return users[np.concatenate(rows)], items
 
 
-def mean_weight(path: Path, lengths: Array) -> float:
+def mean_size(path: Path, lengths: Array) -> float:
     """The mean size of all weights."""
     total = sum(float(np.abs(read_range(path, events), dtype=np.float64).sum()) for _, events in user_ranges(lengths))
     return total / max(1, int(lengths.sum()))

@@ -28,7 +28,7 @@ from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
-from beamtree.ingest.arrays import CleanedLog, k_core, range_bounds, summarize, write_arrays
+from beamtree.ingest.arrays import CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
 from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
     SortedBlock,
@@ -175,7 +175,8 @@ def _fill(
     cleaned, sections = split_log_events(split, cleaned, work, log.scale)
     num_users, num_items = _check_enough(cleaned, min_events, report)
     on_stage(f"writing {num_users:,} users with {cleaned.lengths.sum():,} events")
-    users, items = write_arrays(folder, work, cleaned, sections)
+    mean_weight = None if log.weights is None else mean_size(work / "weight", cleaned.lengths)
+    users, items = write_arrays(folder, work, cleaned, sections, mean_weight)
     write_ids(folder / "users.txt", user_names[users])
     write_ids(folder / "items.txt", item_names[items])
     if num_dislikes:
@@ -197,6 +198,7 @@ def _fill(
         "settings": settings | {name: value for name, (value, default) in optional.items() if value != default},
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
         "summary": summarize(cleaned.lengths, cleaned.popularity),
+        **({} if mean_weight is None else {"mean_weight": mean_weight}),
     }
 
 

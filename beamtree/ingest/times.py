@@ -154,6 +154,12 @@ def detect_unix_unit(events: pl.LazyFrame, scale: TimeScale) -> TimeScale:
     return scale._replace(unit=next((unit for unit in UNITS if 2 * stats[str(unit)] > stats["times"]), None))
 
 
+def unix_unit(time: int) -> int | None:
+    """The unit of a Unix time, as units per second; None if a number is none."""
+    first, end = PLAUSIBLE
+    return next((unit for unit in UNITS if first * unit <= time < end * unit), None)
+
+
 def parse_date(text: str) -> int | None:
     """A date given by a user in microseconds since 1970; None if it is not a date."""
     date: int | None = pl.select(iso_date(pl.lit(text.strip()))).item()

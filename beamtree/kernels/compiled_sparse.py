@@ -22,12 +22,25 @@ def without_repeats(x, weights, items, values):
 
 
 @compiled()
-def compact(x, weights, offsets, items, values):
-    """The same for lists x [B, T], one after another: offsets [B + 1], and as much of items and values."""
+def compact_spans(events, start, stop, newest_first, weights, worth, offsets, items, values):
+    """The same for lists events[start … stop] [B] each, of which at most len(weights) items count: from the beginning,
+    or newest first from the end. They follow each other: offsets [B + 1], and as much of items and values. From the
+    beginning, an item has the largest size of its events in `worth`, unless that is empty.
+    """
     offsets[0] = 0
-    for b in range(len(x)):
-        start = offsets[b]
-        offsets[b + 1] = start + without_repeats(x[b], weights[b], items[start:], values[start:])
+    for b in range(len(start)):
+        first = offsets[b]
+        if newest_first:
+            newest = events[max(start[b], stop[b] - len(weights)) : stop[b]][::-1]
+            offsets[b + 1] = first + without_repeats(newest, weights, items[first:], values[first:])
+        else:
+            oldest = events[start[b] : min(stop[b], start[b] + len(weights))]
+            offsets[b + 1] = first + without_repeats(oldest, weights, items[first:], values[first:])
+            for place in range(first, offsets[b + 1] if len(worth) else first):
+                values[place] = 0
+                for t in range(len(oldest)):
+                    if oldest[t] == items[place]:
+                        values[place] = max(values[place], abs(worth[start[b] + t]))
 
 
 @compiled()

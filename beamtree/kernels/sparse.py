@@ -16,14 +16,19 @@ Rows = tuple[Tensor, Tensor, Tensor]  # offsets, columns and values of compresse
 _SCRATCH = local()  # zeros that the functions of a thread share
 
 
-def distinct_rows(x: Tensor, weights: Tensor) -> Rows:
-    """The items of lists x [B, T] as rows: of a repeated item the first counts, with the weight there.
+def distinct_spans(
+    events: Tensor, start: Tensor, stop: Tensor, weights: Tensor, worth: Tensor | None = None, *, newest_first: bool
+) -> Rows:
+    """The items of lists events[start … stop] [B] each as rows: the first ones, or newest first those at the end.
 
-    Weights are one list for all [≥ T], or one each [B, ≥ T].
+    There are at most as many as weights. Of a repeated item the first counts, with the weight there; PAD is left out.
+    With `worth` of the events, an item has the largest size of its own instead of a weight.
     """
-    offsets, items = np.empty(len(x) + 1, np.int64), np.empty(x.numel(), np.int32)
-    values = np.empty(x.numel(), np.float32)
-    _compiled().compact(x.numpy(), weights.expand(len(x), -1).numpy(), offsets, items, values)
+    most = int((stop - start).clamp(min=0, max=len(weights)).sum())
+    offsets, items, values = np.empty(len(start) + 1, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
+    own = np.empty(0, np.float32) if worth is None else worth.numpy()
+    spans_of = (events.numpy(), start.numpy(), stop.numpy())
+    _compiled().compact_spans(*spans_of, newest_first, weights.numpy(), own, offsets, items, values)
     count = offsets[-1]
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 

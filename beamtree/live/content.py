@@ -138,7 +138,10 @@ def needed_scale(
     """
     assert isinstance(model.scorer, SumScorer)
     x = background.x
-    history = sparse.distinct_rows(x, RECENCY[: x.shape[1]].contiguous())
+    ends = torch.arange(1, len(x) + 1) * x.shape[1]
+    history = sparse.distinct_spans(
+        x.flatten(), ends - x.shape[1], ends, RECENCY[: x.shape[1]].contiguous(), newest_first=False
+    )
     weight = model.scorer.weight_of("factors") if factors is not None else 0.0
     share = SHOWN_MORE * rates / model.tree.num_placed
     limits = ((background.shown, background.threshold), (background.first, background.first_threshold))

@@ -18,12 +18,14 @@ from beamtree.tree import PAD, Tree
 ADDED, MEMORY = "added", "memory"  # parts of a sum: partners of items added later, and those that were fitted
 
 
-def with_items(model: TreeModel, new: Mapping[str, Placement], reserved: Sequence[int] = ()) -> TreeModel:
+def with_items(
+    model: TreeModel, new: Mapping[str, Placement], reserved: Sequence[int] = (), *, partners: bool = True
+) -> TreeModel:
     """The model with new items, each on a free slot near the items it is like; full trees get another level.
 
     The rows and partners of a new item are weighted means of those of the items it is like. Rows of free slots are
     written in place: no search reads them before the tree has an item there. `reserved` slots had an item in an older
-    model in which searches may still run.
+    model in which searches may still run. Without `partners` new items get none: for parts that are fitted afterwards.
     """
     if model.ids is None:
         raise ValueError("the items of this model have no ids: items are added by id")
@@ -49,8 +51,11 @@ def with_items(model: TreeModel, new: Mapping[str, Placement], reserved: Sequenc
     for table in tables:
         if isinstance(table, TableScorer):
             _write_rows(table, tree, grown, numbers, list(new.values()))
-    if isinstance(scorer, SumScorer):
+    if isinstance(scorer, SumScorer) and partners:
         scorer = _with_edges(scorer, _new_edges(scorer, numbers, new), torch.tensor(numbers), len(ids))
+    elif isinstance(scorer, SumScorer):
+        memories = {name: part for name in scorer.names if isinstance(part := scorer.part(name), MemoryScorer)}
+        scorer = scorer.with_parts({name: memory.grown(len(ids)) for name, memory in memories.items()})
     return _copy_with(model, grown, scorer, ids)
 
 

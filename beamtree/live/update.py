@@ -27,7 +27,7 @@ def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
     if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.hyperparameters:
-        live.replace_model(_refit(live, live.model.scorer, data, seed))
+        live.replace_model(refit_parts(live.model, data, _all_events(data, live), seed))
 
 
 def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -47,15 +47,19 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
     return {item: tuple(example for example in examples if example) for item, examples in result.items()}
 
 
-def _refit(live: LiveModel, scorer: SumScorer, data: Prepared, seed: int) -> TreeModel:
-    """The model with its closed-form parts refitted on all events, old and new."""
-    model, count, device = live.model, live.model.tree.num_items, str(live.model.tree.device)
-    events = _all_events(data, live)
+def refit_parts(model: TreeModel, data: Prepared, events: Events, seed: int) -> TreeModel:
+    """The model with its closed-form parts fitted again, to these events, with the penalties and weights that it has.
+
+    Partners of items that were added later stay where the events do not contain the item.
+    """
+    scorer, count, device = model.scorer, model.tree.num_items, str(model.tree.device)
+    assert isinstance(scorer, SumScorer)
     data = replace(data, description={**data.description, "num_items": count})
     parts = ClosedFormBuilder(
         model.tree, data, seed, device, model.first_level, events=events, hyperparameters=dict(scorer.hyperparameters)
     ).all_parts()
-    changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names}
+    # Parts with a weight of 0 were not saved.
+    changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names if name in scorer.names}
     popularity = events.popularity(count)
     if ADDED in scorer.names:
         added = scorer.part(ADDED)

@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.research.baselines import pad_results
-from beamtree.research.baselines.networks import CHECKS, USERS, OnStep
+from beamtree.research.baselines.networks import CHECKS, OnStep
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
 from beamtree.train.sequence import SequenceSettings, fit_sequence
 from beamtree.tree import PAD
@@ -27,6 +27,7 @@ GRID = tuple(
 )
 FULL_SOFTMAX = {"cpu": 20_000, "cuda": 250_000}  # items up to which the softmax is over all of them
 SAMPLED = 2048  # items of the softmax beyond that
+USERS = 10_000  # validation users, at most: with one target each, a few hundred cannot choose
 PATIENCE = 3  # checks without a better one after which a size is given up
 CUTS = (10, 50, 100, 200)
 

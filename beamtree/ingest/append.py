@@ -1,0 +1,259 @@
+"""Appending new events to prepared data: old items keep their numbers, and old users their section.
+
+New items are numbered after all others, the most events first. New users are drawn for validation and testing as often
+as those of the first log were. `min_events` and `min_item_events` are not applied: a new item has few events in its
+first days, and would be dropped every night. Everything is read into memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+
+from beamtree.data import Ids, Prepared
+from beamtree.data.csr import entries_of_rows
+from beamtree.data.ids import write_ids
+from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.errors import short_message
+from beamtree.ingest.arrays import Array, summarize
+from beamtree.ingest.readers import open_logs
+from beamtree.ingest.sources import find_logs
+from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
+from beamtree.ingest.times import WHITESPACE, unix_unit
+
+
+class Appended(NamedTuple):
+    """What was appended to prepared data."""
+
+    is_new: Array  # which events of the new folder were not in the old one [E]
+    events: int  # new ones
+    users: int  # new ones
+    items: int  # new ones
+    repeated: int  # rows that the old data have already
+    dropped: int  # rows without a user, an item, a readable time or a weight
+
+
+def append_log(
+    data: Prepared,
+    ids: Ids,
+    log: Any,
+    out: Path,
+    *,
+    names: Sequence[str] | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    time_format: str | None = None,
+) -> Appended:
+    """Write a folder of prepared data with the events of `data` and those of a new log.
+
+    Args:
+        data: the old data, split by halves or leave-one-out.
+        ids: of the items, those of `data` first; more may follow.
+        log: new events, in any form that `prepare` takes, with the columns and kinds of events of the first log.
+        out: the folder to write.
+        names: the columns of text files without a header.
+        user: the column of users; as in the first log unless given, like the next two.
+        item: the column of items.
+        time: the column of times.
+        time_format: how dates are written, as in strptime; detected unless given.
+    """
+    settings = data.description["settings"]
+    split = settings.get("split", HALVES)
+    if split.startswith(BY_TIME):
+        raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
+    columns = (user or settings["user"], item or settings["item"], time or settings["time"], time_format)
+    rows, sources = _read_rows(log, names, columns, settings, data)
+    usable, disliked = _usable_events(rows, data)
+    counts = usable.group_by("item").len().filter(~pl.col("item").is_in(ids.names))
+    new_items = counts.sort("len", "item", descending=[True, False])["item"]
+    items = pl.DataFrame({"item": [*ids.names, *new_items]}).with_row_index("number")
+    old, owners, section = _old_events(data)
+    users = pl.concat([owners["user"], usable["user"]]).unique().sort()
+    numbers = pl.DataFrame({"user": users}).with_row_index("number")
+    owners = owners.join(numbers, on="user", how="left", maintain_order="left")
+    old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
+    for column, table in (("user", numbers), ("item", items)):
+        usable = usable.join(table, on=column, how="left", maintain_order="left")
+        usable = usable.drop(column).rename({"number": column})
+    events = pl.concat([old, usable.with_columns(is_new=pl.lit(True)).select(old.columns)])
+    if "time" in events.columns:
+        events = events.unique([name for name in events.columns if name != "is_new"], keep="first", maintain_order=True)
+        events = events.sort("time", maintain_order=True)
+    events = events.sort("user", maintain_order=True)
+    is_new = events["is_new"].to_numpy()
+    if not is_new.any() and not len(disliked):
+        raise ValueError(f"the log adds nothing to {data.folder}: it has no usable rows, or all were added before")
+
+    lengths = np.bincount(events["user"].to_numpy(), minlength=len(users))
+    before = np.full(len(users), -1)
+    before[owners["number"].to_numpy()] = section
+    arrays = {"events.npy": events["item"].to_numpy().astype(np.int32)}
+    arrays |= {f"{name}s.npy": events[name].to_numpy() for name in ("time", "weight") if name in events.columns}
+    take, cuts = _sections(data, split, lengths, before, arrays.get("weights.npy"))
+    rows_of = [np.flatnonzero(each) for each in take]  # the users of each section
+    sizes = np.concatenate([each[row] for each, row in zip(take, rows_of, strict=True)])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    starts = (np.cumsum(lengths) - lengths)[np.concatenate(rows_of)]
+    index = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+    names_of_rows = users.gather(np.concatenate(rows_of))
+
+    def fill(folder: Path) -> dict[str, Any]:
+        np.save(folder / "offsets.npy", offsets)
+        for name, values in arrays.items():
+            np.save(folder / name, values[index])
+        if cuts is not None:
+            chosen = np.concatenate([each[row] for each, row in zip(cuts, rows_of, strict=True)])
+            np.save(folder / "cuts.npy", chosen.astype(np.int64))
+        write_ids(folder / "users.txt", names_of_rows)
+        write_ids(folder / "items.txt", items["item"])
+        dislikes = _dislikes(data, disliked, names_of_rows, items)
+        if len(dislikes):
+            np.save(folder / "dislikes.npy", dislikes)
+        report = data.description["report"]
+        return {
+            "num_users": len(users),
+            "num_items": len(items),
+            "num_events": len(events),
+            "users": {name: len(row) for name, row in zip(SPLITS, rows_of, strict=True)},
+            "sources": [*data.description["sources"], *sources],
+            "settings": settings,
+            "report": {**report, "rows": report["rows"] + len(rows)},
+            "summary": summarize(lengths, np.bincount(arrays["events.npy"], minlength=len(items))),
+            **{name: data.description[name] for name in ("mean_weight",) if name in data.description},
+        }
+
+    write_folder(out, fill)
+    added = int(is_new.sum())
+    return Appended(
+        is_new=is_new[index],
+        events=added,
+        users=int((before < 0).sum()),
+        items=len(new_items),
+        repeated=len(usable) - added,
+        dropped=len(rows) - len(usable) - len(disliked),
+    )
+
+
+def _read_rows(
+    log: Any,
+    names: Sequence[str] | None,
+    columns: tuple[str, str, str | None, str | None],
+    settings: Mapping[str, Any],
+    data: Prepared,
+) -> tuple[pl.DataFrame, list[str]]:
+    """The rows of a log, with the weights of events by the settings of the first log; and the names of its files."""
+    weighing = {name: settings[name] for name in ("weight", "kinds", "target", "dislike") if name in settings}
+    if weighing and "mean_weight" not in data.description:
+        raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
+    opened = open_logs(find_logs(log), names, *columns, **weighing)
+    try:
+        rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars(WHITESPACE)).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
+    return rows, opened.names
+
+
+def _usable_events(rows: pl.DataFrame, data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The events of a log, with times and weights on the scale of the old data; and the dislikes."""
+    usable = rows.drop_nulls().filter(pl.col("user") != "", pl.col("item") != "")
+    for column in ("user", "item"):
+        broken = usable[column].filter(usable[column].str.contains(r"[\r\n]"))
+        if len(broken):
+            raise ValueError(f"the id {broken[0]!r} contains a line break: remove it")
+    if "time" in usable.columns:
+        usable = usable.sort("time", maintain_order=True)
+        has_times = "times.npy" in data.description["files"]
+        usable = usable.with_columns(time=_same_unit(data, usable["time"])) if has_times else usable.drop("time")
+    if "weight" not in usable.columns:
+        return usable, usable.clear().select("user", "item")
+    is_dislike, scale = pl.col("weight") == 0, np.float32(1 / data.description["mean_weight"])
+    liked = usable.filter(~is_dislike)
+    liked = liked.with_columns(weight=pl.Series(liked["weight"].to_numpy() * scale, dtype=pl.Float32))
+    return liked, usable.filter(is_dislike).select("user", "item")
+
+
+def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:
+    """New times in the unit of the old ones; a ValueError if only one of the two are Unix times."""
+    old = np.load(data.folder / "times.npy", mmap_mode="r")
+    if not len(times) or not len(old):
+        return times
+    units = [unix_unit(int(np.median(each))) for each in (old, times.to_numpy())]
+    before, now = units
+    if before == now:
+        return times
+    if before is None or now is None:
+        raise ValueError(f"the times of the log are of another kind than those of {data.folder}: one has dates")
+    return times * (before // now) if before > now else times // (now // before)
+
+
+def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
+    """The events by row of their user in a table of users; this table; and the section of each of its users.
+
+    A user in several sections is read from the one with the most events.
+    """
+    sizes = torch.cat([part.events.counts() for part in (data.train, data.val, data.test)]).numpy()
+    sections = np.repeat(np.arange(len(SPLITS)), [len(data.train), len(data.val), len(data.test)])
+    owners = pl.DataFrame({"user": data.users.names, "size": sizes}).with_row_index("row")
+    owners = owners.sort("size", maintain_order=True).unique("user", keep="last", maintain_order=True).sort("row")
+    chosen = owners["row"].to_numpy().astype(np.int64)
+    offsets = torch.from_numpy(np.load(data.folder / "offsets.npy"))
+    row, entry = entries_of_rows(offsets, torch.from_numpy(chosen))
+    columns = {"user": row.numpy().astype(np.uint32)}
+    for name, file in {"item": "events.npy", "time": "times.npy", "weight": "weights.npy"}.items():
+        if file in data.description["files"]:
+            columns[name] = np.load(data.folder / file, mmap_mode="r")[entry.numpy()]
+    events = pl.DataFrame(columns).with_columns(pl.col("item").cast(pl.UInt32))
+    return events, owners, sections[chosen]
+
+
+def _sections(
+    data: Prepared, split: str, lengths: Array, before: Array, weights: Array | None
+) -> tuple[Array, Array | None]:
+    """How many of each user's first events each section takes [3, U], and the cuts if they are not halves [3, U].
+
+    `before` is the section of an old user, or -1 [U].
+    """
+    settings, counts = data.description["settings"], data.description["users"]
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(owner))  # 1 for the last event of a user
+    is_target = np.ones(len(owner), bool) if weights is None else weights > 0
+
+    def has_target(last: Array) -> Array:
+        """Whether one of the `last` events of each user [U] is to be predicted."""
+        return np.bincount(owner[is_target & (from_end <= last[owner])], minlength=len(lengths)) > 0
+
+    if split == LEAVE_ONE_OUT:
+        val, test = (None if counts[name] >= counts["train"] else counts[name] for name in ("val", "test"))
+        last = has_target(np.ones_like(lengths))
+        before_last = np.bincount(owner[is_target & (from_end == 2)], minlength=len(lengths)) > 0
+        enough = lengths >= 3
+        options = SplitOptions(split, val, test, settings["seed"])
+        sections = leave_one_out(lengths, options, before_last & enough, last & enough)
+        assert sections.cuts is not None
+        sections.take[TRAIN, ~enough], sections.cuts[TRAIN, ~enough] = lengths[~enough], lengths[~enough] // 2
+        return sections.take, sections.cuts
+    eligible = (lengths >= settings.get("min_eval_events", 2)) & has_target(lengths - lengths // 2)
+    shares = np.array([counts["val"], counts["test"]]) / max(1, int((eligible & (before >= 0)).sum()))
+    drawn = np.random.default_rng([settings["seed"], len(owner)]).random(len(lengths))
+    section = np.where(before >= 0, before, TRAIN)
+    is_new = (before < 0) & eligible
+    section[is_new & (drawn < shares.sum())] = TEST
+    section[is_new & (drawn < shares[0])] = VAL
+    section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
+    return np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None
+
+
+def _dislikes(data: Prepared, new: pl.DataFrame, users: pl.Series, items: pl.DataFrame) -> Array:
+    """All dislikes, old and new, as (row of the user, item), sorted; of a user's rows, the last."""
+    rows = pl.DataFrame({"user": users}).with_row_index("row").group_by("user").agg(pl.col("row").max())
+    pairs = new.join(items, on="item").select("user", "number")
+    if "dislikes.npy" in data.description["files"]:
+        old = np.load(data.folder / "dislikes.npy")
+        names = pl.Series("user", data.users.names).gather(old[:, 0])
+        pairs = pl.concat([pl.DataFrame({"user": names, "number": old[:, 1].astype(np.uint32)}), pairs])
+    pairs = pairs.unique().join(rows, on="user").select(pl.col("row", "number").cast(pl.Int64))
+    return pairs.sort("row", "number").to_numpy()
