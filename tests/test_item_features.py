@@ -209,6 +209,19 @@ def test_known_items_are_found_as_before(log, shop):
         assert set(after[:10]) == set(before)
 
 
+def test_features_that_say_nothing_change_nothing(log):
+    """Known items are scored by their events, whatever the table says."""
+    names = sorted(set(log["item"]))
+    draw = np.random.default_rng(0)
+    useless = pl.DataFrame({"item": names, "colour": draw.integers(0, 5, len(names)), "size": draw.random(len(names))})
+    plain, shop = (
+        bt.Recommender(steps=0, seed=0).fit(log, test_users=10, verbose=False, **options)
+        for options in ({}, {"items": useless})
+    )
+    histories = [["i03", "i04"], ["i21", "i22", "i23"], ["i50"]]
+    assert shop.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
+
+
 def test_two_tables_are_one_too_many(log, table):
     with pytest.raises(ValueError, match="two tables of items"):
         bt.Recommender(items=table).fit(log, items=table)
