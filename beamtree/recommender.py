@@ -529,7 +529,8 @@ class Recommender:
         Args:
             items: ids with what each comes with: `{"B9": {"like": ["B1"], "histories": [["B2", "B3"]]}}`. `like` names
                 similar items, `histories` are of users who chose it next, `category` is a category of other items,
-                `vector` is in the space of those the tree was built from, `title` is for display. A plain list of ids
+                `vector` is in the space of those the tree was built from, `title` is for display and, where there is a
+                table of the items, for placing the item too. A plain list of ids
                 adds items without any information.
 
         An item that was removed is recommended as before. A field that is left out of an existing item keeps its value;

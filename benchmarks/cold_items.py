@@ -71,7 +71,7 @@ def main() -> None:
                 record |= {"value": float(recalls[:, index].mean()), "low": float(low[index])}
                 records.append(record | {"high": float(high[index]), "users": len(recalls)})
             shown.append(" ".join(f"{100 * value:6.2f}" for value in recalls.mean(0).tolist()))
-        print(f"{row:28} new {shown[0]}   others {shown[1]}", flush=True)
+        print(f"{row:36} new {shown[0]}   others {shown[1]}", flush=True)
 
     def fit(events: pl.DataFrame, **about: pl.DataFrame) -> bt.Recommender:
         began = time.perf_counter()
@@ -85,7 +85,7 @@ def main() -> None:
     judge("not known", found_by(fit(without), tests))
     judge("by features", found_by(fit(without, items=table), tests))
     popular = fitted.group_by("item").len().sort("len", "item", descending=True)["item"].head(max(M)).to_list()
-    judge("popular items", [popular] * len(tests))
+    judge("popular items, with their events", [popular] * len(tests))
     judge("content kNN", content_neighbours(table, tests))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,8 @@ def content_neighbours(table: pl.DataFrame, tests: pl.DataFrame) -> Lists:
     for batch in tests.iter_slices(64):
         profiles = torch.zeros(features.width, len(batch))
         for column, history in enumerate(batch["history"].to_list()):
-            seen = rows.take(
-                torch.tensor([number[item] for item in dict.fromkeys(history[::-1]) if item in number][:69])
-            )
+            known = [number[item] for item in dict.fromkeys(history[::-1]) if item in number]
+            seen = rows.take(torch.tensor(known[:69], dtype=torch.int64))
             profiles[:, column].index_add_(0, seen.columns.long(), seen.values)
         best = sparse.multiply((rows.offsets, rows.columns, rows.values), profiles).T.topk(max(M)).indices
         lists += [[names[item] for item in row] for row in best.tolist()]

@@ -22,7 +22,7 @@ from beamtree.live.placement import (
     NewItem,
     Placement,
     average,
-    content_fields,
+    is_placed_by_content,
     item_fields,
     learn_placement,
     like_histories,
@@ -300,8 +300,9 @@ class LiveModel:
         for name in new:
             if _has_leaf(model, name):
                 shown.update(_ids(model).find_known([name]))
-                before = placement_fields(self._items.get(name, NewItem()))
-                if name not in self._added or before == placement_fields(items[name]):
+                with_title = snapshot.catalogue.table is not None
+                before = placement_fields(self._items.get(name, NewItem()), with_title)
+                if name not in self._added or before == placement_fields(items[name], with_title):
                     continue
                 moved.append(name)
             placed.append(name)
@@ -335,7 +336,7 @@ class LiveModel:
         self, snapshot: Snapshot, items: Mapping[str, NewItem], new: Mapping[str, ItemFields]
     ) -> dict[str, Placement]:
         """Where items go: by what they are where there is a table of the items and nothing else is known of them."""
-        by_content = [name for name, item in items.items() if placement_fields(item) == content_fields(item)]
+        by_content = [name for name, item in items.items() if is_placed_by_content(item)]
         found = {}
         if by_content and snapshot.catalogue.table is not None:
             ids = _ids(snapshot.model)

@@ -65,14 +65,19 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
     )
 
 
-def placement_fields(new: NewItem) -> object:
-    """The fields that determine where an item is placed: what it is only if there is nothing else."""
-    return (new.like, new.histories, new.vector) if new.like or new.histories or new.vector else content_fields(new)
+def placement_fields(new: NewItem, with_title: bool) -> object:
+    """The fields that determine where an item is placed: what it is only if there is nothing else.
+
+    Its title says what it is `with_title`, where there are titles of other items.
+    """
+    if is_placed_by_content(new):
+        return (new.title, new.category) if with_title else new.category
+    return new.like, new.histories, new.vector
 
 
-def content_fields(new: NewItem) -> tuple[str | None, str | None]:
-    """The fields that say what an item is."""
-    return new.title, new.category
+def is_placed_by_content(new: NewItem) -> bool:
+    """Whether nothing is known about an item but what it is."""
+    return not (new.like or new.histories or new.vector)
 
 
 # Similar items
