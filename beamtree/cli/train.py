@@ -100,6 +100,8 @@ def train(
     )  # fmt: skip
     join(device)
     backend = current_backend()
+    if features is not None and not backend.is_single:
+        raise ValueError("--features needs a single process: train without torchrun")
     if not backend.is_first:
         silence()
     with backend.guard():
@@ -111,7 +113,7 @@ def train(
     backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
     with details() if verbose else nullcontext(), backend.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
-    if features is not None and backend.is_single:
+    if features is not None:
         shop = Recommender.load(out_folder, device=device)
         if added := shop.add_listed_items(features):
             shop.save(out_folder)

@@ -52,8 +52,7 @@ class Content:
         self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
         self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
         logs = (events[self._items] + 1).log()
-        self._mean = float(logs.mean()) if len(logs) else 0.0
-        target = (logs - self._mean).float().unsqueeze(1)
+        target = (logs - logs.mean()).float().unsqueeze(1)
         self._popularity = self._matrix.regression(target, torch.ones(len(logs)), PENALTY)
         self._usual = float(self._matrix.predict(self._popularity).exp().mean()) if len(logs) else 1.0
 
@@ -103,10 +102,8 @@ def incoming_partners(model: TreeModel, similar: Tensor, shares: Tensor) -> CSR:
     new = torch.arange(count).repeat_interleave(width)
     shared = group_rows(index.flatten(), new.int(), len(items), shares.flatten())
     sums = sum_products(shared, by_similar, max(count, memory.num_items))
-    row = sums.row_of_entry()
-    return strongest(row, sums.columns.long(), sums.values, max(count, memory.num_items), MAX_SOURCES).take(
-        torch.arange(count)
-    )
+    rows = strongest(sums.row_of_entry(), sums.columns.long(), sums.values, len(sums), MAX_SOURCES)
+    return rows.take(torch.arange(count))
 
 
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor | None:
