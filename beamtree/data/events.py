@@ -44,8 +44,12 @@ class Events:
         """The item of every event, user by user [E]."""
         return self.items[self.span()]
 
+    def own_weights(self) -> Tensor | None:
+        """The weight of every event, user by user [E]; None where all are 1."""
+        return None if self.weights is None else self.weights[self.span()]
+
     def confidence(self) -> Tensor | None:
-        """The weight of every event, user by user, above 0 [E]; None where all are 1."""
+        """The same, above 0 also for events that are not to be predicted."""
         return None if self.weights is None else self.weights[self.span()].abs()
 
     def of(self, users: Tensor, name: str) -> "Events":

@@ -85,8 +85,8 @@ class Prepared:
             chosen = users.repeat_interleave(counts)
             parts.append(view.events.item_numbers()[chosen])
             lengths.append(counts[users])
-            if view.events.weights is not None:
-                weights.append(view.events.weights[view.events.span()][chosen])
+            if (own := view.events.own_weights()) is not None:
+                weights.append(own[chosen])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         name = f"{self.train.events.name}, val"
         events = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)

@@ -94,22 +94,12 @@ def move_into_place(source: Path, out: Path) -> None:
     if not (source.is_dir() and out.is_dir()):
         os.replace(source, out)
         return
-    if _exchange(source, out):
-        remove(source)
-        return
-    old = out.with_name(out.name + OLD)
-    remove(old)
-    os.rename(out, old)
-    try:
-        os.rename(source, out)
-    except BaseException:
-        os.rename(old, out)
-        raise
-    remove(old)
+    swap(out, source)
+    remove(source)
 
 
 def swap(one: Path, other: Path) -> None:
-    """Let two folders change places, atomically where the system can."""
+    """Let two folders change places, atomically where the system can; after an error `one` is still there."""
     if _exchange(one, other):
         return
     old = one.with_name(one.name + OLD)

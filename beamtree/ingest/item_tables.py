@@ -65,8 +65,7 @@ def read_catalogue(table: Table, ids: Ids) -> Catalogue:
     others = [name for name in schema.names() if name != item_column]
     if not others:
         raise ValueError(f"{_label(table)} says nothing about its items: it has no other column than {item_column!r}")
-    columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
-    texts = {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
+    columns, texts = _titles_and_categories(schema, item_column)
     rows = _by_item(table, frame.select(item=item, row=pl.struct(pl.all()), **texts), ids)
     values: dict[str, list[str | None]] = {
         role: rows[role].to_list() if role in texts else [None] * len(ids) for role in columns
@@ -80,10 +79,7 @@ def read_catalogue(table: Table, ids: Ids) -> Catalogue:
 def other_items(table: Table, ids: Ids) -> dict[str, dict[str, str | None]]:
     """The items of a table that are not among some, in order, with the title and category of each."""
     frame, item = _open_table(table)
-    schema = frame.collect_schema()
-    others = [name for name in schema.names() if name != _find_column(table, frame, ITEM, "item")]
-    columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
-    texts = {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
+    _, texts = _titles_and_categories(frame.collect_schema(), _find_column(table, frame, ITEM, "item"))
     named = frame.select(item=item, **texts).filter(pl.col("item").is_not_null() & (pl.col("item") != ""))
     rows = _collect(table, named.join(pl.LazyFrame({"item": ids.names}), on="item", how="anti", maintain_order="left"))
     return {row.pop("item"): row for row in rows.unique("item", keep="first", maintain_order=True).to_dicts()}
@@ -101,6 +97,13 @@ def joined_tables(known: ItemTable | None, more: Table) -> pl.DataFrame:
     )
     others = rows.join(table, on=known.item, how="anti", maintain_order="left")
     return pl.concat([table, others], how="diagonal_relaxed")
+
+
+def _titles_and_categories(schema: pl.Schema, item_column: str) -> tuple[dict[str, str | None], dict[str, pl.Expr]]:
+    """The columns of titles and categories, None where there is none, and the texts of those that there are."""
+    others = [name for name in schema.names() if name != item_column]
+    columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
+    return columns, {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
 
 
 def _display_text(column: str, dtype: pl.DataType) -> pl.Expr:

@@ -18,7 +18,7 @@ from beamtree.errors import requires
 from beamtree.kernels import sparse
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import FactorScorer, MemoryScorer, SumScorer
+from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.tree import PAD
 
 NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
@@ -68,7 +68,7 @@ class Content:
         if background is None or not isinstance(model.scorer, SumScorer):
             return like
         partners = incoming_partners(model, similar, shares)
-        factors = mean_factors(model, similar, shares)
+        factors = mean_factors(model, similar, shares) if background.factors.shape[1] else None
         rates = (new.predict(self._popularity).squeeze(1).exp() / self._usual).clamp(max=MOST_POPULAR)
         scale = needed_scale(model, partners, factors, rates, background)
         result = []
@@ -106,19 +106,10 @@ def incoming_partners(model: TreeModel, similar: Tensor, shares: Tensor) -> CSR:
     return rows.take(torch.arange(count))
 
 
-def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor | None:
-    """The means of the factors of similar items [n, dim]; None where the model has none with a weight."""
-    scorer, tree = model.scorer, model.tree
-    if not isinstance(scorer, SumScorer) or "factors" not in scorer.names or not scorer.weight_of("factors"):
-        return None
-    part = scorer.part("factors")
-    assert isinstance(part, FactorScorer)
-    vectors = part.table.read(tree, share=part.share)
-    rows = [
-        torch.einsum("nk,nkd->nd", share, vectors.at(tree.leaf_of_item(items.to(tree.device))).float().cpu())
-        for items, share in zip(similar.split(AT_ONCE), shares.split(AT_ONCE), strict=True)
-    ]
-    return torch.cat(rows) if rows else None
+def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:
+    """The means of the factors of similar items [n, dim]."""
+    batches = zip(similar.split(AT_ONCE), shares.split(AT_ONCE), strict=True)
+    return torch.cat([torch.einsum("nk,nkd->nd", share, model.vectors_of(items)) for items, share in batches])
 
 
 def needed_scale(

@@ -286,8 +286,9 @@ def _is_new(data: Prepared, marks: Tensor, refits: bool) -> Tensor:
 
     data = replace(data, train=marked(data.train), val=marked(data.val))
     events = data.with_validation() if refits else data.train.events
-    assert events.weights is not None
-    return events.weights[events.span()]
+    is_new = events.own_weights()
+    assert is_new is not None
+    return is_new
 
 
 def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, BeforeAfter] | None:
@@ -310,7 +311,8 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
     chosen = torch.zeros(len(counts), dtype=torch.bool)
     chosen[users] = True
     kept = ~(is_held & chosen[owner])
-    weights = None if events.weights is None else events.weights[events.span()][kept]
+    weights = events.own_weights()
+    weights = None if weights is None else weights[kept]
     lengths = torch.where(chosen, counts - held, counts)
     name = f"{events.name}, without the newest of {len(users)}"
     rest = Events(pad(lengths.cumsum(0), (1, 0)), events.item_numbers()[kept], name, events.ids, weights)
@@ -341,7 +343,8 @@ def known_to(model: TreeModel, users: BeforeAfter) -> BeforeAfter:
     is_history = position < users.cuts[owner]
     kept = ~is_history | (item < count)
     cuts, lengths = (torch.bincount(owner[mask], minlength=len(events)) for mask in (is_history & kept, kept))
-    weights = None if events.weights is None else events.weights[events.span()][kept]
+    weights = events.own_weights()
+    weights = None if weights is None else weights[kept]
     known = Events(pad(lengths.cumsum(0), (1, 0)), item[kept], events.name, model.ids, weights)
     return OtherUsers(known, cuts, num_items=count)
 

@@ -85,6 +85,7 @@ def _all_events(data: Prepared, live: LiveModel) -> Events:
         items += numbers
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
-    weights = None if events.weights is None else torch.cat([events.weights, torch.ones(len(items))])
+    weights = events.own_weights()
+    weights = None if weights is None else torch.cat([weights, torch.ones(len(items))])
     by_user = group_rows(owner, item.int(), len(rows), weights)
     return Events(by_user.offsets, by_user.columns, f"{events.name}, {len(items)} more", events.ids, by_user.values)
