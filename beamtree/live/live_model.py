@@ -306,7 +306,10 @@ class LiveModel:
                     continue
                 moved.append(name)
             placed.append(name)
-        placements = self._placements(snapshot, {name: items[name] for name in placed}, new)
+        ids = _ids(model)
+        unknown = [name for name, number in zip(placed, ids.find(placed), strict=True) if number is None]
+        catalogue = _with_fields(snapshot.catalogue, ids.extended(unknown) if unknown else ids, new)
+        placements = self._placements(snapshot, {name: items[name] for name in placed}, catalogue)
         hidden = model.tree.hidden().tolist()
         if shown & set(hidden):
             model = with_hidden(model, [number for number in hidden if number not in shown])
@@ -317,7 +320,7 @@ class LiveModel:
             model = with_items(model, placements, [slot for _, slot in self._freed])
         if model.tree.height > snapshot.model.tree.height:  # its tables are new: no search reads their slots
             self._freed.clear()
-        return snapshot._replace(model=model, catalogue=_with_fields(snapshot.catalogue, _ids(model), new))
+        return snapshot._replace(model=model, catalogue=_with_fields(catalogue, _ids(model), {}))
 
     def _check_fields(self, snapshot: Snapshot, name: str, fields: ItemFields) -> None:
         """Raise a ValueError for an unknown item in `like`, and for a vector that does not fit."""
@@ -333,19 +336,17 @@ class LiveModel:
             raise ValueError(f"the vector has {len(vector)} numbers, and those of the items {self._vectors.shape[1]}")
 
     def _placements(
-        self, snapshot: Snapshot, items: Mapping[str, NewItem], new: Mapping[str, ItemFields]
+        self, snapshot: Snapshot, items: Mapping[str, NewItem], catalogue: Catalogue
     ) -> dict[str, Placement]:
-        """Where items go: by what they are where there is a table of the items and nothing else is known of them."""
+        """Where items go: by what they are where there is a table of the items and nothing else is known of them.
+
+        The catalogue has these items already.
+        """
         by_content = [name for name, item in items.items() if is_placed_by_content(item)]
         found = {}
-        if by_content and snapshot.catalogue.table is not None:
-            ids = _ids(snapshot.model)
-            unknown = [name for name, number in zip(by_content, ids.find(by_content), strict=True) if number is None]
-            ids = ids.extended(unknown)
-            attributes = _with_fields(snapshot.catalogue, ids, {name: new[name] for name in by_content}).attributes
-            placed = self._content_of(snapshot).placements(
-                snapshot.model, attributes[ids.find_known(by_content)], self._background_users()
-            )
+        if by_content and catalogue.table is not None:
+            rows = catalogue.attributes[catalogue.ids.find_known(by_content)]
+            placed = self._content_of(snapshot).placements(snapshot.model, rows, self._background_users())
             found = {name: each for name, each in zip(by_content, placed, strict=True) if len(each.items)}
         return {name: found.get(name) or self._placement(snapshot, name, item) for name, item in items.items()}
 
