@@ -1,7 +1,9 @@
 """The compiled search on a CPU against the plain one, and its fold-in against the definition."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -162,6 +164,17 @@ def test_fold_in_is_as_defined(dim):
     torch.testing.assert_close(
         scorer.encode(tree, vectors, x).double(), fold_in(settings, history, weights), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["factors", "memory", "repeats", "sequence", "deep"])
+def test_a_scorer_is_freed_after_a_search(name):
+    tree = Tree(range(8), 2)
+    scorer = random_scorers(tree, torch.Generator().manual_seed(0))[name]
+    bt.retrieve(bt.TreeModel(tree, scorer), torch.tensor([[1, 2]]), beam_size=4, m=2)
+    freed = weakref.ref(scorer)
+    del scorer
+    gc.collect()
+    assert freed() is None
 
 
 def test_other_scorers_take_the_plain_search():

@@ -271,7 +271,7 @@ def test_the_future_counts_by_weight(weighted):
     events = weighted_events(users=50, longest=2)
     expected = np.zeros((NUM_ITEMS, NUM_ITEMS))
     for (first, second), (_, weight) in zip(by_user(events), weights_by_user(events), strict=True):
-        expected[first, second] += abs(weight) if weighted else 1
+        expected[second, first] += abs(weight) if weighted else 1
     log = events if weighted else replace(events, weights=None)
     past, future = past_and_future(log, NUM_ITEMS, torch.ones(69), readings=1, seed=0)
     assert dense(future) == pytest.approx(expected, rel=1e-5)
@@ -285,5 +285,5 @@ def test_an_item_that_was_viewed_and_bought_counts_as_bought():
     seen = set()
     for seed in range(8):
         _, future = past_and_future(events, 2, torch.ones(69), readings=1, seed=seed)
-        seen.add(float(dense(future)[0, 1]))
+        seen.add(float(dense(future)[1, 0]))
     assert seen == {10.0}

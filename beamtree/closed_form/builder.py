@@ -122,8 +122,8 @@ class ClosedFormBuilder:
             return self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **size)
 
         pair = self.best("factors, λ and α₀", FACTORS, lambda each: self.factor_scorer(fitted(each, **TRIAL)))
-        factors = fitted(pair)
-        return self.factor_scorer(factors, self.power("factors", lambda power: self.factor_scorer(factors, power)))
+        scorer = self.factor_scorer(fitted(pair))
+        return scorer.with_power(self.power("factors", scorer.with_power))
 
     def cooccurring_items(self) -> PartnerList:
         """Items that are chosen by the same users."""
@@ -275,8 +275,8 @@ class ClosedFormBuilder:
     def fit_als(self, **options: Any) -> Factors:
         return implicit_als(self.log, self.data.num_items, **options)
 
-    def factor_scorer(self, factors: Factors, power: float = 0.0) -> FactorScorer:
-        return FactorScorer.from_factors(self.tree, factors, power)
+    def factor_scorer(self, factors: Factors) -> FactorScorer:
+        return FactorScorer.from_factors(self.tree, factors)
 
     def count_pairs(self) -> ItemMatrix:
         return cooccurrence(self.log, self.data.num_items)

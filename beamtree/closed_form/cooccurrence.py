@@ -76,18 +76,6 @@ class ItemMatrix(CSR):
         """All of a small matrix [M, M]."""
         return self.dense(torch.arange(len(self), device=self.offsets.device))
 
-    @cached_property
-    def transposed(self) -> "ItemMatrix":
-        """Rows for columns, made once."""
-        return self.transpose()
-
-    def transpose(self) -> "ItemMatrix":
-        """Rows for columns."""
-        if self.is_local:
-            return ItemMatrix(*sparse.transposed(self.arrays, len(self)))
-        key, order = (self.columns * len(self) + self.row_of_entry()).sort()
-        return matrix_of(key, self.values[order], len(self))
-
 
 class DenseBlocks:
     """Dense blocks of a symmetric sparse matrix.

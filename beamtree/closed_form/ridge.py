@@ -56,7 +56,7 @@ def follow_partners(
 
     Args:
         past: PᵀP, from `past_and_future`.
-        future: PᵀF.
+        future: FᵀP.
         order: items such that neighbours are similar; only these are targets [≤ M].
         penalty: λ, as a share of the mean of the diagonal.
         most: N partners of an item.
@@ -155,7 +155,7 @@ class Regression(BlockSolver):
     def __init__(self, past: ItemMatrix, future: ItemMatrix, penalty: float, features: int = FEATURES) -> None:
         diagonal = past.diagonal()
         mean = float(diagonal[diagonal > 0].mean()) if bool((diagonal > 0).any()) else 1.0
-        super().__init__(past, future.transposed, penalty * mean, features)
+        super().__init__(past, future, penalty * mean, features)
 
     def solve(self, system: Tensor, right: Tensor, index: Tensor) -> Tensor:
         return torch.cholesky_solve(right, torch.linalg.cholesky(system))

@@ -74,7 +74,7 @@ def near_pairs(events: Events, window: int = WINDOW, backward: float = BACKWARD)
 def past_and_future(
     events: Events, num_items: int, recency: Tensor, *, readings: int, seed: int
 ) -> tuple[ItemMatrix, ItemMatrix]:
-    """PᵀP and PᵀF of random cuts of every user: P is the past, weighted by recency [T], F what followed.
+    """PᵀP and FᵀP of random cuts of every user: P is the past, weighted by recency [T], F what followed.
 
     Every user is cut `readings` times. Where events have weights, F has the largest of each item.
     """
@@ -87,7 +87,7 @@ def past_and_future(
             before.append(CSR(*sparse.distinct_spans(items, start, cut, recency, newest_first=True)))
             after.append(CSR(*sparse.distinct_spans(items, cut, stop, targets, events.weights, newest_first=False)))
         past, future = concatenate(before), concatenate(after)
-        return sum_products(past, past, num_items), sum_products(past, future, num_items)
+        return sum_products(past, past, num_items), sum_products(future, past, num_items)
     with one_thread():
         entries = pairs_of_cuts(events, recency, readings, seed)
         return sum_entries(entries[0], num_items, device), sum_entries(entries[1], num_items, device)
@@ -96,10 +96,10 @@ def past_and_future(
 def pairs_of_cuts(
     events: Events, recency: Tensor, readings: int, seed: int, part: int = 0, parts: int = 1
 ) -> tuple[Iterator[Entries], Iterator[Entries]]:
-    """The entries of PᵀP and of PᵀF; with `parts`, those of every `parts`-th batch of users, from `part` on."""
+    """The entries of PᵀP and of FᵀP; with `parts`, those of every `parts`-th batch of users, from `part` on."""
     cuts = partial(cuts_of, events, readings, seed, part, parts)
-    past = _pair_up((x, x, recency, recency[: x.shape[1]]) for x, _, _ in cuts())
-    future = _pair_up((x, y, recency, worth) for x, y, worth in cuts())
+    past = _pair_up((x, x, recency[: x.shape[1]], recency[: x.shape[1]]) for x, _, _ in cuts())
+    future = _pair_up((y, x, worth, recency[: x.shape[1]]) for x, y, worth in cuts())
     return past, future
 
 
@@ -142,9 +142,9 @@ def drawn_crops(
 
 def _pair_up(lists: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Iterator[Entries]:
     """Every item of a first list with every one of a second; of a repeated item the newest counts."""
-    for first, second, recency, other in lists:
-        value = recency[: first.shape[1]].unsqueeze(-1) * other.unsqueeze(-2)
+    for first, second, weight, other in lists:
+        value = weight.unsqueeze(-1) * other.unsqueeze(-2)
         both = newest_of_each(first).unsqueeze(2) & newest_of_each(second).unsqueeze(1)
         parts = (first.unsqueeze(2), second.unsqueeze(1), value)
-        row, column, weight = (part.expand_as(both)[both] for part in parts)
-        yield row, column, weight
+        row, column, product = (part.expand_as(both)[both] for part in parts)
+        yield row, column, product

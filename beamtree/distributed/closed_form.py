@@ -17,7 +17,6 @@ from beamtree.closed_form.cooccurrence import (
     Entries,
     ItemMatrix,
     cooccurring_pairs,
-    matrix_of,
     matrix_of_cells,
     sum_cells,
     sum_entries,
@@ -57,11 +56,11 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
     def fit_als(self, **options: Any) -> Factors:
         return sharded_als(self.log, self.data.num_items, **options)
 
-    def factor_scorer(self, factors: Factors, power: float = 0.0) -> FactorScorer:
+    def factor_scorer(self, factors: Factors) -> FactorScorer:
         shard = Shard.of(self.tree, ranks())
         table = ShardedTable(shard, torch.zeros(shard.num_rows, factors.items.shape[1]))
         table.add_interleaved_means(self.tree, InterleavedTable(factors.items.cpu(), self.data.num_items))
-        return FactorScorer.from_table(table, factors, power)
+        return FactorScorer.from_table(table, factors)
 
     def count_pairs(self) -> ItemMatrix:
         return sharded_cooccurrence(self.log, self.data.num_items, self.order)
@@ -234,12 +233,6 @@ class ShardedMatrix(ItemMatrix):
 
     def dense(self, items: Tensor) -> Tensor:
         return ranks().sum_(super().dense(items))
-
-    def transpose(self) -> "ShardedMatrix":
-        assert self.owner is not None
-        row, column, values = send(self.owner[self.columns], self.row_of_entry(), self.columns, self.values)
-        key, order = (column * len(self) + row).sort()
-        return _sharded(matrix_of(key, values[order], len(self)), self.owner)
 
 
 def _sharded(matrix: ItemMatrix, owner: Tensor) -> ShardedMatrix:

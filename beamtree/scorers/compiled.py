@@ -20,9 +20,8 @@ from beamtree.tree import Tree
 
 MAX_PRODUCTS = 2
 State = list[object]
-_ARRAYS: WeakKeyDictionary[Scorer, tuple[State, list[Tensor], SearchParts | None, list[DotProductScorer]]] = (
-    WeakKeyDictionary()
-)
+# No value may refer to its scorer, which would then never be freed.
+_ARRAYS: WeakKeyDictionary[Scorer, tuple[State, list[Tensor], SearchParts | None]] = WeakKeyDictionary()
 
 
 def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, list[Tensor]] | None:
@@ -39,12 +38,11 @@ def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, li
         state += [tensor.data_ptr(), tensor._version]
     cached = _ARRAYS.get(scorer)
     if cached is None or cached[0] != state:
-        parts = _parts(active, tree)
-        products = [part for _, part in active[0] if isinstance(part, DotProductScorer)]
-        cached = _ARRAYS[scorer] = state, tensors, parts, products if parts is not None else []
+        cached = _ARRAYS[scorer] = state, tensors, _parts(active, tree)
     if cached[2] is None:
         return None
-    return cached[2], [part.encode(tree, part.table.read(tree, share=False), x) for part in cached[3]]
+    products = [part for _, part in active[0] if isinstance(part, DotProductScorer)]
+    return cached[2], [part.encode(tree, part.table.read(tree, share=False), x) for part in products]
 
 
 def _active(scorer: Scorer, tree: Tree) -> ActiveParts:

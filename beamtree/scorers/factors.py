@@ -111,6 +111,10 @@ class FactorScorer(DotProductScorer):
         scorer.spread = factors.gram_diagonal.cpu()
         return scorer
 
+    def with_power(self, power: float) -> "FactorScorer":
+        """The same with other recency weights, sharing the table."""
+        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), power)
+
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
         table = self.table.means_on(old, new)
         scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power)
