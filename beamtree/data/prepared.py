@@ -6,6 +6,8 @@
     times.npy          int64 [E], where the log has times
     weights.npy        float32 [E], where events have weights: divided by the `mean_weight` of the description, so 1 on
                        average; below 0 if an event is not to be predicted
+    context.npy        int32 [E], where the log was prepared with contexts: the number of the context of each event
+    contexts.txt       the distinct contexts, as JSON, one per line; the line is the number
     dislikes.npy       int64 [n, 2], where there are any: the row of a user and an item, sorted
     items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
                        were appended come after the others
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
@@ -43,8 +46,8 @@ from beamtree.files.staging import move_into_place, remove_leftovers, staging_fo
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
 REMEDY = "prepare the data again"
-ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy"}
-FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "summary.png"}
+ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy", "context.npy"}
+FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "contexts.txt", "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 
@@ -131,16 +134,20 @@ def load_data(folder: str | Path) -> Prepared:
         check_arrays(folder, description, offsets, events, cuts)
     weights = _map(folder / "weights.npy", torch.float32) if "weights.npy" in description["files"] else None
     times = _map(folder / "times.npy", torch.int64) if "times.npy" in description["files"] else None
-    for what, array in (("weights", weights), ("times", times)):
+    number = _map(folder / "context.npy", torch.int32) if "context.npy" in description["files"] else None
+    for what, array in (("weights", weights), ("times", times), ("contexts", number)):
         if array is not None and len(array) != len(events):
             raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
+    contexts = None
+    if number is not None:
+        contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt"))))
     items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items, weights, times)
+        part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))
@@ -214,7 +221,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         description = {"format": FORMATS[0], **fill(folder)}
         description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
         digest = hashlib.sha256()
-        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy")):
+        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy", "context.npy")):
             if path.exists():
                 with path.open("rb") as file:
                     while block := file.read(1 << 22):
