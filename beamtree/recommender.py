@@ -54,7 +54,7 @@ from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -72,7 +72,6 @@ from beamtree.train.runs import (
     table_file,
     write_run,
 )
-from beamtree.train.sequence import sequence_report
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -206,6 +205,7 @@ class Recommender:
         kinds: Mapping[str, float] | str | None = None,
         target: str | float | Iterable[str] | None = None,
         dislike: float | None = None,
+        context: str | Iterable[str] | None = None,
         min_events: int | None = None,
         min_item_events: int | None = None,
         split: str | None = None,
@@ -234,6 +234,9 @@ class Recommender:
             target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4. Default: all events.
             dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
                 never recommended to their users. Default: 0.
+            context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
+                `day` are taken from the times, in UTC, if no column has that name. Requests can give theirs. Default:
+                none.
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. Default: 1.
             split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
@@ -251,7 +254,7 @@ class Recommender:
             "val_users": val_users,
         }
         given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
-        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
+        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike, "context": context}
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         about_items = table_argument("items", items)
@@ -284,7 +287,7 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            for line in sequence_report(model.scorer):
+            for line in parts_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
             self._data, self._model, self._run, self.progress = data, model, run, progress

@@ -62,9 +62,7 @@ class Events:
         times = None if self.times is None else self.times[index.cpu()]
         contexts = None if self.contexts is None else self.contexts.of(index.cpu())
         offsets, items = torch.nn.functional.pad(ends, (1, 0)), self.items[index]
-        return replace(
-            self, offsets=offsets, items=items, name=name, weights=weights, times=times, contexts=contexts
-        )
+        return replace(self, offsets=offsets, items=items, name=name, weights=weights, times=times, contexts=contexts)
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""

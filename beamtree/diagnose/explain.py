@@ -12,6 +12,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk, widths
 from beamtree.mask import NodeMask, level_span
 from beamtree.model import Query, State, TreeModel
 from beamtree.scorers import SumScorer
+from beamtree.scorers.base import histories_of
 from beamtree.tree import PAD, Tree
 
 CHUNK = 4096  # leaves that are scored at once
@@ -264,7 +265,7 @@ def explain(
     model.tree.check_items(followed)
     model.scorer.check(x)
     if model.scorer.reads_items:
-        model.tree.check_items(x)
+        model.tree.check_items(histories_of(model.scorer, x))
     mask = model.tree.mask_of(allowed)
     query = model.query(x)
     hidden = x.new_empty(1, 0) if exclude is None else exclude

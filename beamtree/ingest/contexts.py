@@ -3,7 +3,7 @@
 In the pipeline the context of an event is one text, the values of all columns as JSON, and is numbered like an id.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
 
@@ -11,7 +11,7 @@ from beamtree.ingest.times import WHITESPACE, TimeScale
 
 HOUR, DAY = 3600, 86_400  # seconds
 THURSDAY = 3  # the first day of 1970, counted from Monday
-DERIVED = {  # from seconds since 1970, in UTC
+DERIVED: dict[str, Callable[[pl.Expr], pl.Expr]] = {  # from seconds since 1970, in UTC
     "hour": lambda seconds: seconds // HOUR % 24,
     "day": lambda seconds: (seconds // DAY + THURSDAY) % 7 + 1,
 }
@@ -32,7 +32,7 @@ def context_columns(columns: Sequence[str], context: str | Iterable[str] | None,
 
 def context_expression(names: Sequence[str], given: Sequence[str], scale: TimeScale | None) -> pl.Expr:
     """The context of a row as JSON, from columns `context NAME` of text where they are given, or from `time`."""
-    values = {}
+    values: dict[str, pl.Expr] = {}
     for name in names:
         if name in given:
             text = pl.col(f"context {name}").str.strip_chars(WHITESPACE)
@@ -42,4 +42,4 @@ def context_expression(names: Sequence[str], given: Sequence[str], scale: TimeSc
         if unit is None:
             raise ValueError(f"context: {name} needs dates or Unix times, and the times of the log are other numbers")
         values[name] = DERIVED[name](pl.col("time") // unit).cast(pl.String)
-    return pl.struct(**values).struct.json_encode()
+    return pl.struct([value.alias(name) for name, value in values.items()]).struct.json_encode()

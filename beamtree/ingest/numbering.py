@@ -1,7 +1,8 @@
 """Numbering: ids become numbers, and the numbered events go to files, which are sorted one range of users at a time.
 
 A log is read in tasks, which an executor may run in other processes. Each task writes files of numbered events
-(Parquet: user, item, and time, weight and context if the log has them), sorted by user. Their names are in the order of the log.
+(Parquet: user, item, and time, weight and context if the log has them), sorted by user. Their names are in the order of
+the log.
 """
 
 from collections.abc import Iterable, Sequence
@@ -96,8 +97,8 @@ def number_ids(paths: list[Path], column: str, table: Path) -> tuple[pl.Series, 
 def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[str, int]:
     """Write the usable rows of a task as numbers; returns the number of rows, and of those that are not usable.
 
-    `tables` is the folder of user.ids, item.ids and, if events have contexts, context.ids, `at_once` the number of rows in memory and in a file, and `path`
-    the beginning of the names of the files.
+    `tables` is the folder of user.ids, item.ids and, if events have contexts, context.ids, `at_once` the number of rows
+    in memory and in a file, and `path` the beginning of the names of the files.
     """
     events = events_of(task)
     for column in [name for name in IDS if name in events.collect_schema()]:

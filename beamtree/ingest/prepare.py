@@ -101,8 +101,8 @@ def prepare(
         kinds: the weight of each kind of event, {"view": 1, "cart": 3, "buy": 10}; rows of other kinds are dropped.
         target: what is to be predicted: kinds, or the lowest weight; all events unless given.
         dislike: events of at most this weight are dislikes; 0 unless given.
-        context: the columns of what was known when an event happened, such as country,device; hour and day (1 to 7, from
-            Monday) are taken from the times, in UTC, if no column has that name; none unless given.
+        context: the columns of what was known when an event happened, such as country,device; hour and day (1 to 7,
+            from Monday) are taken from the times, in UTC, if no column has that name; none unless given.
         min_events: users with fewer are dropped; none unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,

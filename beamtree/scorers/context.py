@@ -1,0 +1,77 @@
+"""The context of a request, such as country and hour: g(x, n) = ⟨u(c), v_n⟩, whatever the history is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.data import HISTORY, BeforeAfter, Data
+from beamtree.data.contexts import Context, Values, value_numbers
+from beamtree.scorers.base import Scorer, check_histories
+from beamtree.scorers.dot_product import DotProductScorer
+from beamtree.scorers.sum import SumScorer
+from beamtree.scorers.table import NodeTable, Vectors
+from beamtree.tree import Tree
+
+CONTEXT = "context"  # the name of the part
+
+
+class ContextScorer(DotProductScorer):
+    """⟨u(c), v_n⟩: u is the sum of the vectors of the values of a context. One that is missing or unknown adds nothing.
+
+    Args:
+        num_nodes: rows, one per node of the tree.
+        dim: numbers in a row.
+        values: of each column, as text.
+        seed: not used; vectors come from `from_table` or from a file.
+    """
+
+    reads_context = True
+    vectors: Tensor  # of the values of all columns, then zeros for PAD [V + 1, dim]
+
+    def __init__(self, num_nodes: int, dim: int, values: Values, seed: int | None = 0) -> None:
+        super().__init__()
+        self.values = {column: list(names) for column, names in values.items()}
+        self.table = NodeTable(num_nodes, dim, seed=None, dtype=torch.float16)  # three digits are enough
+        self.table.weight.requires_grad_(False)
+        self.register_buffer("vectors", torch.zeros(sum(map(len, self.values.values())) + 1, dim))
+
+    @classmethod
+    def from_table(cls, table: NodeTable, values: Values, vectors: Tensor) -> "ContextScorer":
+        """The scorer of a table that holds the vectors of all nodes, and of the vectors of the values [V, dim]."""
+        scorer = cls(1, vectors.shape[1], values, seed=None)
+        scorer.table = table.half().requires_grad_(False)
+        scorer.vectors = torch.cat([vectors, torch.zeros_like(vectors[:1])])
+        return scorer
+
+    def on_tree(self, old: Tree, new: Tree) -> "ContextScorer":
+        return self.from_table(self.table.means_on(old, new), self.values, self.vectors[:-1])
+
+    def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        return self.vectors[x[:, HISTORY:]].sum(1)
+
+    def numbers(self, contexts: Sequence[Context]) -> list[list[int]]:
+        """The numbers of the values of some contexts, as x has them after the histories."""
+        rows: list[list[int]] = value_numbers(self.values, contexts).tolist()
+        return rows
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_nodes": self.table.num_nodes, "dim": self.table.weight.shape[1], "values": self.values}
+
+    def check(self, x: Tensor) -> None:
+        check_histories(x, HISTORY + len(self.values))
+        if x.device.type == "cpu" and (x[:, HISTORY:] >= len(self.vectors) - 1).any():
+            raise ValueError(f"x has a context with a value beyond the {len(self.vectors) - 1} of this scorer")
+
+
+def context_part(scorer: Scorer) -> ContextScorer | None:
+    """The part of a scorer that reads contexts, if it has one."""
+    parts = map(scorer.part, scorer.names) if isinstance(scorer, SumScorer) else [scorer]
+    return next((part for part in parts if isinstance(part, ContextScorer)), None)
+
+
+def with_contexts(scorer: Scorer, users: Data) -> Data:
+    """Users with the contexts of what they choose next, where the scorer reads contexts and their log has them."""
+    part = context_part(scorer)
+    return users.with_contexts(part.values) if part is not None and isinstance(users, BeforeAfter) else users
