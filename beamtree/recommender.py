@@ -14,6 +14,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
 from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
+from beamtree.data.contexts import Context
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
@@ -41,6 +42,7 @@ from beamtree.query import (
     histories_of_users,
     history_of_user,
     id_list,
+    in_context,
     make_filter,
     parse_histories,
     parse_rules,
@@ -312,6 +314,7 @@ class Recommender:
         exclude: Iterable[object] | None = None,
         where: str | None = None,
         rules: Rules | Mapping[str, Any] | None = None,
+        context: Context | Sequence[Context] | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -327,6 +330,8 @@ class Recommender:
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
                 "category == 'lamps' and price < 50". Items without a value do not pass.
             rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
+            context: what is known of the request, in the columns of `context` of fit: {"country": "DE", "hour": 20} for
+                all histories, or a list with one for each. Values that are missing or unknown change nothing.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
         probability by which items are ranked, times the boosts of `rules`, with which a last column names the rules
@@ -335,7 +340,7 @@ class Recommender:
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
-        key, names, batches = self._read_histories(histories, users)
+        key, names, batches = self._read_histories(histories, users, context)
         searcher = self._searcher(request.needs_attributes)
         columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
@@ -376,19 +381,27 @@ class Recommender:
         columns, _ = ranked_columns(self._searcher(where is not None), request, key, ids, batches)
         return self._frame_of(columns, items)
 
-    def score(self, histories: Any = None, items: Any = (), *, users: Any = None) -> Any:
+    def score(
+        self,
+        histories: Any = None,
+        items: Any = (),
+        *,
+        users: Any = None,
+        context: Context | Sequence[Context] | None = None,
+    ) -> Any:
         """The scores of given items, as a frame with the columns item and score, in the order given.
 
         Args:
             histories: as in `recommend`.
             items: ids of the items: one list for all histories, or a list of lists with one for each.
             users: instead of histories, ids of users of the log.
+            context: as in `recommend`.
 
         Scores are those of `recommend`, for any item, also for one that the beam would not find. An item that the
         model does not know, or that was removed, has none. For several histories a first column `history` or `user`
         tells them apart.
         """
-        key, names, batches = self._read_histories(histories, users)
+        key, names, batches = self._read_histories(histories, users, context)
         rows = id_list(items)
         if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
             rows = [id_list(row) for row in rows]
@@ -426,18 +439,29 @@ class Recommender:
         vectors = user_vectors(self.model, batches).numpy()
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
-    def _read_histories(self, histories: Any, users: Any) -> tuple[str, list[Any], Iterator[list[History]]]:
+    def _read_histories(
+        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
+    ) -> tuple[str, list[Any], Iterator[list[History]]]:
         """What the caller passed: the column that tells histories apart, its values, and batches of histories."""
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
         if users is None:
             key, names, rows = parse_histories(histories)
-            starts = range(0, len(rows), BATCH)
-            batches = ([encode_history(self.ids, row) for row in rows[start : start + BATCH]] for start in starts)
-            return key, names, batches
-        names = [as_id(user) for user in id_list(users)]
-        starts = range(0, len(names), BATCH)
-        return "user", names, (self._histories_of(names[start : start + BATCH]) for start in starts)
+        else:
+            key, names = "user", [as_id(user) for user in id_list(users)]
+        contexts: list[Sequence[int]] = [
+            row.context for row in in_context(self.model, [History([])] * len(names), context)
+        ]
+
+        def batch(start: int) -> list[History]:
+            some = slice(start, start + BATCH)
+            of_users = users is not None
+            result = (
+                self._histories_of(names[some]) if of_users else [encode_history(self.ids, row) for row in rows[some]]
+            )
+            return [history._replace(context=row) for history, row in zip(result, contexts[some], strict=True)]
+
+        return key, names, map(batch, range(0, len(names), BATCH))
 
     def _searcher(self, with_attributes: bool = False) -> Searcher:
         """A searcher of the current model, with the attributes of the items if a filter or rules read them."""

@@ -17,7 +17,7 @@ from beamtree.data.contexts import value_numbers
 from beamtree.data.ids import as_id
 from beamtree.tree import PAD
 
-SMOOTHING = 10.0  # events
+SMOOTHING = 5.0  # events
 DIM = 64  # numbers of a vector, at most
 MIN_EVENTS = 50  # of a value that is used
 MAX_VALUES = 1024  # that are used, those with the most events

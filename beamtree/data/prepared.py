@@ -23,7 +23,7 @@ checked when they are opened, as `files.checksums` describes.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
@@ -82,7 +82,7 @@ class Prepared:
         first = len(self.train)
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
         repeated = np.isin(names[:first], names[first:])  # validation has more of their events
-        parts, lengths, weights = [], [], []
+        parts, lengths, weights, contexts = [], [], [], []
         for view, mask in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
             counts, users = view.events.counts(), torch.from_numpy(mask)
             chosen = users.repeat_interleave(counts)
@@ -90,9 +90,13 @@ class Prepared:
             lengths.append(counts[users])
             if (own := view.events.own_weights()) is not None:
                 weights.append(own[chosen])
+            if view.events.contexts is not None:
+                contexts.append(view.events.contexts.number[view.events.span()][chosen])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         name = f"{self.train.events.name}, val"
         events = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
+        if self.train.events.contexts is not None:
+            events = replace(events, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
         return events, [*names[:first][~repeated], *names[first:]]
 
     @cached_property

@@ -6,8 +6,8 @@ interest stays, moves to a sibling or, rarely, to a cousin. An event draws an it
 from a sibling of it, sometimes from the whole market. All draws are by popularity, so an item's share of the events is
 its weight, and Zipf's law holds whatever the users do.
 
-With contexts, a user has a country and uses a few devices, and some items are sold in one country only, or mostly at some
-hours of the day. An event that draws an item which its context does not sell draws again, a few times.
+With contexts, a user has a country and uses several devices, and some items are sold in one country or at some hours of
+the day. An event that draws an item which its context does not sell draws again, a few times.
 """
 
 from collections.abc import Callable, Iterator

@@ -345,7 +345,9 @@ def known_to(model: TreeModel, users: BeforeAfter) -> BeforeAfter:
     cuts, lengths = (torch.bincount(owner[mask], minlength=len(events)) for mask in (is_history & kept, kept))
     weights = events.own_weights()
     weights = None if weights is None else weights[kept]
-    known = Events(pad(lengths.cumsum(0), (1, 0)), item[kept], events.name, model.ids, weights)
+    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
+    offsets = pad(lengths.cumsum(0), (1, 0))
+    known = Events(offsets, item[kept], events.name, model.ids, weights, contexts=contexts)
     return OtherUsers(known, cuts, num_items=count)
 
 

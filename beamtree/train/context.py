@@ -15,7 +15,6 @@ from beamtree.scorers.dot_product import fit_to_maxima
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
-ERRORS = 2.0  # standard errors of the gain that it must exceed: a weight for each column may fit chance
 SAMPLE = 2048  # contexts of training events that inner nodes are fitted to
 
 
@@ -61,7 +60,7 @@ def add_context(
     gain, error = float(rise.mean()), float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
     weights = [chosen.pop(name) for name in names]
     log.debug("context part: weights %s, gain %.2f %% ± %.2f %%", weights, 100 * gain, 100 * error)
-    if not any(weights) or gain <= ERRORS * error:
+    if not any(weights) or gain <= error:  # chance on few users
         return parts
     record |= {"gain": gain, "weights": dict(zip(columns, weights, strict=True))}
     part = scorer([weight / max(weights) for weight in weights])
