@@ -32,7 +32,7 @@ FIRST = 1_700_000_000
 
 
 def device_log(users=300, pairs=60, seed=0, useful=True):
-    """Each user likes a few of some pairs of items: the first of a pair is chosen on the phone, the second elsewhere."""
+    """Each user likes some pairs of items: the first of a pair is chosen on the phone, the second on the desktop."""
     draw = np.random.default_rng(seed)
     rows = []
     for user in range(users):
@@ -184,7 +184,7 @@ def test_inner_products_are_the_log_ratios_of_counts(seed, weighted, entries):
                 of_value[column, value] += size
                 of_item[column, item] += size
     expected = torch.zeros(4, 5)
-    for row, (column, value) in enumerate((column, value) for column in columns for value in columns[column]):
+    for row, (column, value) in enumerate((name, value) for name, values in columns.items() for value in values):
         share = of_value[column, value] / sum(of_value[column, other] for other in columns[column])
         for item in range(5):
             likely = of_item[column, item] * share + counted.SMOOTHING
@@ -295,7 +295,7 @@ def test_a_model_is_saved_with_its_contexts_and_asked_by_command_and_service(sho
     assert pl.read_json(tmp_path / "out.json")["item"].to_list() == expected
     assert "give COLUMN=VALUE" in beamtree(*words, "desktop", folder=tmp_path, check=False).stderr
     assert "no column 'land'" in beamtree(*words, "land=DE", folder=tmp_path, check=False).stderr
-    with serving(make_service(tmp_path / "run", open_shop, beam_size=30)) as client:
+    with serving(make_service(tmp_path / "run", open_shop, beam_size=400)) as client:
         body = {"history": ["i002", "i003"], "m": 5, "context": context}
         (result,) = client.post("/v1/recommend", json=body).raise_for_status().json()["results"]
         assert result["items"] == expected

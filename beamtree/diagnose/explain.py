@@ -410,7 +410,8 @@ class Parts:
             if bool(column.any()):
                 part = self.sum.part(name)
                 if name not in self._contexts:
-                    self._contexts[name] = part.context(self.query.tree, self.query.x)
+                    x = self.query.x if part.reads_context else histories_of(self.sum, self.query.x)
+                    self._contexts[name] = part.context(self.query.tree, x)
                 scores[name] = part.scores(self._contexts[name], level, nodes.unsqueeze(0))[0] * column[level]
         return tuple(_part(name, values) for name, values in scores.items()), self._combined(level, nodes, scores)
 

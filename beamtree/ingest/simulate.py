@@ -110,7 +110,7 @@ def simulate(
         for block, (first, last) in enumerate(_blocks(counts)):
             block_rng = np.random.default_rng([seed, block + 1])
             user, leaf, position, time = _draw_events(market, counts[first:last], block_rng)
-            more = {}
+            more: dict[str, pl.Series] = {}
             if contexts:
                 rules = np.random.default_rng([seed, 0])  # the same for all blocks
                 position, more = _in_context(market, user, leaf, position, time, rules, block_rng)
