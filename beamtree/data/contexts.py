@@ -28,15 +28,23 @@ class EventContexts(NamedTuple):
         return self._replace(number=self.number[index])
 
 
+class ValueIndex:
+    """The numbers of the values of all columns."""
+
+    def __init__(self, values: Values) -> None:
+        self.columns = list(values)
+        pairs = ((column, value) for column, names in values.items() for value in names)
+        self._numbers = {pair: number for number, pair in enumerate(pairs)}
+
+    def find(self, contexts: Iterable[Context]) -> list[list[int]]:
+        """The numbers of the values of each context, PAD for one that is missing or unknown [N, columns]."""
+
+        def number(column: str, value: object) -> int:
+            return PAD if value is None else self._numbers.get((column, as_id(value)), PAD)
+
+        return [[number(column, context.get(column)) for column in self.columns] for context in contexts]
+
+
 def value_numbers(values: Values, contexts: Iterable[Context]) -> Tensor:
-    """The numbers of the values of each context, PAD for one that is missing or unknown [N, columns]."""
-    pairs = ((column, value) for column, names in values.items() for value in names)
-    numbers = {pair: number for number, pair in enumerate(pairs)}
-    rows = [
-        [
-            PAD if (value := context.get(column)) is None else numbers.get((column, as_id(value)), PAD)
-            for column in values
-        ]
-        for context in contexts
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1, len(values))
+    """The same as a tensor."""
+    return torch.tensor(ValueIndex(values).find(contexts), dtype=torch.int64).view(-1, len(values))

@@ -137,7 +137,7 @@ def in_context(
     part = context_part(model.scorer)
     if part is None:  # it was left out
         return histories
-    rows = part.numbers(contexts)
+    rows = part.index.find(contexts)
     rows = rows * len(histories) if isinstance(context, Mapping) else rows
     return [history._replace(context=row) for history, row in zip(histories, rows, strict=True)]
 

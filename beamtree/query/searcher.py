@@ -375,7 +375,6 @@ class Searcher:
         return short
 
 
-@torch.no_grad()
 def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
     """How many events each item has in training [M]; with a context, times how much more often it is chosen there."""
     if model.popularity is None:
@@ -383,10 +382,7 @@ def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
     counts, part = model.popularity.to(model.tree.device), context_part(model.scorer)
     if part is None or not context:
         return counts
-    leaves = model.tree.leaf_of_item(torch.arange(len(counts), device=counts.device)).unsqueeze(0)
-    ratios = part.scores(
-        part.context(model.tree, model_input(model, [History([], context=context)])), model.tree.height, leaves
-    )
+    ratios = part.log_ratios(model.tree, model_input(model, [History([], context=context)]))
     return counts * ratios[0].double().exp()
 
 

@@ -4,7 +4,7 @@ import torch
 
 from beamtree.closed_form.contexts import fit_contexts
 from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights
-from beamtree.data import Prepared
+from beamtree.data import HISTORY, Prepared
 from beamtree.data.contexts import value_numbers
 from beamtree.data.seeds import mix
 from beamtree.model import TreeModel
@@ -13,7 +13,7 @@ from beamtree.scorers import ContextScorer, Scorer, SumScorer
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.dot_product import fit_to_maxima
 from beamtree.scorers.table import NodeTable
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
 
 SAMPLE = 2048  # contexts of training events that inner nodes are fitted to
 
@@ -42,15 +42,12 @@ def add_context(
     table = NodeTable.from_rows(torch.zeros(tree.num_nodes, items.shape[1]))
     table.add_means(tree, items, share=False)
     table.half()
-    of_column = torch.repeat_interleave(torch.tensor(list(map(len, columns.values()))))  # the column of each value
-
-    def scorer(weights: list[float]) -> ContextScorer:
-        return ContextScorer.from_table(table, columns, vectors * torch.tensor(weights)[of_column].unsqueeze(1))
-
     active = parts.drop_zero_parts()
     start = {name: active.weight_of(name) for name in active.names}
     names = [f"{CONTEXT}: {column}" for column in columns]
-    one_column = [scorer([float(other == name) for other in names]) for name in names]
+    one_column = [
+        ContextScorer.from_table(table, columns, vectors, [float(other == name) for other in names]) for name in names
+    ]
     all_parts: dict[str, Scorer] = {name: active.part(name) for name in active.names}
     users = data.val.sample(USERS).with_contexts(columns)
     candidates = Candidates(tree, all_parts | dict(zip(names, one_column, strict=True)), users, first_level, device)
@@ -63,15 +60,13 @@ def add_context(
     if not any(weights) or gain <= error:  # chance on few users
         return parts
     record |= {"gain": gain, "weights": dict(zip(columns, weights, strict=True))}
-    part = scorer([weight / max(weights) for weight in weights])
+    part = ContextScorer.from_table(table, columns, vectors, [weight / max(weights) for weight in weights])
     model = TreeModel(tree, part).to(device)
-    rows = torch.randperm(
-        events.span().stop - events.span().start, generator=torch.Generator().manual_seed(mix(seed, 11))
-    )
-    numbers = value_numbers(columns, events.contexts.contexts)[
-        events.contexts.number[events.span()][rows[:SAMPLE]].long()
-    ]
-    fit_to_maxima(model.tree, part.table.weight, part.vectors[numbers.to(device)].sum(1))
+    number, generator = events.contexts.number[events.span()], torch.Generator().manual_seed(mix(seed, 11))
+    sample = number[torch.randint(len(number), (SAMPLE,), generator=generator)].long()
+    values = value_numbers(columns, events.contexts.contexts)[sample]
+    x = torch.cat([torch.full((SAMPLE, HISTORY), PAD), values], dim=1).to(device)
+    fit_to_maxima(model.tree, part.table.weight, part.encode(model.tree, part.table.read(model.tree, share=False), x))
     result = parts.with_part(CONTEXT, part.cpu(), 0.0).set_weights(**chosen, **{CONTEXT: max(weights)})
     result.calibration = candidates.calibration(chosen | dict(zip(names, weights, strict=True))).cpu()
     return result
