@@ -22,6 +22,7 @@ from beamtree.data.contexts import EventContexts, value_numbers
 from beamtree.diagnose.explain import explain
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
+from beamtree.live.update import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
 from beamtree.serve.export.scorers import export_scorer
@@ -305,6 +306,17 @@ def test_a_model_is_saved_with_its_contexts_and_asked_by_command_and_service(sho
         assert (reply.status_code, "no column 'land'" in reply.json()["error"]) == (422, True)
 
 
+def test_a_refit_counts_the_new_events_with_the_same_weights(shop):
+    part, events = context_part(shop.model.scorer), shop.data.train.events
+    again = context_part(refit_parts(shop.model, shop.data, events, 0).scorer)
+    assert torch.equal(again.table.weight, part.table.weight)
+    assert torch.equal(again.weights, part.weights)
+    renamed = [{**context, "device": f"new {context['device']}"} for context in events.contexts.contexts]
+    events = replace(events, contexts=events.contexts._replace(contexts=renamed))
+    values = context_part(refit_parts(shop.model, shop.data, events, 0).scorer).values
+    assert values["device"] == ["new desktop", "new phone"]
+
+
 def test_new_items_and_another_tree_keep_the_context(shop):
     model, part = shop.model, context_part(shop.model.scorer)
     moved = model.on_tree(bt.random_tree(model.tree.num_items, seed=3))
@@ -313,3 +325,11 @@ def test_new_items_and_another_tree_keep_the_context(shop):
     assert torch.equal(part.table.weight[leaves[0]], context_part(moved.scorer).table.weight[leaves[1]])
     x = model_input(moved, in_context(moved, [History([1, 2])], {"device": "phone"}))
     assert bt.retrieve(moved, x, m=5)[0].shape == (1, 5)
+
+
+def test_an_item_that_is_added_is_sold_where_similar_ones_are(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    other = bt.Recommender.load(tmp_path / "run")
+    other.add_items({"new": {"like": ["i002"]}})
+    scores = [other.score(["i002"], ["new"], context={"device": device})["score"][0] for device in DEVICES]
+    assert scores[0] > 2 * scores[1]

@@ -315,7 +315,9 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
     weights = None if weights is None else weights[kept]
     lengths = torch.where(chosen, counts - held, counts)
     name = f"{events.name}, without the newest of {len(users)}"
-    rest = Events(pad(lengths.cumsum(0), (1, 0)), events.item_numbers()[kept], name, events.ids, weights)
+    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
+    offsets = pad(lengths.cumsum(0), (1, 0))
+    rest = Events(offsets, events.item_numbers()[kept], name, events.ids, weights, contexts=contexts)
     return rest, BeforeAfter(events.of(users, f"{events.name}, newest"), (counts - held)[users])
 
 

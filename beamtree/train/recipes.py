@@ -15,11 +15,11 @@ from beamtree.errors import lookup
 from beamtree.methods import Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import DeepScorer, Scorer, SumScorer
+from beamtree.scorers import DeepScorer, Scorer, SumScorer, context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
-from beamtree.train.context import add_context
+from beamtree.train.context import add_context, refit_context
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
@@ -271,6 +271,9 @@ def refit(model: TreeModel, data: Prepared, seed: int) -> None:
     parts = builder.all_parts()
     for name in parts.names:
         scorer.put(name, parts.part(name).to(device))
+    context = context_part(scorer)
+    if context is not None and events.contexts is not None:
+        scorer.put(CONTEXT, refit_context(context, model.tree, events, data.num_items, seed))
     backend.place(model, device)
 
 
