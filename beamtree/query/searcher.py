@@ -382,7 +382,7 @@ def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
     counts, part = model.popularity.to(model.tree.device), context_part(model.scorer)
     if part is None or not context:
         return counts
-    ratios = part.log_ratios(model.tree, model_input(model, [History([], context=context)]))
+    ratios = part.item_scores(model.tree, model_input(model, [History([], context=context)]))
     return counts * ratios[0].double().exp()
 
 

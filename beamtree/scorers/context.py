@@ -9,7 +9,7 @@ from torch import Tensor
 from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
 from beamtree.scorers.base import Scorer, check_histories
-from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductContext, DotProductScorer
+from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
 from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -66,23 +66,15 @@ class ContextScorer(DotProductScorer):
         return scorer.to(self.vectors.device)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        return self._sum(x, self.weights)
+        values = x[:, HISTORY:]  # none where no contexts follow the histories
+        return (self.vectors[values] * self.weights[: values.shape[1]].unsqueeze(1)).sum(1)
 
     @torch.no_grad()
-    def log_ratios(self, tree: Tree, x: Tensor) -> Tensor:
-        """The scores of all items [B, M] if the columns with a weight had the weight 1; 0 for items without a leaf."""
-        vectors, user = self.table.read(tree, share=False), self._sum(x, (self.weights > 0).float())
-        leaves = tree.leaf_of_item(torch.arange(tree.num_items, device=x.device)).unsqueeze(0)
-        some = [
-            self.scores(DotProductContext(vectors, user), tree.height, part)
-            for part in leaves.split(LEAVES_AT_ONCE, dim=1)
-        ]
+    def item_scores(self, tree: Tree, x: Tensor) -> Tensor:
+        """The scores of all items [B, M], 0 for those without a leaf."""
+        context, leaves = self.context(tree, x), tree.leaf_of_item(torch.arange(tree.num_items, device=x.device))
+        some = [self.scores(context, tree.height, part) for part in leaves.unsqueeze(0).split(LEAVES_AT_ONCE, dim=1)]
         return torch.cat(some, dim=1).masked_fill(leaves == PAD, 0.0)
-
-    def _sum(self, x: Tensor, weights: Tensor) -> Tensor:
-        """The sum of the vectors of the contexts that follow histories in x, or zeros if none follow [B, dim]."""
-        values = x[:, HISTORY:]
-        return (self.vectors[values] * weights[: values.shape[1]].unsqueeze(1)).sum(1)
 
     def settings(self) -> dict[str, Any]:
         return {
