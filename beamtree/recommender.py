@@ -449,19 +449,16 @@ class Recommender:
             key, names, rows = parse_histories(histories)
         else:
             key, names = "user", [as_id(user) for user in id_list(users)]
-        contexts: list[Sequence[int]] = [
-            row.context for row in in_context(self.model, [History([])] * len(names), context)
-        ]
+        empty = in_context(self.model, [History([])] * len(names), context)
 
-        def batch(start: int) -> list[History]:
-            some = slice(start, start + BATCH)
-            of_users = users is not None
-            result = (
-                self._histories_of(names[some]) if of_users else [encode_history(self.ids, row) for row in rows[some]]
-            )
-            return [history._replace(context=row) for history, row in zip(result, contexts[some], strict=True)]
+        def batch(some: slice) -> list[History]:
+            if users is None:
+                result = [encode_history(self.ids, row) for row in rows[some]]
+            else:
+                result = self._histories_of(names[some])
+            return [row._replace(context=other.context) for row, other in zip(result, empty[some], strict=True)]
 
-        return key, names, map(batch, range(0, len(names), BATCH))
+        return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH))
 
     def _searcher(self, with_attributes: bool = False) -> Searcher:
         """A searcher of the current model, with the attributes of the items if a filter or rules read them."""
