@@ -18,8 +18,8 @@ import torch
 
 import beamtree as bt
 from beamtree.closed_form.builder import LEARNED
-from beamtree.data import BeforeAfter, Events, Prepared, load_data
-from beamtree.evaluate import Evaluation, evaluate, measure
+from beamtree.data import HISTORY, BeforeAfter, Events, Prepared, load_data
+from beamtree.evaluate import evaluate, measure
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
 from beamtree.metrics import bootstrap
@@ -44,13 +44,16 @@ def main() -> None:
         if options.market:
             log = folder / "market.parquet"
             simulate(log, users=20_000, items=5000, events=200_000, seed=5, contexts=True)
-            splits = {"leave-one-out": {"val_users": 2000, "test_users": 5000}, "halves": {"min_events": 5}}
+            splits = {
+                "leave-one-out": {"val_users": 2000, "test_users": 5000},
+                "halves": {"val_users": 1000, "test_users": 5000},
+            }
             for split, how in splits.items():
                 prepare(log, folder / split, context=options.context, split=split, **how)
                 without, added = fit(load_data(folder / split))
                 test = load_data(folder / split).test
                 if split == "halves":
-                    records += measured("new visitors", added, {"popular": False, "popular in the context": True}, test)
+                    records += new_visitors(added, test)
                 else:
                     records += compared("simulated market", without, added, test)
         else:
@@ -80,37 +83,37 @@ def fit(data: Prepared) -> tuple[TreeModel, TreeModel]:
 def compared(log: str, without: TreeModel, added: TreeModel, test: BeforeAfter) -> list[dict[str, object]]:
     """The recall of both models for test users."""
     rows = {"without context": without, "with context": added}
-    return [
-        cell for row, model in rows.items() for cell in cells(log, row, evaluate(model, test, m=M, metrics="recall"))
-    ]
+    return cells(log, {row: evaluate(model, test, m=M, metrics="recall").per_user for row, model in rows.items()})
 
 
-def measured(log: str, model: TreeModel, rows: dict[str, bool], test: BeforeAfter) -> list[dict[str, object]]:
+def new_visitors(model: TreeModel, test: BeforeAfter) -> list[dict[str, object]]:
     """The recall of the first event of test users by popular items, in its context or not."""
     first = test.events.offsets[:-1]
     assert test.events.contexts is not None
     contexts = test.events.contexts.of(first)
     events = Events(torch.arange(len(first) + 1), test.events.items[first], "first events", contexts=contexts)
     users = with_contexts(model.scorer, BeforeAfter(events, torch.zeros(len(first), dtype=torch.int64)))
-    result = []
-    for row, in_context in rows.items():
+    results = {}
+    for row, in_context in {"popular": False, "popular in the context": True}.items():
 
         def find(x: torch.Tensor, exclude: torch.Tensor, in_context: bool = in_context) -> torch.Tensor:
-            contexts = [numbers if in_context else [] for numbers in x[:, 69:].tolist()]
+            contexts = [numbers if in_context else [] for numbers in x[:, HISTORY:].tolist()]
             return torch.stack([popular_items(model, max(M), context=numbers)[0] for numbers in contexts])
 
-        result += cells(log, row, measure(find, users, m=M, metrics="recall"))
-    return result
+        results[row] = measure(find, users, m=M, metrics="recall").per_user
+    return cells("new visitors", results)
 
 
-def cells(log: str, row: str, result: Evaluation) -> list[dict[str, object]]:
-    low, high = bootstrap(result.per_user[:, :, 0])
-    print(f"{log:20} {row:24}", " ".join(f"{100 * result['recall', m]:.2f}" for m in M), flush=True)
-    bounds = zip(M, low.tolist(), high.tolist(), strict=True)
-    return [
-        {"log": log, "row": row, "metric": "recall", "m": m, "value": result["recall", m], "low": a, "high": b}
-        for m, a, b in bounds
-    ]
+def cells(log: str, results: dict[str, torch.Tensor]) -> list[dict[str, object]]:
+    """Means and intervals of the recall of each user [U, cuts, 1] in two rows, and of their difference."""
+    without, added = results.values()
+    records: list[dict[str, object]] = []
+    for row, values in {**results, "difference": added - without}.items():
+        means, (low, high) = values[:, :, 0].mean(0).tolist(), bootstrap(values[:, :, 0])
+        print(f"{log:20} {row:24}", " ".join(f"{100 * mean:.2f}" for mean in means), flush=True)
+        for m, mean, a, b in zip(M, means, low.tolist(), high.tolist(), strict=True):
+            records.append({"log": log, "row": row, "metric": "recall", "m": m, "value": mean, "low": a, "high": b})
+    return records
 
 
 if __name__ == "__main__":
