@@ -4,6 +4,7 @@ import datetime
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -20,12 +21,14 @@ from beamtree.closed_form import contexts as counted
 from beamtree.data import HISTORY, load_data
 from beamtree.data.contexts import EventContexts, value_numbers
 from beamtree.diagnose.explain import explain
+from beamtree.ingest import prepare as ingest
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
 from beamtree.live.update import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
 from beamtree.serve.export.scorers import export_scorer
+from beamtree.train import TrainingOptions, recipes
 from beamtree.train.recipes import parts_report
 
 DEVICES = ("phone", "desktop")
@@ -98,7 +101,7 @@ def test_events_that_are_equal_but_for_their_context_count_once(tmp_path):
     assert all(contexts.contexts[number]["device"] != "watch" for number in contexts.number.tolist())
 
 
-def test_a_wrong_context_is_one_clear_line(tmp_path, shop):
+def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
     frame = device_log(users=20)
     with pytest.raises(ValueError, match=r"no column 'land' for `context`: there are user, item"):
         prepare(frame, tmp_path / "data", context="device,land")
@@ -106,6 +109,9 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop):
         prepare(frame.drop("timestamp"), tmp_path / "data", context="hour")
     with pytest.raises(ValueError, match="hour needs dates or Unix times"):
         prepare(frame.with_columns(timestamp=pl.int_range(len(frame))), tmp_path / "data", context="hour")
+    monkeypatch.setattr(ingest, "MAX_CONTEXTS", 3)
+    with pytest.raises(ValueError, match="combinations of device, hour, and 3 are possible: leave a column out"):
+        prepare(frame, tmp_path / "data", context="device,hour")
     with pytest.raises(ValueError, match="no column 'country'; its columns are device, other"):
         shop.recommend(["i001"], context={"country": "DE"})
     with pytest.raises(ValueError, match="2 contexts for 1 histories"):
@@ -114,6 +120,12 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop):
         shop.recommend(["i001"], context=["device"])
     with pytest.raises(ValueError, match="context part cannot be exported"):
         export_scorer(shop.model.scorer, shop.model.tree)
+
+
+def test_several_processes_are_refused(shop, monkeypatch):
+    monkeypatch.setattr(recipes, "current_backend", lambda: SimpleNamespace(is_single=False))
+    with pytest.raises(ValueError, match="contexts need a single process: train without torchrun"):
+        recipes.resolve_settings(shop.data, TrainingOptions())
 
 
 def test_appended_events_bring_their_contexts(tmp_path):

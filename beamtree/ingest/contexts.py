@@ -15,7 +15,7 @@ DERIVED: dict[str, Callable[[pl.Expr], pl.Expr]] = {  # from seconds since 1970,
     "hour": lambda seconds: seconds // HOUR % 24,
     "day": lambda seconds: (seconds // DAY + THURSDAY) % 7 + 1,
 }
-MAX_CONTEXTS = 1_000_000  # distinct ones
+MAX_CONTEXTS = 250_000  # distinct ones: they are read into memory
 
 
 def context_columns(columns: Sequence[str], context: str | Iterable[str] | None, has_times: bool) -> list[str]:
