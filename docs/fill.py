@@ -588,6 +588,7 @@ PARTS = {
     "context_market": partial(recalls_by_row, "context", "simulated market"),
     "context_visitors": partial(recalls_by_row, "context", "new visitors"),
     "context_movielens": partial(recalls_by_row, "context", "movielens-1m"),
+    "context_git": partial(recalls_by_row, "context", "git-rust"),
     "weights_ratings": partial(recalls_by_row, "event_weights", "movielens-1m"),
     "weights_purchases": partial(recalls_by_row, "event_weights", "made-up market"),
     "cold_movielens": partial(recalls_by_row, "cold_items", "movielens-1m", ("new", "others")),

@@ -211,8 +211,17 @@ def test_only_values_with_enough_events_are_used(monkeypatch):
     events = bt.data.Events(torch.tensor([0, len(number)]), torch.zeros(len(number), dtype=torch.int64), "log")
     events = replace(events, contexts=EventContexts(number, contexts))
     assert counted.frequent_values(events) == {"country": ["a", "c", "d"]}
+    rare = [{**context, "city": str(number)} for number, context in enumerate(contexts * 10)]
+    events = replace(events, contexts=EventContexts(number + 4 * (torch.arange(len(number)) % 10).int(), rare))
+    columns, vectors, items = counted.fit_contexts(events, 2)  # a column without a frequent value
+    assert columns == {"country": ["a", "c", "d"], "city": []}
+    assert torch.isfinite(vectors @ items.T).all()
+    nothing = replace(events, contexts=EventContexts(torch.arange(len(number)).int() % 40, rare[:40]))
+    monkeypatch.setattr(counted, "MIN_EVENTS", 1000)
+    assert len(counted.fit_contexts(nothing, 2).values) == 0
+    monkeypatch.undo()
     monkeypatch.setattr(counted, "MAX_VALUES", 2)
-    assert counted.frequent_values(events) == {"country": ["c", "d"]}
+    assert counted.frequent_values(events) == {"country": ["c", "d"], "city": []}
 
 
 # Models

@@ -70,7 +70,8 @@ def log_ratios(events: Events, num_items: int, columns: dict[str, list[str]]) ->
     for column in of_context.T:
         value = column[context]
         known = value != PAD
-        shares += torch.bincount(value[known], weight[known].double(), minlength=total) / weight[known].sum()
+        counts = torch.bincount(value[known], weight[known].double(), minlength=total)
+        shares += counts / counts.sum().clamp(min=1e-9)
     size = max(1, ENTRIES // max(1, total))
     for start in range(0, num_items, size):
         count = min(size, num_items - start)
