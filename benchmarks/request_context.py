@@ -2,6 +2,7 @@
 
     python benchmarks/request_context.py --market --out market.json
     python benchmarks/request_context.py movielens-1m.parquet --context hour,day --out movielens.json
+    python benchmarks/request_context.py git-rust.parquet --context hour,day --min-item-events 30 --out git.json
 
 The context of a test user is that of the first event to be found. On the simulated market that is the last event of a
 user; and, with the market split by users, the first event of visitors without any history.
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("log", nargs="?")
     parser.add_argument("--market", action="store_true", help="a simulated market with countries, devices and hours")
     parser.add_argument("--context", default="country,device,hour,day")
+    parser.add_argument("--min-item-events", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     records = []
@@ -58,7 +60,8 @@ def main() -> None:
                     records += compared("simulated market", without, added, test)
         else:
             users = {"min_events": 10, "val_users": 500, "test_users": 1000}
-            prepare(options.log, folder / "log", context=options.context, **users)
+            least = options.min_item_events
+            prepare(options.log, folder / "log", context=options.context, min_item_events=least, **users)
             data = load_data(folder / "log")
             records += compared(Path(options.log).stem, *fit(data), data.test)
     if options.out:
