@@ -15,6 +15,7 @@ from beamtree.kernels.cuda_graphs import CudaGraphCache
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
+from beamtree.scorers.base import histories_of
 from beamtree.scorers.compiled import search_parts
 from beamtree.tree import PAD, Tree
 
@@ -187,7 +188,8 @@ def retrieve(
         excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
         parts = None if model.chained else search_parts(model.scorer, model.tree, x)
         if parts is not None:
-            items, scores = cpu.search(model.tree, mask, *parts, x, excluded, model.first_level, sizes, m)
+            histories = histories_of(model.scorer, x)
+            items, scores = cpu.search(model.tree, mask, *parts, histories, excluded, model.first_level, sizes, m)
         else:
             *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
             items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
@@ -225,7 +227,7 @@ def _check_users(model: TreeModel, x: Tensor) -> None:
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
     if model.scorer.reads_items and x.device.type == "cpu":  # on a GPU this would wait
-        model.tree.check_items(x)
+        model.tree.check_items(histories_of(model.scorer, x))
 
 
 def brute_force(

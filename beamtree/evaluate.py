@@ -15,7 +15,7 @@ from beamtree.errors import lookup
 from beamtree.list_metrics import LIST_METRICS, ItemFacts, ListMetric
 from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
-from beamtree.scorers import TableScorer
+from beamtree.scorers import TableScorer, with_contexts
 from beamtree.segments import SEGMENTS
 from beamtree.tree import PAD
 
@@ -142,7 +142,7 @@ def evaluate(
     cuts = all_cuts(m)
     return measure(
         search_function(model, beam_size, max(cuts, default=1)),  # `measure` refuses an empty m
-        data,
+        with_contexts(model.scorer, data),
         m=cuts,
         metrics=metrics,
         exclude_seen=exclude_seen,

@@ -14,6 +14,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
 from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
+from beamtree.data.contexts import Context
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
@@ -41,6 +42,7 @@ from beamtree.query import (
     histories_of_users,
     history_of_user,
     id_list,
+    in_context,
     make_filter,
     parse_histories,
     parse_rules,
@@ -54,7 +56,7 @@ from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -72,7 +74,6 @@ from beamtree.train.runs import (
     table_file,
     write_run,
 )
-from beamtree.train.sequence import sequence_report
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -206,6 +207,7 @@ class Recommender:
         kinds: Mapping[str, float] | str | None = None,
         target: str | float | Iterable[str] | None = None,
         dislike: float | None = None,
+        context: str | Iterable[str] | None = None,
         min_events: int | None = None,
         min_item_events: int | None = None,
         split: str | None = None,
@@ -234,6 +236,9 @@ class Recommender:
             target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4. Default: all events.
             dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
                 never recommended to their users. Default: 0.
+            context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
+                `day` are taken from the times, in UTC, if no column has that name. Requests can give theirs. Default:
+                none.
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. Default: 1.
             split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
@@ -251,7 +256,7 @@ class Recommender:
             "val_users": val_users,
         }
         given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
-        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
+        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike, "context": context}
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         about_items = table_argument("items", items)
@@ -284,7 +289,7 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            for line in sequence_report(model.scorer):
+            for line in parts_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
             self._data, self._model, self._run, self.progress = data, model, run, progress
@@ -309,6 +314,7 @@ class Recommender:
         exclude: Iterable[object] | None = None,
         where: str | None = None,
         rules: Rules | Mapping[str, Any] | None = None,
+        context: Context | Sequence[Context] | None = None,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -324,6 +330,8 @@ class Recommender:
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
                 "category == 'lamps' and price < 50". Items without a value do not pass.
             rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
+            context: what is known of the request, in the columns of `context` of fit: {"country": "DE", "hour": 20} for
+                all histories, or a list with one for each. Values that are missing or unknown change nothing.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
         probability by which items are ranked, times the boosts of `rules`, with which a last column names the rules
@@ -332,7 +340,7 @@ class Recommender:
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
-        key, names, batches = self._read_histories(histories, users)
+        key, names, batches = self._read_histories(histories, users, context)
         searcher = self._searcher(request.needs_attributes)
         columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
@@ -373,19 +381,27 @@ class Recommender:
         columns, _ = ranked_columns(self._searcher(where is not None), request, key, ids, batches)
         return self._frame_of(columns, items)
 
-    def score(self, histories: Any = None, items: Any = (), *, users: Any = None) -> Any:
+    def score(
+        self,
+        histories: Any = None,
+        items: Any = (),
+        *,
+        users: Any = None,
+        context: Context | Sequence[Context] | None = None,
+    ) -> Any:
         """The scores of given items, as a frame with the columns item and score, in the order given.
 
         Args:
             histories: as in `recommend`.
             items: ids of the items: one list for all histories, or a list of lists with one for each.
             users: instead of histories, ids of users of the log.
+            context: as in `recommend`.
 
         Scores are those of `recommend`, for any item, also for one that the beam would not find. An item that the
         model does not know, or that was removed, has none. For several histories a first column `history` or `user`
         tells them apart.
         """
-        key, names, batches = self._read_histories(histories, users)
+        key, names, batches = self._read_histories(histories, users, context)
         rows = id_list(items)
         if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
             rows = [id_list(row) for row in rows]
@@ -423,18 +439,26 @@ class Recommender:
         vectors = user_vectors(self.model, batches).numpy()
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
-    def _read_histories(self, histories: Any, users: Any) -> tuple[str, list[Any], Iterator[list[History]]]:
+    def _read_histories(
+        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
+    ) -> tuple[str, list[Any], Iterator[list[History]]]:
         """What the caller passed: the column that tells histories apart, its values, and batches of histories."""
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
         if users is None:
             key, names, rows = parse_histories(histories)
-            starts = range(0, len(rows), BATCH)
-            batches = ([encode_history(self.ids, row) for row in rows[start : start + BATCH]] for start in starts)
-            return key, names, batches
-        names = [as_id(user) for user in id_list(users)]
-        starts = range(0, len(names), BATCH)
-        return "user", names, (self._histories_of(names[start : start + BATCH]) for start in starts)
+        else:
+            key, names = "user", [as_id(user) for user in id_list(users)]
+        empty = in_context(self.model, [History([])] * len(names), context)
+
+        def batch(some: slice) -> list[History]:
+            if users is None:
+                result = [encode_history(self.ids, row) for row in rows[some]]
+            else:
+                result = self._histories_of(names[some])
+            return [row._replace(context=other.context) for row, other in zip(result, empty[some], strict=True)]
+
+        return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH))
 
     def _searcher(self, with_attributes: bool = False) -> Searcher:
         """A searcher of the current model, with the attributes of the items if a filter or rules read them."""

@@ -17,7 +17,16 @@ import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
 from beamtree.kernels import compiled_search, cpu
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SequenceScorer, SumScorer
+from beamtree.scorers import (
+    ContextScorer,
+    DeepScorer,
+    FactorScorer,
+    MemoryScorer,
+    NodeTable,
+    RepeatScorer,
+    SequenceScorer,
+    SumScorer,
+)
 from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 from beamtree.scorers.memory import recency_weights
@@ -62,6 +71,11 @@ def random_scorers(tree, generator):
         "repeats": RepeatScorer(),
         "sequence": sequence,
         "deep": random_deep(tree, generator),
+        "context": ContextScorer.from_table(
+            NodeTable.from_rows(torch.randn(tree.num_nodes, 5, generator=generator)),
+            {"country": ["DE", "FR"], "hour": ["1", "2"]},
+            torch.randn(4, 5, generator=generator),
+        ),
     }
 
 
@@ -114,6 +128,9 @@ def test_it_finds_what_the_plain_search_does(data):
         scorer.calibration = torch.tensor([0.7, -1.0])
     model = TreeModel(tree, scorer, first_level=data.draw(st.integers(1, tree.height))).eval()
     x = torch.randint(-1, items, (3, data.draw(st.integers(1, 69))), generator=generator)
+    if scorer.reads_context and data.draw(st.booleans()):
+        x = torch.nn.functional.pad(x, (0, 69 - x.shape[1]), value=PAD)
+        x = torch.cat([x, torch.randint(-1, 4, (3, 2), generator=generator)], dim=1)
     assert search_parts(scorer, tree, x) is not None
     k = data.draw(st.integers(1, 70))
     options = {"beam_size": k, "m": data.draw(st.integers(1, k))}

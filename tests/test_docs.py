@@ -113,8 +113,8 @@ def test_the_page_on_recommending_runs(workspace):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", ["weights", "features"])
-def test_the_pages_on_weights_and_features_run(name, workspace):
+@pytest.mark.parametrize("name", ["weights", "features", "context"])
+def test_the_pages_on_weights_features_and_contexts_run(name, workspace):
     _, names = run_page(ROOT / "docs" / f"{name}.md", workspace)
     assert len(names["shop"].data.train) > 0
 

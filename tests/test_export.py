@@ -17,7 +17,7 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.scorers import SCORERS, FixedScorer, SumScorer
+from beamtree.scorers import SCORERS, ContextScorer, FixedScorer, SumScorer
 from beamtree.serve.export import export_program, write_artifact
 from beamtree.serve.export.artifact import SearchModule
 from beamtree.serve.export.scorers import EXPORTED
@@ -75,8 +75,8 @@ def check_same(search, model, x, beam_size, m):
             assert all(item in other or score == pytest.approx(last, rel=1e-4) for item, score in one.items())
 
 
-def test_every_scorer_of_the_package_can_be_exported():
-    assert set(EXPORTED) == set(SCORERS)
+def test_every_scorer_of_the_package_that_reads_histories_alone_can_be_exported():
+    assert set(EXPORTED) == set(SCORERS) - {ContextScorer}
 
 
 @whole

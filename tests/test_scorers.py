@@ -9,11 +9,13 @@ from beamtree.closed_form.als import rotate
 from beamtree.data.csr import strongest
 from beamtree.scorers import (
     SCORERS,
+    ContextScorer,
     DeepScorer,
     FactorScorer,
     FixedScorer,
     LinearScorer,
     MemoryScorer,
+    NodeTable,
     RepeatScorer,
     SequenceScorer,
     SumScorer,
@@ -57,9 +59,26 @@ def make_sequence(tree):
     return SequenceScorer(tree.num_nodes, dim=32), histories(tree.num_items)
 
 
+def make_context(tree):
+    table = NodeTable.from_rows(torch.randn(tree.num_nodes, 6))
+    scorer = ContextScorer.from_table(table, {"country": ["DE", "FR"], "hour": ["1"]}, torch.randn(3, 6))
+    return scorer, torch.cat([histories(tree.num_items), contexts()], dim=1)
+
+
+def contexts():
+    """Values of two columns for seven users, some of them missing."""
+    return torch.tensor([[0, 2], [1, 2], [PAD, 2], [0, PAD], [1, PAD], [PAD, PAD], [1, 2]])
+
+
 def make_sum(tree):
     parts = {"memory": make_memory(tree)[0], "factors": make_factors(tree)[0], "deep": make_deep(tree)[0]}
     return SumScorer(parts, tree.height, "deep").set_weights(deep=0.5), histories(tree.num_items)
+
+
+def make_sum_with_context(tree):
+    parts = {"memory": make_memory(tree)[0], "context": make_context(tree)[0], "deep": make_deep(tree)[0]}
+    x = torch.cat([histories(tree.num_items), contexts()], dim=1)
+    return SumScorer(parts, tree.height, "deep").set_weights(deep=0.5), x
 
 
 def histories(num_items):
@@ -79,7 +98,9 @@ SCORERS_UNDER_TEST = {
     "repeats": make_repeats,
     "factors": make_factors,
     "sequence": make_sequence,
+    "context": make_context,
     "sum": make_sum,
+    "sum with context": make_sum_with_context,
 }
 
 

@@ -16,6 +16,7 @@ from beamtree.live.placement import Placement
 from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
 from beamtree.train.inner_nodes import train_inner_nodes
+from beamtree.train.recipes import parts_report
 from beamtree.train.sequence import (
     SEQUENCE,
     SequenceSettings,
@@ -24,7 +25,6 @@ from beamtree.train.sequence import (
     draw_windows,
     fit_sequence,
     sampled_cross_entropy,
-    sequence_report,
     sequence_settings,
 )
 
@@ -278,7 +278,7 @@ def test_the_part_is_left_out_where_it_does_not_help(walkers):
     )
     assert SEQUENCE not in result.names
     assert result.hyperparameters[SEQUENCE]["gain"] == 0
-    assert "left out" in sequence_report(result)[0]
+    assert "left out" in parts_report(result)[0]
 
 
 @pytest.mark.extended

@@ -232,3 +232,22 @@ def test_words_come_again_with_a_number_where_there_are_too_few():
         "red oak lamp for the school 3, 1",
         "red oak lamp for the school 3, 2",
     ]
+
+
+def test_with_contexts_some_items_sell_in_one_country_or_at_some_hours(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 1 << 13)  # the same rules in all blocks
+    simulate(tmp_path / "market.parquet", users=4000, items=100, events=80_000, contexts=True)
+    events = pl.read_parquet(tmp_path / "market.parquet")
+    assert set(events["country"]) == set(module.COUNTRIES)
+    assert set(events["device"]) == set(module.DEVICES)
+    assert events.group_by("user").agg(pl.col("country").n_unique())["country"].max() == 1
+    sold = events.with_columns(hour=pl.col("timestamp") // 3600 % 24).group_by("item")
+    shares = sold.agg(
+        events=pl.len(),
+        country=(pl.col("country") == pl.col("country").mode().first()).mean(),
+        daily=pl.col("hour").value_counts(sort=True).struct.field("count").head(module.DAYPART).sum() / pl.len(),
+        device=(pl.col("device") == "phone").mean(),
+    ).filter(pl.col("events") > 60)
+    assert (shares["country"] > 0.9).mean() == pytest.approx(module.LOCAL, abs=0.1)
+    assert (shares["daily"] > 0.8).mean() == pytest.approx(module.DAILY, abs=0.1)
+    assert shares["device"].mean() == pytest.approx(module.DEVICES["phone"], abs=0.03)

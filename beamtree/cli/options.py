@@ -211,6 +211,14 @@ def parse_cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> t
     return cuts
 
 
+def parse_context(pairs: list[str] | None) -> dict[str, str] | None:
+    """A context from pairs such as country=DE; None where there are none."""
+    wrong = next((pair for pair in pairs or () if "=" not in pair), None)
+    if wrong is not None:
+        raise ValueError(f"--context {wrong!r}: give COLUMN=VALUE, such as country=DE")
+    return {column.strip(): value for column, _, value in (pair.partition("=") for pair in pairs)} if pairs else None
+
+
 def users_of(data: Prepared, split: str) -> BeforeAfter:
     """The users of a split; a ValueError where there are none."""
     splits = {"test": data.test, "val": data.val, "train": data.train}

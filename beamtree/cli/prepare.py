@@ -44,6 +44,14 @@ def prepare(
     kinds: options.Kinds = None,
     target: options.Target = None,
     dislike: options.Dislike = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,…",
+            help="Columns of what was known when an event happened: country,device. hour and day are taken from the "
+            "times, in UTC, if no column has that name.",
+        ),
+    ] = None,
     min_events: Annotated[
         int | None, typer.Option(min=1, help="Drop users with fewer events. Default: keep all.")
     ] = None,
@@ -108,6 +116,7 @@ def prepare(
             kinds=kinds,
             target=target,
             dislike=dislike,
+            context=context,
             min_events=min_events,
             min_eval_events=min_eval_events,
             min_item_events=min_item_events,

@@ -76,6 +76,10 @@ def retrieve_items(
             help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity; see docs/rules.md."
         ),
     ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="What is known of the request, such as country=DE; repeatable."),
+    ] = None,
     data: options.DataFolder = None,
     device: options.Device = "cpu",
     json: Annotated[
@@ -125,6 +129,7 @@ def retrieve_items(
     options.check_size(m, beam)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter, rules=read_rules(rules))
+    request = request._replace(context=options.parse_context(context))
     job = BatchJob(run, request, names, user, item, time, time_format)
     ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:

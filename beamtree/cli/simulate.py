@@ -18,6 +18,10 @@ def simulate(
         int, typer.Option(min=1, help="Number of events; with 20 per user the median is about 10.")
     ] = 400_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same log.")] = 0,
+    contexts: Annotated[
+        bool,
+        typer.Option("--contexts", help="Add a country and a device: some items sell in one country or at some hours."),
+    ] = False,
 ) -> None:
     """Simulate a market: Zipf-like popularity, and interests that drift along a hidden tree of categories.
 
@@ -27,7 +31,9 @@ def simulate(
     from beamtree.ingest import simulate as market  # polars takes a moment to import
 
     with progress(events, "events") as (advance, _):
-        shape = market.simulate(where, users=users, items=items, events=events, seed=seed, on_events=advance)
+        shape = market.simulate(
+            where, users=users, items=items, events=events, seed=seed, contexts=contexts, on_events=advance
+        )
     per_user = shape["events_per_user"]
     write(
         f"{users:,} users, {items:,} items in {shape['categories']:,} categories, {events:,} events",

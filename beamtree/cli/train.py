@@ -28,6 +28,7 @@ from beamtree.train.backend import current_backend
 from beamtree.train.recipes import (
     TrainingSettings,
     build_model,
+    parts_report,
     resolve_settings,
     start_parts,
     train_model,
@@ -43,7 +44,7 @@ from beamtree.train.runs import (
     read_run,
     write_run,
 )
-from beamtree.train.sequence import STAGE, sequence_report
+from beamtree.train.sequence import STAGE
 
 LOG_EVERY = 50  # steps
 
@@ -211,7 +212,7 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
             before = now
 
         model = build_model(settings, data, tree, on_progress)
-    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *sequence_report(model.scorer))
+    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *parts_report(model.scorer))
     return model
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
-from beamtree.data import Data
+from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.kernels import sparse
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.scorers import Scorer, SumScorer, with_contexts
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.threads import parallel_map
 from beamtree.tree import PAD, Tree, distinct
@@ -39,14 +39,17 @@ class Candidates:
     def __init__(self, tree: Tree, parts: Mapping[str, Scorer], users: Data, first_level: int, device: str) -> None:
         self.names = list(parts)
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
+        has_contexts = isinstance(users, BeforeAfter) and users.context_values is not None
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
 
         def search(rows: Tensor) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
-            items = distinct(torch.cat([retrieve(model, x, beam_size=width, m=width)[0] for model in models], dim=1))
-            items = items.sort(dim=1, descending=True).values  # PAD last
-            scores = torch.stack([_at_leaves(model, x, items) for model in models], dim=-1)
+            inputs = [x if model.scorer.reads_context or not has_contexts else x[:, :HISTORY] for model in models]
+            found = [retrieve(model, of, beam_size=width, m=width)[0] for model, of in zip(models, inputs, strict=True)]
+            items = distinct(torch.cat(found, dim=1)).sort(dim=1, descending=True).values  # PAD last
+            at_leaves = [_at_leaves(model, of, items) for model, of in zip(models, inputs, strict=True)]
+            scores = torch.stack(at_leaves, dim=-1)
             y = distinct(y)
             gain = hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1)
             return scores, gain, items != PAD
@@ -162,6 +165,7 @@ def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Ca
         return
     before = {name: scorer.weight_of(name) for name in scorer.names}
     active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}
+    users = with_contexts(scorer, users)
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
     weights = choose_weights(items, {name: before[name] for name in active})
     scorer.set_weights(**weights)

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from beamtree.data.contexts import EventContexts
 from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
@@ -24,6 +25,7 @@ class Events:
     ids: Ids | None = None  # of the items
     weights: Tensor | None = None  # of the events, float32 [E], below 0 if one is not to be predicted; None: all 1
     times: Tensor | None = None  # of the events, int64 [E], always on the CPU; None where they are not known
+    contexts: EventContexts | None = None  # of the events; None where they are not known
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -58,8 +60,9 @@ class Events:
         ends = (self.offsets[users + 1] - self.offsets[users]).cumsum(0)
         weights = None if self.weights is None else self.weights[index]
         times = None if self.times is None else self.times[index.cpu()]
-        offsets = torch.nn.functional.pad(ends, (1, 0))
-        return replace(self, offsets=offsets, items=self.items[index], name=name, weights=weights, times=times)
+        contexts = None if self.contexts is None else self.contexts.of(index.cpu())
+        offsets, items = torch.nn.functional.pad(ends, (1, 0)), self.items[index]
+        return replace(self, offsets=offsets, items=items, name=name, weights=weights, times=times, contexts=contexts)
 
     def popularity(self, num_items: int) -> Tensor:
         """How many events each item has [M]."""

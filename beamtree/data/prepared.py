@@ -6,6 +6,8 @@
     times.npy          int64 [E], where the log has times
     weights.npy        float32 [E], where events have weights: divided by the `mean_weight` of the description, so 1 on
                        average; below 0 if an event is not to be predicted
+    context.npy        int32 [E], where the log was prepared with contexts: the number of the context of each event
+    contexts.txt       the distinct contexts, as JSON, one per line; the line is the number
     dislikes.npy       int64 [n, 2], where there are any: the row of a user and an item, sorted
     items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
                        were appended come after the others
@@ -21,7 +23,7 @@ checked when they are opened, as `files.checksums` describes.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids
@@ -43,8 +46,8 @@ from beamtree.files.staging import move_into_place, remove_leftovers, staging_fo
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
 REMEDY = "prepare the data again"
-ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy"}
-FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "summary.png"}
+ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy", "context.npy"}
+FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "contexts.txt", "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 
@@ -79,7 +82,7 @@ class Prepared:
         first = len(self.train)
         names = np.array(self.users.names[: first + len(self.val)], dtype=object)
         repeated = np.isin(names[:first], names[first:])  # validation has more of their events
-        parts, lengths, weights = [], [], []
+        parts, lengths, weights, contexts = [], [], [], []
         for view, mask in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
             counts, users = view.events.counts(), torch.from_numpy(mask)
             chosen = users.repeat_interleave(counts)
@@ -87,9 +90,13 @@ class Prepared:
             lengths.append(counts[users])
             if (own := view.events.own_weights()) is not None:
                 weights.append(own[chosen])
+            if view.events.contexts is not None:
+                contexts.append(view.events.contexts.number[view.events.span()][chosen])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         name = f"{self.train.events.name}, val"
         events = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
+        if self.train.events.contexts is not None:
+            events = replace(events, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
         return events, [*names[:first][~repeated], *names[first:]]
 
     @cached_property
@@ -131,16 +138,20 @@ def load_data(folder: str | Path) -> Prepared:
         check_arrays(folder, description, offsets, events, cuts)
     weights = _map(folder / "weights.npy", torch.float32) if "weights.npy" in description["files"] else None
     times = _map(folder / "times.npy", torch.int64) if "times.npy" in description["files"] else None
-    for what, array in (("weights", weights), ("times", times)):
+    number = _map(folder / "context.npy", torch.int32) if "context.npy" in description["files"] else None
+    for what, array in (("weights", weights), ("times", times), ("contexts", number)):
         if array is not None and len(array) != len(events):
             raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
+    contexts = None
+    if number is not None:
+        contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt"))))
     items = Ids(folder / "items.txt", unique=True)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items, weights, times)
+        part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts)
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))
@@ -214,7 +225,7 @@ def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str,
         description = {"format": FORMATS[0], **fill(folder)}
         description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
         digest = hashlib.sha256()
-        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy")):
+        for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy", "context.npy")):
             if path.exists():
                 with path.open("rb") as file:
                     while block := file.read(1 << 22):

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from beamtree.data.contexts import Values, value_numbers
 from beamtree.data.events import Events
 from beamtree.data.ids import Ids
 from beamtree.tree import PAD
@@ -63,6 +65,7 @@ class BeforeAfter(View):
     events: Events
     cuts: Tensor | None = None  # number of events before the cut of each user [U]; None: half of them
     history: int = HISTORY
+    context_values: Tensor | None = None  # numbers of the values of each context [N, columns], where x has them
     varies = False
 
     def __repr__(self) -> str:
@@ -71,9 +74,23 @@ class BeforeAfter(View):
         return f"BeforeAfter({len(self):,} users, {events:,} events, {where})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, history] newest first, and y [B, P], of some users, padded with PAD."""
+        """x [B, history] newest first, and y [B, P], of some users, padded with PAD.
+
+        With contexts x is [B, history + columns]: those of the first event that is to be predicted come last.
+        """
         start, cut, stop = self._bounds(rows)
-        return self.events.before(start, cut, self.history), self.events.targets(cut, stop)
+        x, y = self.events.before(start, cut, self.history), self.events.targets(cut, stop)
+        if self.context_values is None or self.events.contexts is None:
+            return x, y
+        first = pad(self.events.target_index(cut, stop), (0, 1), value=PAD)[:, 0].cpu()
+        values = self.context_values[self.events.contexts.number[first.clamp(min=0)].long()]
+        return torch.cat([x, values.masked_fill((first == PAD).unsqueeze(1), PAD).to(x.device)], dim=1), y
+
+    def with_contexts(self, values: Values) -> "BeforeAfter":
+        """The same users with the contexts of what is to be predicted; the same where they are not known."""
+        if self.events.contexts is None:
+            return self
+        return replace(self, context_values=value_numbers(values, self.events.contexts.contexts))
 
     def target_index(self, rows: Tensor) -> Tensor:
         """Where the targets y of some users are in the arrays of the events [B, P], padded with PAD."""

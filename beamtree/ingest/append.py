@@ -24,6 +24,8 @@ from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
 from beamtree.ingest.times import WHITESPACE, unix_unit
 
+OLD_FILES = {"item": "events.npy", "time": "times.npy", "weight": "weights.npy", "context": "context.npy"}
+
 
 class Appended(NamedTuple):
     """What was appended to prepared data."""
@@ -76,12 +78,18 @@ def append_log(
     numbers = pl.DataFrame({"user": users}).with_row_index("number")
     owners = owners.join(numbers, on="user", how="left", maintain_order="left")
     old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
-    for column, table in (("user", numbers), ("item", items)):
+    tables = {"user": numbers, "item": items}
+    if "context" in usable.columns:
+        known = pl.Series("context", Ids(data.folder / "contexts.txt").names)
+        contexts = pl.concat([known, usable["context"]]).unique(maintain_order=True)
+        tables["context"] = contexts.to_frame().with_row_index("number")
+    for column, table in tables.items():
         usable = usable.join(table, on=column, how="left", maintain_order="left")
         usable = usable.drop(column).rename({"number": column})
     events = pl.concat([old, usable.with_columns(is_new=pl.lit(True)).select(old.columns)])
     if "time" in events.columns:
-        events = events.unique([name for name in events.columns if name != "is_new"], keep="first", maintain_order=True)
+        same = [name for name in events.columns if name not in ("context", "is_new")]
+        events = events.unique(same, keep="first", maintain_order=True)
         events = events.sort("time", maintain_order=True)
     events = events.sort("user", maintain_order=True)
     is_new = events["is_new"].to_numpy()
@@ -93,6 +101,8 @@ def append_log(
     before[owners["number"].to_numpy()] = section
     arrays = {"events.npy": events["item"].to_numpy().astype(np.int32)}
     arrays |= {f"{name}s.npy": events[name].to_numpy() for name in ("time", "weight") if name in events.columns}
+    if "context" in events.columns:
+        arrays["context.npy"] = events["context"].to_numpy().astype(np.int32)
     take, cuts = _sections(data, split, lengths, before, arrays.get("weights.npy"))
     rows_of = [np.flatnonzero(each) for each in take]  # the users of each section
     sizes = np.concatenate([each[row] for each, row in zip(take, rows_of, strict=True)])
@@ -110,6 +120,8 @@ def append_log(
             np.save(folder / "cuts.npy", chosen.astype(np.int64))
         write_ids(folder / "users.txt", names_of_rows)
         write_ids(folder / "items.txt", items["item"])
+        if "context" in tables:
+            write_ids(folder / "contexts.txt", tables["context"]["context"])
         dislikes = _dislikes(data, disliked, names_of_rows, items)
         if len(dislikes):
             np.save(folder / "dislikes.npy", dislikes)
@@ -149,7 +161,7 @@ def _read_rows(
     weighing = {name: settings[name] for name in ("weight", "kinds", "target", "dislike") if name in settings}
     if weighing and "mean_weight" not in data.description:
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
-    opened = open_logs(find_logs(log), names, *columns, **weighing)
+    opened = open_logs(find_logs(log), names, *columns, **weighing, context=settings.get("context"))
     try:
         rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars(WHITESPACE)).collect()
     except pl.exceptions.PolarsError as error:
@@ -203,10 +215,10 @@ def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
     offsets = torch.from_numpy(np.load(data.folder / "offsets.npy"))
     row, entry = entries_of_rows(offsets, torch.from_numpy(chosen))
     columns = {"user": row.numpy().astype(np.uint32)}
-    for name, file in {"item": "events.npy", "time": "times.npy", "weight": "weights.npy"}.items():
+    for name, file in OLD_FILES.items():
         if file in data.description["files"]:
             columns[name] = np.load(data.folder / file, mmap_mode="r")[entry.numpy()]
-    events = pl.DataFrame(columns).with_columns(pl.col("item").cast(pl.UInt32))
+    events = pl.DataFrame(columns).with_columns(pl.col("^(item|context)$").cast(pl.UInt32))
     return events, owners, sections[chosen]
 
 

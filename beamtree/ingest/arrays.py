@@ -1,8 +1,8 @@
 """Numbered events in files, from sorted blocks of users to the arrays of a prepared folder.
 
-The working folder has the files `item` (uint32), `time` (int64) if the log has times, and `weight` (float32) if events
-have weights: the events of all users, one user after the other, each user's in order. A file that is not needed is
-empty. All functions read and write about EVENTS_AT_ONCE events at a time.
+The working folder has the files `item` (uint32), `time` (int64) if the log has times, `weight` (float32) if events have
+weights, and `context` (uint32) if they have contexts: the events of all users, one user after the other, each user's in
+order. A file that is not needed is empty. All functions read and write about EVENTS_AT_ONCE events at a time.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
-TYPES = {"item": np.uint32, "time": np.int64, "weight": np.float32}  # of the files of events
+TYPES = {"item": np.uint32, "time": np.int64, "weight": np.float32, "context": np.uint32}  # of the files of events
 
 Array = npt.NDArray[Any]
 
@@ -136,6 +136,9 @@ def write_arrays(
         scale = np.float32(1 / mean_weight)
         weights = (weight * scale for weight in _by_section(work / "weight", lengths, sections.take))
         _save(folder / "weights.npy", np.dtype(np.float32), int(counts.sum()), weights)
+    if (work / "context").stat().st_size:
+        contexts = (context.astype(np.int32) for context in _by_section(work / "context", lengths, sections.take))
+        _save(folder / "context.npy", np.dtype(np.int32), int(counts.sum()), contexts)
     return users[np.concatenate(rows)], items
 
 

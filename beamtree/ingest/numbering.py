@@ -1,7 +1,8 @@
 """Numbering: ids become numbers, and the numbered events go to files, which are sorted one range of users at a time.
 
 A log is read in tasks, which an executor may run in other processes. Each task writes files of numbered events
-(Parquet: user, item, and time and weight if the log has them), sorted by user. Their names are in the order of the log.
+(Parquet: user, item, and time, weight and context if the log has them), sorted by user. Their names are in the order of
+the log.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable
 from beamtree.ingest.times import WHITESPACE
 
 LZ4: Any = "lz4"  # for large files that are read and removed soon
+IDS = ("user", "item", "context")  # columns that are numbered
 ROW_GROUP = 1 << 16  # rows that are read together: a range of users reads the row groups that contain its users
 
 Task = Sequence[LogPart]  # the rows that one call reads
@@ -95,11 +97,11 @@ def number_ids(paths: list[Path], column: str, table: Path) -> tuple[pl.Series, 
 def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[str, int]:
     """Write the usable rows of a task as numbers; returns the number of rows, and of those that are not usable.
 
-    `tables` is the folder of user.ids and item.ids, `at_once` the number of rows in memory and in a file, and `path`
-    the beginning of the names of the files.
+    `tables` is the folder of user.ids, item.ids and, if events have contexts, context.ids, `at_once` the number of rows
+    in memory and in a file, and `path` the beginning of the names of the files.
     """
     events = events_of(task)
-    for column in ("user", "item"):
+    for column in [name for name in IDS if name in events.collect_schema()]:
         table = pl.scan_parquet(tables / f"{column}.ids", glob=False)
         events = events.join(table, on=column, how="left", maintain_order="left")
         events = events.drop(column).rename({"number": column})
@@ -152,7 +154,7 @@ def sort_range(folder: Path, start: int, stop: int, min_events: int, path: Path)
 
 
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:
-    """Events by user, then time, then log order; of rows that are equal the first is kept."""
+    """Events by user, then time, then log order; of rows that are equal but for their context the first is kept."""
     if "time" not in events.columns:
         return events.sort("user", maintain_order=True)
     events = events.sort("time", maintain_order=True).sort("user", maintain_order=True)  # faster than by both at once
@@ -160,7 +162,8 @@ def sort_events(events: pl.DataFrame) -> pl.DataFrame:
     same = same.fill_null(False)
     tied = events.select(same | same.shift(-1, fill_value=False)).to_series()  # only ties can be duplicates
     first = np.ones(len(events), bool)
-    first[tied.to_numpy()] = events.filter(tied).select(pl.struct(pl.all()).is_first_distinct()).to_series().to_numpy()
+    row = pl.struct(pl.exclude("context"))
+    first[tied.to_numpy()] = events.filter(tied).select(row.is_first_distinct()).to_series().to_numpy()
     return events.filter(pl.Series(first))
 
 

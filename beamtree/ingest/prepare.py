@@ -29,8 +29,10 @@ from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
+from beamtree.ingest.contexts import MAX_CONTEXTS
 from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
+    IDS,
     SortedBlock,
     join_blocks,
     number_ids,
@@ -73,6 +75,7 @@ def prepare(
     kinds: Kinds | None = None,
     target: Target | None = None,
     dislike: float | None = None,
+    context: str | Iterable[str] | None = None,
     min_events: int | None = None,
     min_item_events: int = 1,
     min_eval_events: int | None = None,
@@ -98,6 +101,8 @@ def prepare(
         kinds: the weight of each kind of event, {"view": 1, "cart": 3, "buy": 10}; rows of other kinds are dropped.
         target: what is to be predicted: kinds, or the lowest weight; all events unless given.
         dislike: events of at most this weight are dislikes; 0 unless given.
+        context: the columns of what was known when an event happened, such as country,device; hour and day (1 to 7,
+            from Monday) are taken from the times, in UTC, if no column has that name; none unless given.
         min_events: users with fewer are dropped; none unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,
@@ -122,9 +127,8 @@ def prepare(
 
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"opening {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
-        log = open_logs(
-            logs, names, user, item, time, time_format, weight=weight, kinds=kinds, target=target, dislike=dislike
-        )
+        weighing: dict[str, Any] = {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
+        log = open_logs(logs, names, user, item, time, time_format, **weighing, context=context)
         log = log._replace(scale=options.with_unit(log.events, log.scale))
         options.cutoff(log.scale)  # so that a wrong date is an error now, and not after an hour of work
         return _fill(folder, log, least, min_item_events, options, engine, on_stage)
@@ -154,7 +158,8 @@ def _fill(
     if log.weights is not None:
         on_stage("reading the dislikes")
         log, num_dislikes = _without_dislikes(log, work)
-    user_names, item_names, bounds, report = _number(log, work, executor, on_stage)
+    names, bounds, report = _number(log, work, executor, on_stage)
+    user_names, item_names = names["user"], names["item"]
     if log.weights is not None:
         report |= {"rows": report["rows"] + num_dislikes, "dislikes": num_dislikes}
     enough = min_events if min_item_events == 1 else 1
@@ -179,11 +184,14 @@ def _fill(
     users, items = write_arrays(folder, work, cleaned, sections, mean_weight)
     write_ids(folder / "users.txt", user_names[users])
     write_ids(folder / "items.txt", item_names[items])
+    if log.context:
+        write_ids(folder / "contexts.txt", names["context"])
     if num_dislikes:
         np.save(folder / "dislikes.npy", _number_dislikes(work, user_names[users], item_names[items]))
     shutil.rmtree(work)
     settings = {**log.columns._asdict(), "min_events": min_events, "seed": split.seed}
     settings |= {} if log.weights is None else log.weights.settings()
+    settings |= {"context": list(log.context)} if log.context else {}
     optional = {
         "min_item_events": (min_item_events, 1),
         "split": (split.name, HALVES),
@@ -253,23 +261,27 @@ def _translate_errors(out: Path) -> Iterator[None]:
 
 def _number(
     log: OpenedLog, work: Path, executor: Executor, on_stage: OnStage
-) -> tuple[pl.Series, pl.Series, list[int], dict[str, Any]]:
+) -> tuple[dict[str, pl.Series], list[int], dict[str, Any]]:
     """Write every usable row of the log as numbers, into the folder `numbered`.
 
-    Returns the ids of users and of items in the order of their numbers, the bounds of the ranges of users to sort, and
-    a report.
+    Returns the ids of users and of items, and the contexts, in the order of their numbers, the bounds of the ranges of
+    users to sort, and a report.
     """
     tasks = split_log(log, executor.rows)
     names, rows, report = {}, {}, dict[str, int]()
-    for column in ("user", "item"):
+    for column in IDS if log.context else IDS[:2]:
         on_stage(f"reading the {column}s")
         jobs = [(task, column, work / f"{column}-{index:06}.ids") for index, task in enumerate(tasks)]
         paths = list(executor.run(write_distinct, jobs))
         names[column], rows[column], report[f"merged_{column}s"] = number_ids(paths, column, work / f"{column}.ids")
+    report.pop("merged_contexts", None)  # none is
+    if len(names.get("context", ())) > MAX_CONTEXTS:
+        found = f"{len(names['context']):,} combinations of {', '.join(log.context)}"
+        raise ValueError(f"context: the log has {found}, and {MAX_CONTEXTS:,} are possible: leave a column out")
     on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
     folder, at_once = work / "numbered", math.ceil(arrays.EVENTS_AT_ONCE / 4)
     folder.mkdir()
     numbering_jobs = [(task, work, at_once, folder / f"{index:06}") for index, task in enumerate(tasks)]
     counts = list(executor.run(write_numbered, numbering_jobs))
     report = {name: sum(count[name] for count in counts) for name in counts[0]} | report
-    return names["user"], names["item"], range_bounds(rows["user"]), report
+    return names, range_bounds(rows["user"]), report

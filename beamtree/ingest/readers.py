@@ -7,7 +7,7 @@ import codecs
 import errno
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -16,9 +16,10 @@ import polars as pl
 
 from beamtree.errors import DISK_FULL, short_message
 from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
+from beamtree.ingest.contexts import DERIVED, context_columns, context_expression
 from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
-from beamtree.ingest.times import TimeScale, parse_times
+from beamtree.ingest.times import TimeScale, detect_unix_unit, parse_times
 
 SCHEMA_LINES = 10_000  # JSON lines from which the columns are inferred
 
@@ -27,7 +28,8 @@ class LogPart(NamedTuple):
     """A file or frame of a log, unread."""
 
     label: str  # the path of a file
-    events: pl.LazyFrame  # user (text), item (text), time (int64, if any), weight (float32, if any: `event_weights`)
+    # user (text), item (text), and if any: time (int64), weight (float32: `event_weights`), context (text: `contexts`)
+    events: pl.LazyFrame
     path: Location | None  # of a Parquet file, whose rows can be read from anywhere
 
 
@@ -42,6 +44,7 @@ class OpenedLog(NamedTuple):
     names: list[str]  # of the files; "a frame" for a frame
     has_lazy_frame: bool
     weights: EventWeights | None = None
+    context: Sequence[str] = ()  # the columns of a context
 
 
 def open_logs(
@@ -56,6 +59,7 @@ def open_logs(
     kinds: Kinds | None = None,
     target: Target | None = None,
     dislike: float | None = None,
+    context: str | Iterable[str] | None = None,
 ) -> OpenedLog:
     """All rows of some files and frames, one after the other.
 
@@ -70,6 +74,7 @@ def open_logs(
         kinds: the weight of each kind of event.
         target: what is to be predicted.
         dislike: events of at most this weight are dislikes.
+        context: the columns of the contexts of events, see `contexts`.
     """
     wanted = [name for name in (user, item, time, weight) if name is not None]
     if names is not None and any(map(is_frame, logs)):
@@ -84,7 +89,9 @@ def open_logs(
     columns = find_columns(all_columns[0], user, item, time)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
     weights = event_weights(all_columns[0], weight, kinds, target, dislike)
-    used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,))))
+    context_names = context_columns(all_columns[0], context, columns.time is not None)
+    given = [name for name in context_names if name in all_columns[0]]
+    used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,)), *given))
     ignored = [name for name in all_columns[0] if name not in used]
     frames = [select_columns(table, list(used)) for table in tables]
     labels = [FRAME if is_frame(log) else str(log) for log in logs]
@@ -98,6 +105,7 @@ def open_logs(
         ids = {role: text_id(roles[role], schema[roles[role]]) for role in ("user", "item")}
         optional = {} if columns.time is None else {"time": pl.col(columns.time)}
         optional |= {} if weights is None else {"weight": weights.expression()}
+        optional |= {f"context {name}": text_id(name, schema[name]) for name in given}
         frames[index] = frame.select(**ids, **optional)
     if columns.time is not None:
         events = pl.concat(frames, how="vertical_relaxed")
@@ -105,11 +113,19 @@ def open_logs(
             times, scale = parse_times(events, columns.time, time_format)
         common_type = pl.col("time").cast(events.collect_schema()["time"])
         frames = [frame.with_columns(time=common_type).with_columns(time=times) for frame in frames]
+    scale = TimeScale(dates=True) if are_dates else scale
+    if context_names:
+        in_unit = scale
+        if scale is not None and not scale.dates and set(context_names) & DERIVED.keys() - set(given):
+            in_unit = detect_unix_unit(pl.concat(frames), scale)
+        text, raw = context_expression(context_names, given, in_unit), [f"context {name}" for name in given]
+        frames = [frame.with_columns(context=text).drop(raw) for frame in frames]
     paths = [None if is_frame(log) or not log.name.lower().endswith(PARQUET) else log for log in logs]
     parts = [LogPart(*part) for part in zip(labels, frames, paths, strict=True)]
     has_lazy_frame = any(isinstance(log, pl.LazyFrame) for log in logs)
-    scale = TimeScale(dates=True) if are_dates else scale
-    return OpenedLog(pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights)
+    return OpenedLog(
+        pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights, context_names
+    )
 
 
 def _dates_to_microseconds(

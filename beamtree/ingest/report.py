@@ -27,8 +27,9 @@ def describe_columns(description: Mapping[str, Any]) -> str:
     """Which columns of a log were used, and which were not."""
     settings, ignored = description["settings"], description["report"]["ignored_columns"]
     time = "no time: the rows are assumed to be in order" if settings["time"] is None else f"time {settings['time']}"
+    context = f", context {' and '.join(settings['context'])}" if "context" in settings else ""
     unused = f"; not used: {', '.join(ignored)}" if ignored else ""
-    return f"user {settings['user']}, item {settings['item']}, {time}{_describe_weights(settings)}{unused}"
+    return f"user {settings['user']}, item {settings['item']}, {time}{_describe_weights(settings)}{context}{unused}"
 
 
 def _describe_weights(settings: Mapping[str, Any]) -> str:

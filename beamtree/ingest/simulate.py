@@ -5,6 +5,9 @@ A user has a few interests, each a category of the lowest level. From one phase 
 interest stays, moves to a sibling or, rarely, to a cousin. An event draws an item, mostly from an interest, sometimes
 from a sibling of it, sometimes from the whole market. All draws are by popularity, so an item's share of the events is
 its weight, and Zipf's law holds whatever the users do.
+
+With contexts, a user has a country and uses several devices, and some items are sold in one country or at some hours of
+the day. An event that draws an item which its context does not sell draws again, a few times.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,6 +36,11 @@ STAY, SIBLING = 0.6, 0.3  # probabilities that an interest stays or moves to a s
 INSIDE, BESIDE = 0.7, 0.2  # probabilities of an event from the interest or a sibling; else it is from anywhere
 FIRST_DAY, YEAR = 1_700_000_000, 365 * 86_400  # users arrive within a year; seconds since 1970
 PAUSE = 21_600.0  # seconds between a user's events, on average
+COUNTRIES = {"DE": 0.4, "FR": 0.25, "US": 0.2, "JP": 0.15}  # and the share of the users in each
+DEVICES = {"phone": 0.6, "desktop": 0.3, "tablet": 0.1}  # and the share of the events on each
+LOCAL, DAILY = 0.4, 0.2  # shares of the items that are sold in one country, and at some hours of the day
+DAYPART = 6  # hours in which such an item is sold
+DRAWS = 8  # of an event, at most, for an item that its context sells
 BLOCK = 1 << 20  # events drawn at once; another number gives another market
 PART = 8  # blocks in a part file
 
@@ -73,12 +81,14 @@ def simulate(
     items: int,
     events: int,
     seed: int = 0,
+    contexts: bool = False,
     on_events: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Write a market as Parquet: a file if `out` ends in .parquet, else a folder of part files.
 
-    The columns are user, item and timestamp (seconds), user by user, the oldest event first. A file beside it,
-    NAME.items.parquet, has every item's category and name. Returns a description of the market.
+    The columns are user, item and timestamp (seconds), and with contexts country and device, user by user, the oldest
+    event first. A file beside it, NAME.items.parquet, has every item's category and name. Returns a description of the
+    market.
 
     Args:
         out: the file or folder to write.
@@ -86,6 +96,7 @@ def simulate(
         items: how many.
         events: how many.
         seed: same seed, same market.
+        contexts: whether some items are sold in one country, or at some hours, only.
         on_events: called with the number of events written since the last call.
     """
     _check_options(out, users, items, events, seed)
@@ -97,10 +108,16 @@ def simulate(
 
     def frames() -> Iterator[pl.DataFrame]:
         for block, (first, last) in enumerate(_blocks(counts)):
-            user, position, time = _draw_events(market, counts[first:last], np.random.default_rng([seed, block + 1]))
+            block_rng = np.random.default_rng([seed, block + 1])
+            user, leaf, position, time = _draw_events(market, counts[first:last], block_rng)
+            more: dict[str, pl.Series] = {}
+            if contexts:
+                rules = np.random.default_rng([seed, 0])  # the same for all blocks
+                position, more = _in_context(market, user, leaf, position, time, rules, block_rng)
             sold[:] += np.bincount(position, minlength=items)
             user_ids = _ids("u", np.arange(first, last))
-            yield pl.DataFrame({"user": user_ids.gather(user), "item": item_ids.gather(position), "timestamp": time})
+            columns = {"user": user_ids.gather(user), "item": item_ids.gather(position), "timestamp": time}
+            yield pl.DataFrame(columns | more)
             if on_events is not None:
                 on_events(len(user))
 
@@ -170,8 +187,8 @@ def _blocks(counts: Ints) -> Iterator[tuple[int, int]]:
     return pairwise(np.unique([0, *edges, len(counts)]).tolist())
 
 
-def _draw_events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """The user (counted from the first), the item's position and the time of every event of some users."""
+def _draw_events(market: Market, counts: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints, Ints]:
+    """The user (counted from the first), the item's category and position and the time of all events of some users."""
     user = np.repeat(np.arange(len(counts)), counts)  # [E]
     starts = counts.cumsum() - counts
     begins = rng.random(len(user)) < 1 / PHASE
@@ -186,7 +203,34 @@ def _draw_events(market: Market, counts: Ints, rng: np.random.Generator) -> tupl
     anywhere = np.flatnonzero(where >= INSIDE + BESIDE)
     leaf[anywhere] = market.draw(np.zeros_like(anywhere), 0, DEPTH, rng.random(len(anywhere)))
     position = market.draw(leaf, DEPTH, ITEM, rng.random(len(user)))
-    return user, position, _draw_times(user, starts, rng)
+    return user, leaf, position, _draw_times(user, starts, rng)
+
+
+def _in_context(
+    market: Market,
+    user: Ints,
+    leaf: Ints,
+    position: Ints,
+    time: Ints,
+    rules: np.random.Generator,
+    rng: np.random.Generator,
+) -> tuple[Ints, dict[str, pl.Series]]:
+    """The positions of the items of events [E], drawn again where a context does not sell them; and the contexts.
+
+    `rules` draws which contexts sell each item.
+    """
+    kind, home = rules.random(len(market.number)), rules.integers(len(COUNTRIES), size=len(market.number))
+    opens = rules.integers(24, size=len(market.number))
+    country = rng.choice(len(COUNTRIES), size=user.max() + 1, p=list(COUNTRIES.values()))[user]
+    device = rng.choice(len(DEVICES), size=len(user), p=list(DEVICES.values()))
+    hour = time // 3600 % 24
+    for _ in range(DRAWS):
+        abroad = (kind[position] < LOCAL) & (home[position] != country)
+        is_daily = (kind[position] >= LOCAL) & (kind[position] < LOCAL + DAILY)
+        refused = np.flatnonzero(abroad | (is_daily & ((hour - opens[position]) % 24 >= DAYPART)))
+        position[refused] = market.draw(leaf[refused], DEPTH, ITEM, rng.random(len(refused)))
+    names = {"country": (COUNTRIES, country), "device": (DEVICES, device)}
+    return position, {column: pl.Series(list(of)).gather(number) for column, (of, number) in names.items()}
 
 
 def _draw_interests(market: Market, user: Ints, firsts: Ints, rng: np.random.Generator) -> Ints:

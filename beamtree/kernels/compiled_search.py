@@ -369,7 +369,7 @@ def search(
     x, leaf_of_item, item_of_slot, arity, height, first_level, widths,
     entered, allowed_before, excluded,
     offsets, partners, weights, recency, repeats,
-    rows_a, users_a, levels_a, rows_b, users_b, levels_b,
+    rows_a, users_a, levels_a, rows_b, users_b, levels_b, rows_c, users_c, levels_c,
     deep, maxima, items, scores,
 ):  # fmt: skip
     """Beam search for each of some users.
@@ -396,6 +396,9 @@ def search(
         rows_b: a second table.
         users_b: its u(x).
         levels_b: its weights.
+        rows_c: a third table.
+        users_c: its u(x).
+        levels_c: its weights.
         deep: the weights of the deep part on each level [H + 1], the vectors of all nodes, empty for none, the window
             of each event, whether a history is lifted, and its layers: weights, biases and slopes of the user half of
             the first, of the node half, and of the others.
@@ -464,7 +467,7 @@ def search(
                         beam[count] = beam[i]
                         count += 1
                 kept = count
-            share_a, share_b = levels_a[level], levels_b[level]
+            share_a, share_b, share_c = levels_a[level], levels_b[level], levels_c[level]
             for i in range(kept):
                 node = beam[i]
                 value = maxima[node]
@@ -473,10 +476,14 @@ def search(
                         _prefetch(rows_a, beam[i + AHEAD])
                     if share_b != 0:
                         _prefetch(rows_b, beam[i + AHEAD])
+                    if share_c != 0:
+                        _prefetch(rows_c, beam[i + AHEAD])
                 if share_a != 0:
                     value += share_a * _dot(rows_a[node], users_a[b])
                 if share_b != 0:
                     value += share_b * _dot(rows_b[node], users_b[b])
+                if share_c != 0:
+                    value += share_c * _dot(rows_c[node], users_c[b])
                 values[i] = value
             if len(vectors) and levels[level] != 0:
                 user = user_half[level - first_level]

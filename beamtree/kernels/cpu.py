@@ -50,7 +50,7 @@ class SearchParts(NamedTuple):
 
     memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
     repeats: Any  # the score that each event gives its own item [≥ T]
-    products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most two
+    products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most three
     deep: tuple[Any, ...]  # see `compiled_search.search`
 
 
@@ -115,8 +115,8 @@ def search(
     function = compiled().search
     histories, leaf_of_item, item_of_slot = x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
     none = np.empty((0, 1), np.uint16), np.zeros(tree.height + 1, np.float32)
-    tables = (*parts.products, none, none)[:2]
-    vectors = [*(user.contiguous().numpy() for user in users), *[np.empty((len(x), 1), np.float32)] * 2][:2]
+    tables = (*parts.products, none, none, none)[:3]
+    vectors = [*(user.contiguous().numpy() for user in users), *[np.empty((len(x), 1), np.float32)] * 3][:3]
     entered = np.empty(0, np.bool_) if mask.full_to == tree.height else mask.entered.numpy()
     before = np.empty(0, np.int32) if excluded is None else mask._allowed_before.numpy()
     hidden = np.empty((0, 0), np.int64) if excluded is None else excluded.numpy()
@@ -129,6 +129,7 @@ def search(
             histories[rows], leaf_of_item, item_of_slot, tree.arity, tree.height, first_level, sizes,
             entered, before, hidden if excluded is None else hidden[rows], *parts.memory, parts.repeats,
             tables[0][0], vectors[0][rows], tables[0][1], tables[1][0], vectors[1][rows], tables[1][1],
+            tables[2][0], vectors[2][rows], tables[2][1],
             parts.deep, zeros, items[rows], scores[rows],
         )  # fmt: skip
         with _LOCK:

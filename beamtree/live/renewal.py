@@ -315,7 +315,9 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
     weights = None if weights is None else weights[kept]
     lengths = torch.where(chosen, counts - held, counts)
     name = f"{events.name}, without the newest of {len(users)}"
-    rest = Events(pad(lengths.cumsum(0), (1, 0)), events.item_numbers()[kept], name, events.ids, weights)
+    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
+    offsets = pad(lengths.cumsum(0), (1, 0))
+    rest = Events(offsets, events.item_numbers()[kept], name, events.ids, weights, contexts=contexts)
     return rest, BeforeAfter(events.of(users, f"{events.name}, newest"), (counts - held)[users])
 
 
@@ -345,7 +347,9 @@ def known_to(model: TreeModel, users: BeforeAfter) -> BeforeAfter:
     cuts, lengths = (torch.bincount(owner[mask], minlength=len(events)) for mask in (is_history & kept, kept))
     weights = events.own_weights()
     weights = None if weights is None else weights[kept]
-    known = Events(pad(lengths.cumsum(0), (1, 0)), item[kept], events.name, model.ids, weights)
+    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
+    offsets = pad(lengths.cumsum(0), (1, 0))
+    known = Events(offsets, item[kept], events.name, model.ids, weights, contexts=contexts)
     return OtherUsers(known, cuts, num_items=count)
 
 

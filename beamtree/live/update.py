@@ -13,7 +13,9 @@ from beamtree.live.events import as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.model import TreeModel
-from beamtree.scorers import MemoryScorer, Scorer, SumScorer
+from beamtree.scorers import MemoryScorer, Scorer, SumScorer, context_part
+from beamtree.scorers.context import CONTEXT
+from beamtree.train.context import refit_context
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
 
@@ -67,6 +69,9 @@ def refit_parts(model: TreeModel, data: Prepared, events: Events, seed: int) -> 
         edges = edges_of(added)
         unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
         changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
+    context = context_part(scorer)
+    if context is not None and events.contexts is not None:
+        changed[CONTEXT] = refit_context(context, model.tree, events, count, seed)
     result = model.with_scorer(scorer.with_parts(changed))
     result.popularity = popularity
     return result.eval()

@@ -11,18 +11,25 @@ import torch
 from torch import Tensor
 
 from beamtree.data import HISTORY, Events, Ids, Prepared
+from beamtree.data.contexts import Context
 from beamtree.data.ids import as_id
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
+from beamtree.model import TreeModel
+from beamtree.scorers import SumScorer, context_part
+from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
 
 
 class History(NamedTuple):
-    """The items of a user's events, oldest first."""
+    """The items of a user's events, oldest first, and the context of a request."""
 
     items: list[int]  # numbers of the items that the model knows
     unknown: Sequence[str] = ()  # ids that it does not know
     dislikes: Sequence[int] = ()  # items that the user does not want
+    context: Sequence[
+        int
+    ] = ()  # numbers of the values of the context, as the model has them; none where nothing is known
 
 
 # Parsing
@@ -109,6 +116,40 @@ def encode_history(ids: Ids, history: Iterable[object]) -> History:
     return History(items, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
 
 
+def in_context(
+    model: TreeModel, histories: list[History], context: Context | Sequence[Context] | None
+) -> list[History]:
+    """Histories with a context for all of them, or one for each; a ValueError for an unknown column."""
+    if context is None:
+        return histories
+    contexts = [context] if isinstance(context, Mapping) else list(context)
+    if not isinstance(context, Mapping) and len(contexts) != len(histories):
+        counts = f"{len(contexts):,} contexts for {len(histories):,} histories"
+        raise ValueError(f"{counts}: give one for each history, or one for all")
+    if not all(isinstance(each, Mapping) for each in contexts):
+        raise ValueError('a context is a dict, such as {"country": "DE", "hour": 20}')
+    fitted = model.scorer.hyperparameters if isinstance(model.scorer, SumScorer) else {}
+    known = fitted.get(CONTEXT, {}).get("columns", [])
+    unknown = next((column for each in contexts for column in each if column not in known), None)
+    if unknown is not None:
+        columns = f"its columns are {', '.join(known)}" if known else "the model was fitted without `context`"
+        raise ValueError(f"context: there is no column {str(unknown)[:80]!r}; {columns}")
+    part = context_part(model.scorer)
+    if part is None:  # it was left out
+        return histories
+    rows = part.index.find(contexts)
+    rows = rows * len(histories) if isinstance(context, Mapping) else rows
+    return [history._replace(context=row) for history, row in zip(histories, rows, strict=True)]
+
+
+def model_input(model: TreeModel, histories: Sequence[History]) -> Tensor:
+    """Histories as a model reads them, with their contexts if it has a part for them, on its device."""
+    x, part = pad_histories([history.items for history in histories]), context_part(model.scorer)
+    if part is not None:
+        x = torch.cat([x, pad_rows([history.context for history in histories], len(part.values))], dim=1)
+    return x.to(model.tree.device)
+
+
 def logged_events(data: Prepared, user: object) -> tuple[Events, int, int] | None:
     """The events of the part of a log that has a user, and the range of the user's; None for an unknown user."""
     (row,) = data.users.find([user])
@@ -150,7 +191,7 @@ def histories_of_users(data: Prepared, users: Sequence[object]) -> list[History]
 
 
 def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Histories as a model reads them: the newest 69 items, newest first, then PAD [B, 69]."""
+    """The items of histories as a model reads them: the newest 69, newest first, then PAD [B, 69]."""
     return pad_rows([row[: -HISTORY - 1 : -1] for row in rows], HISTORY)
 
 

@@ -18,12 +18,14 @@ from torch.nn.functional import pad
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, widths
 from beamtree.data import Ids
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
+from beamtree.data.contexts import Context
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.query.history import History, encode_history, id_list, pad_histories, pad_rows
+from beamtree.query.history import History, encode_history, id_list, in_context, model_input, pad_rows
 from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, Found, Selection
+from beamtree.scorers import context_part
 from beamtree.tree import PAD
 
 CACHED_MASKS = 32
@@ -49,6 +51,7 @@ class RecommendRequest(NamedTuple):
     exclude_seen: bool = False  # whether to leave out the items of the history, as dislikes of a user always are
     filter: Filter | None = None
     rules: Rules | None = None
+    context: Context | None = None  # of all histories
 
     @property
     def rows(self) -> int:
@@ -234,9 +237,11 @@ class Searcher:
     def encode(self, request: RecommendRequest) -> tuple[list[History], list[str]]:
         """The histories of a request as item numbers, and its unknown users, whose histories are empty."""
         if request.users is None:
-            return [encode_history(self.ids, history) for history in request.histories], []
+            histories = [encode_history(self.ids, history) for history in request.histories]
+            return in_context(self.model, histories, request.context), []
         rows = [(user, self.user_history(user)) for user in request.users]
-        return [history or History([]) for _, history in rows], [user for user, history in rows if history is None]
+        histories = in_context(self.model, [history or History([]) for _, history in rows], request.context)
+        return histories, [user for user, history in rows if history is None]
 
     def mask_of(self, filter: Filter | None) -> tuple[NodeMask | None, int | None]:
         """The mask of a filter, and how many items it allows."""
@@ -253,23 +258,23 @@ class Searcher:
 
         A history without a known item gets popular items, and their shares of all events.
         """
-        rows, search_m = [history.items for history in histories], m
+        rows, search_m = histories, m
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         if self.round_shapes:
             missing = _next_power_of_two(len(rows)) - len(rows)
             rows, hidden = rows + rows[-1:] * missing, hidden + hidden[-1:] * missing
             last_width = beam_size if isinstance(beam_size, int) else list(beam_size)[-1]
             search_m = max(m, min(_next_power_of_two(m), last_width))
-        device = self.model.tree.device
-        x = pad_histories(rows).to(device)
-        exclude = pad_rows(hidden, max(map(len, hidden))).to(device) if exclude_seen or any(hidden) else None
+        x = model_input(self.model, rows)
+        exclude = pad_rows(hidden, max(map(len, hidden))).to(x.device) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
         scores = log_p.exp()
-        use_popular = [self.is_popular(row) for row in rows]
+        use_popular = [self.is_popular(row.items) for row in rows]
         if any(use_popular):
             items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
-            for row in (row for row, popular in enumerate(use_popular) if popular and hidden[row]):  # dislikes
-                items[row], scores[row] = popular_items(self.model, search_m, mask, hidden[row])
+            for row in (row for row, popular in enumerate(use_popular) if popular):
+                if hidden[row] or rows[row].context:  # dislikes
+                    items[row], scores[row] = popular_items(self.model, search_m, mask, hidden[row], rows[row].context)
         return items[: len(histories), :m], scores[: len(histories), :m]
 
     def is_popular(self, row: Sequence[int]) -> bool:
@@ -304,7 +309,7 @@ class Searcher:
         least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
         beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
         hidden = [hidden_items(history, exclude_seen) for history in histories]
-        x = pad_histories([history.items for history in histories]).to(model.tree.device)
+        x = model_input(model, histories)
         use_popular = [self.is_popular(history.items) for history in histories]
 
         def search(rows: Sequence[int], mask: NodeMask, known: Sequence[int] = ()) -> list[Found]:
@@ -315,7 +320,9 @@ class Searcher:
             scores = log_p.exp()
             for index, row in enumerate(rows):
                 if use_popular[row]:
-                    items[index], scores[index] = popular_items(model, beam[-1], mask, exclude[index])
+                    items[index], scores[index] = popular_items(
+                        model, beam[-1], mask, exclude[index], histories[row].context
+                    )
             counts = (items != PAD).sum(1).tolist()  # PAD comes last
             lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
             return [Found(row[:count], row_scores[:count]) for row, row_scores, count in lists]
@@ -368,21 +375,33 @@ class Searcher:
         return short
 
 
-def popular_items(
-    model: TreeModel, m: int, allowed: NodeMask | None = None, exclude: Sequence[int] = ()
-) -> tuple[Tensor, Tensor]:
-    """The m allowed items with the most events in training, and their shares of all events [m] each."""
+def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
+    """How many events each item has in training [M]; with a context, times how much more often it is chosen there."""
     if model.popularity is None:
         raise ValueError("the popularity of this model's items is unknown: it was not trained on a log")
-    counts = model.popularity.to(model.tree.device)
+    counts, part = model.popularity.to(model.tree.device), context_part(model.scorer)
+    if part is None or not context:
+        return counts
+    ratios = part.item_scores(model.tree, model_input(model, [History([], context=context)]))
+    return counts * ratios[0].double().exp()
+
+
+def popular_items(
+    model: TreeModel,
+    m: int,
+    allowed: NodeMask | None = None,
+    exclude: Sequence[int] = (),
+    context: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """The m allowed items with the most events in training, or in a context, and their shares of events [m] each."""
+    counts = popularity_in(model, context)
     items = torch.arange(len(counts), device=counts.device)
     mask = allowed or model.tree.mask
-    lowest = torch.iinfo(torch.int64).min
-    order = counts * len(items) - items  # the lower number first where counts are equal
-    order = order.masked_fill(~mask.allows(model.tree.leaf_of_item(items)), lowest)
-    order[torch.tensor(exclude, dtype=torch.int64, device=order.device)] = lowest
+    order = counts.double() * len(items) - items  # the lower number first where counts are equal
+    order = order.masked_fill(~mask.allows(model.tree.leaf_of_item(items)), -torch.inf)
+    order[torch.tensor(exclude, dtype=torch.int64, device=order.device)] = -torch.inf
     best = order.topk(min(m, len(items)))
-    top = best.indices.where(best.values != lowest, PAD)
+    top = best.indices.where(best.values > -torch.inf, PAD)
     shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
     missing = (0, m - len(top))
     return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)

@@ -16,8 +16,8 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter
-from beamtree.query.history import History, pad_histories, pad_rows
-from beamtree.query.searcher import Recommendation, RecommendRequest, Searcher
+from beamtree.query.history import History, model_input, pad_histories, pad_rows
+from beamtree.query.searcher import Recommendation, RecommendRequest, Searcher, popularity_in
 from beamtree.scorers import DotProductScorer
 from beamtree.tree import PAD
 
@@ -130,13 +130,17 @@ def score_items(searcher: Searcher, histories: list[History], items: Tensor) -> 
     model, tree = searcher.model, searcher.model.tree
     items = items.to(tree.device)
     leaves = tree.leaf_of_item(items)
-    query = model.query(pad_histories([history.items for history in histories]).to(tree.device))
+    query = model.query(model_input(model, histories))
     scores = torch.cat([query.log_prob(tree.height, some) for some in leaves.split(ITEMS_AT_ONCE, dim=1)], dim=1).exp()
     popular = torch.tensor([searcher.is_popular(history.items) for history in histories], device=tree.device)
-    if model.popularity is not None and bool(popular.any()):
-        counts = model.popularity.to(tree.device)
-        shares = (counts[items.clamp(min=0)] / counts.sum().clamp(min=1)).to(scores).expand_as(scores)
+    if bool(popular.any()):
+        known = items.clamp(min=0)
+        counts = popularity_in(model)
+        shares = (counts[known] / counts.sum().clamp(min=1)).to(scores).expand_as(scores)
         scores = torch.where(popular.unsqueeze(1), shares, scores)
+        for row in (row for row in popular.nonzero().squeeze(1).tolist() if histories[row].context):
+            counts = popularity_in(model, histories[row].context)
+            scores[row] = counts[known[min(row, len(known) - 1)]] / counts.sum().clamp(min=1)
     return scores.masked_fill(~tree.mask.allows(leaves), torch.nan)
 
 

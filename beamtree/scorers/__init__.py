@@ -1,6 +1,7 @@
 """g(x, n): the node-wise scorers."""
 
 from beamtree.scorers.base import Scorer, TableScorer
+from beamtree.scorers.context import ContextScorer, context_part, with_contexts
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
@@ -20,11 +21,13 @@ SCORERS: tuple[type[Scorer], ...] = (
     MemoryScorer,
     RepeatScorer,
     SequenceScorer,
+    ContextScorer,
     SumScorer,
 )
 
 __all__ = [
     "SCORERS",
+    "ContextScorer",
     "DeepScorer",
     "DotProductScorer",
     "FactorScorer",
@@ -37,4 +40,6 @@ __all__ = [
     "SequenceScorer",
     "SumScorer",
     "TableScorer",
+    "context_part",
+    "with_contexts",
 ]

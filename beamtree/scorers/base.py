@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from beamtree.data.views import HISTORY
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
@@ -20,6 +21,7 @@ class Scorer(nn.Module, ABC):
     """
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
+    reads_context = False  # whether x has the values of contexts after the histories: see `data.contexts`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
 
     @property
@@ -134,6 +136,11 @@ class TableScorer(Scorer):
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         """Use what `for_search` gave for the same weights instead of computing it again."""
+
+
+def histories_of(scorer: Scorer, x: Tensor) -> Tensor:
+    """The histories alone, where x may have contexts after them."""
+    return x[:, :HISTORY] if scorer.reads_context else x
 
 
 def check_histories(x: Tensor, most: int) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from beamtree.data.views import HISTORY
 from beamtree.kernels.cpu import Memory, Network, Product, SearchParts, search_arrays
-from beamtree.scorers.base import Scorer, TableScorer
+from beamtree.scorers.base import Scorer, TableScorer, histories_of
+from beamtree.scorers.context import ContextScorer
 from beamtree.scorers.deep import HIDDEN, DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
@@ -18,7 +19,7 @@ from beamtree.scorers.sum import ActiveParts, SumScorer
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
-MAX_PRODUCTS = 2
+MAX_PRODUCTS = 3
 State = list[object]
 # No value may refer to its scorer, which would then never be freed.
 _ARRAYS: WeakKeyDictionary[Scorer, tuple[State, list[Tensor], SearchParts | None]] = WeakKeyDictionary()
@@ -42,7 +43,11 @@ def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, li
     if cached[2] is None:
         return None
     products = [part for _, part in active[0] if isinstance(part, DotProductScorer)]
-    return cached[2], [part.encode(tree, part.table.read(tree, share=False), x) for part in products]
+    histories = histories_of(scorer, x)
+    return cached[2], [
+        part.encode(tree, part.table.read(tree, share=False), x if part.reads_context else histories)
+        for part in products
+    ]
 
 
 def _active(scorer: Scorer, tree: Tree) -> ActiveParts:
@@ -103,5 +108,10 @@ def _is_covered(part: Scorer) -> bool:
     return type(table) is NodeTable and table.weight.dtype == dtype and table.weight.is_contiguous()
 
 
-DTYPES = {FactorScorer: torch.float16, SequenceScorer: torch.float16, DeepScorer: torch.float32}  # of covered tables
+DTYPES = {  # of covered tables
+    FactorScorer: torch.float16,
+    SequenceScorer: torch.float16,
+    ContextScorer: torch.float16,
+    DeepScorer: torch.float32,
+}
 COVERED = (SumScorer, MemoryScorer, RepeatScorer, *DTYPES)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from beamtree.scorers.base import Scorer, TableScorer
+from beamtree.scorers.base import Scorer, TableScorer, histories_of
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
@@ -57,6 +57,11 @@ class SumScorer(TableScorer):
     def reads_items(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
         return any(self.part(name).reads_items for name in self.names)
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        """Whether any of its parts does."""
+        return any(self.part(name).reads_context for name in self.names)
 
     @property
     def names(self) -> list[str]:
@@ -152,10 +157,13 @@ class SumScorer(TableScorer):
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
         single, sparse = self.active_parts()
-        contexts = [(weights, part, part.context(tree, x)) for weights, part in single]
+        histories = histories_of(self, x)
+        contexts = [
+            (weights, part, part.context(tree, x if part.reads_context else histories)) for weights, part in single
+        ]
         if not sparse:
             return SumContext(contexts, None, len(x))
-        entries = [(*part.entries(x), weight) for weight, part in sparse]
+        entries = [(*part.entries(histories), weight) for weight, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
         scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
         return SumContext(contexts, sparse[0][1].subtree_max(tree, leaves, scores), len(x))
@@ -226,5 +234,5 @@ class SumScorer(TableScorer):
         return cls(parts, settings["height"], settings["learned"], settings["made"])
 
     def check(self, x: Tensor) -> None:
-        for name in self.names:
-            self.part(name).check(x)
+        for part in map(self.part, self.names):
+            part.check(x if part.reads_context else histories_of(self, x))

@@ -19,7 +19,7 @@ from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, log, no_progress
-from beamtree.scorers import Scorer, SequenceScorer, SumScorer
+from beamtree.scorers import SequenceScorer, SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
@@ -126,16 +126,6 @@ def user_vectors(part: DotProductScorer, tree: Tree, data: Prepared, seed: int =
     rows = torch.randint(len(users), (count,), generator=generator, device=tree.device)
     vectors = part.table.read(tree, share=False)
     return torch.cat([part.encode(tree, vectors, users.batch(each, generator)[0]) for each in rows.split(512)])
-
-
-def sequence_report(scorer: Scorer) -> list[str]:
-    """A line on what the sequence part brought to a sum; nothing where none was trained."""
-    if not isinstance(scorer, SumScorer) or SEQUENCE not in scorer.hyperparameters:
-        return []
-    gain, users = (scorer.hyperparameters[SEQUENCE][key] for key in ("gain", "users"))
-    if not gain:
-        return [f"A sequence part was trained and left out: {users:,} validation users do not find more with it."]
-    return [f"The sequence part raises recall on {users:,} validation users by {gain:.1%} of what it was."]
 
 
 class Selection:

@@ -43,6 +43,7 @@ class BatchJob(NamedTuple):
             "exclude": _digest(None if filter is None else filter.exclude or None),
             **({} if filter is None or filter.where is None else {"where": filter.where}),
             **({} if request.rules is None else {"rules": request.rules.as_dict()}),
+            **({} if request.context is None else {"context": dict(request.context)}),
             **self.columns,
             "names": None if self.names is None else list(self.names),
         }

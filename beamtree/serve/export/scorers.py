@@ -47,6 +47,8 @@ class ExportedScorer(nn.Module, ABC):
 def export_scorer(scorer: Scorer, tree: Tree) -> ExportedScorer:
     """The exportable version of a scorer; a ValueError for one from outside the package."""
     make = EXPORTED.get(type(scorer))
+    if scorer.reads_context:
+        raise ValueError("a model with a context part cannot be exported: prepare the log without `context` and train")
     if make is None:
         names = ", ".join(kind.__name__ for kind in EXPORTED)
         raise ValueError(f"{type(scorer).__name__} cannot be exported: only {names} can")

@@ -25,7 +25,7 @@ from beamtree.query import (
     Searcher,
     hidden_items,
     make_filter,
-    pad_histories,
+    model_input,
     parse_rules,
     similar_request,
 )
@@ -146,6 +146,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         exclude_seen=body.exclude_seen,
         filter=make_filter(body.allowed, body.exclude or None, body.category, body.where),
         rules=rules,
+        context=body.context,
     )
 
 
@@ -204,7 +205,7 @@ def explain_json(
     device, hidden = model.tree.device, hidden_items(history, request.exclude_seen)
     explanation = explain(
         model,
-        pad_histories([history.items]).to(device),
+        model_input(model, [history]),
         beam_size=request.beam_size or request.m,
         m=request.m,
         items=[number for number in numbers if number is not None],

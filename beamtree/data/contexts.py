@@ -1,0 +1,50 @@
+"""Contexts: what is known of a request besides its history, such as the country, the device, the hour and the day.
+
+A column has a value in each context, or none. The values of all columns are numbered through. A model reads histories
+x [B, HISTORY + columns]: after the items of the history, the number of the value in each column, PAD for none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.data.ids import as_id
+from beamtree.tree import PAD
+
+Context = Mapping[str, object]  # the value of each column; those that are missing or None are not known
+Values = Mapping[str, Sequence[str]]  # the values of each column, as text
+
+
+class EventContexts(NamedTuple):
+    """The context of each event."""
+
+    number: Tensor  # of the context of an event, int32 [E]; always on the CPU
+    contexts: Sequence[Context]  # the distinct ones
+
+    def of(self, index: Tensor | slice) -> "EventContexts":
+        """The contexts of some events."""
+        return self._replace(number=self.number[index])
+
+
+class ValueIndex:
+    """The numbers of the values of all columns."""
+
+    def __init__(self, values: Values) -> None:
+        self.columns = list(values)
+        pairs = ((column, value) for column, names in values.items() for value in names)
+        self._numbers = {pair: number for number, pair in enumerate(pairs)}
+
+    def find(self, contexts: Iterable[Context]) -> list[list[int]]:
+        """The numbers of the values of each context, PAD for one that is missing or unknown [N, columns]."""
+
+        def number(column: str, value: object) -> int:
+            return PAD if value is None else self._numbers.get((column, as_id(value)), PAD)
+
+        return [[number(column, context.get(column)) for column in self.columns] for context in contexts]
+
+
+def value_numbers(values: Values, contexts: Iterable[Context]) -> Tensor:
+    """The same as a tensor."""
+    return torch.tensor(ValueIndex(values).find(contexts), dtype=torch.int64).view(-1, len(values))
