@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from beamtree.closed_form.content import FeatureMatrix
-from beamtree.closed_form.cooccurrence import sum_products
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.csr import CSR, group_rows, strongest
+from beamtree.data.csr import CSR
 from beamtree.errors import requires
 from beamtree.kernels import sparse
+from beamtree.live.edits import incoming, mean_partners
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import MemoryScorer, SumScorer
+from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
@@ -63,11 +63,13 @@ class Content:
         """
         new = FeatureMatrix(self._features.transform(rows), self._features.width)
         nearest, shares = self._matrix.similar(new, NEAREST)
-        similar = self._items[nearest]
+        similar, scorer = self._items[nearest], model.scorer
         like = [Placement(items[share > 0], share[share > 0]) for items, share in zip(similar, shares, strict=True)]
-        if background is None or not isinstance(model.scorer, SumScorer):
+        if background is None or not isinstance(scorer, SumScorer):
             return like
-        partners = incoming_partners(model, similar, shares)
+        rows_of = torch.arange(len(similar) + 1) * similar.shape[1]
+        alike = CSR(rows_of, similar.flatten(), shares.flatten())
+        partners = mean_partners(scorer, incoming, alike, MAX_SOURCES)
         factors = mean_factors(model, similar, shares) if background.factors.shape[1] else None
         rates = (new.predict(self._popularity).squeeze(1).exp() / self._usual).clamp(max=MOST_POPULAR)
         scale = needed_scale(model, partners, factors, rates, background)
@@ -81,29 +83,6 @@ class Content:
                 learned = learned._replace(factors=factors[number] * scale[number])
             result.append(learned if len(placement.items) else placement)
         return result
-
-
-def incoming_partners(model: TreeModel, similar: Tensor, shares: Tensor) -> CSR:
-    """Partners to new items that are like others with shares [n, k] each: those to the similar items, by source.
-
-    The similar items themselves become partners, each with the largest weight of a partner to it.
-    """
-    scorer, (count, width) = model.scorer, similar.shape
-    memory = scorer.part("memory") if isinstance(scorer, SumScorer) and "memory" in scorer.names else None
-    if not isinstance(memory, MemoryScorer):
-        return group_rows(torch.empty(0, dtype=torch.int64), torch.empty(0).int(), count, torch.empty(0))
-    items, index = torch.unique(similar, return_inverse=True)
-    to, source, weight = (part.cpu() for part in memory.sources(items.to(memory.offsets.device)))
-    largest = torch.zeros(len(items)).scatter_reduce_(0, to, weight, "amax")
-    to, source, weight = (
-        torch.cat(parts) for parts in ((to, torch.arange(len(items))), (source, items), (weight, largest))
-    )
-    by_similar = group_rows(to, source.int(), len(items), weight)
-    new = torch.arange(count).repeat_interleave(width)
-    shared = group_rows(index.flatten(), new.int(), len(items), shares.flatten())
-    sums = sum_products(shared, by_similar, max(count, memory.num_items))
-    rows = strongest(sums.row_of_entry(), sums.columns.long(), sums.values, len(sums), MAX_SOURCES)
-    return rows.take(torch.arange(count))
 
 
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:
