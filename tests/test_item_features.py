@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sample_logs import cyclic_log
 
 import beamtree as bt
-from beamtree.closed_form.content import FeatureMatrix
+from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
 from beamtree.data.csr import group_rows
 from beamtree.ingest.item_features import ItemFeatures
 
@@ -67,6 +67,18 @@ def test_a_number_lies_between_two_quantiles():
     assert not rows[4].any()
 
 
+def test_a_number_in_most_texts_is_one_more_column():
+    titles = ["Alien (1979)", "Aliens, 1986", "Blade Runner 2049 (2017)", None, "Brazil"]
+    features = ItemFeatures.fit(pl.DataFrame({"title": titles}))
+    assert features.knots["title"][0] == 1979
+    assert features.knots["title"][-1] == 2017
+    rows = features.transform(pl.DataFrame({"title": ["1979", "x 2017", "x ٣", "", None]}))
+    assert [feature(features, rows, row, "title\n#0") for row in range(5)] == [1, 0, 0, 0, 0]
+    last = f"title\n#{len(features.knots['title']) - 1}"
+    assert [feature(features, rows, row, last) for row in range(5)] == [0, 1, 0, 0, 0]
+    assert not ItemFeatures.fit(pl.DataFrame({"title": titles[2:]})).knots  # half of the texts are not most of them
+
+
 def test_whole_numbers_may_be_categories_and_times_are_numbers():
     frame = pl.DataFrame({"brand": [7, 7, 9, 9]}).with_columns(
         since=pl.date_range(pl.date(2026, 1, 1), pl.date(2026, 1, 4))
@@ -96,9 +108,11 @@ def test_every_block_has_length_one_and_other_columns_may_be_missing():
 # Items that are alike
 
 
-def random_matrix(seed, items=12, width=9, density=0.4):
+def random_matrix(seed, items=12, width=9, density=0.4, signed=False):
     draw = np.random.default_rng(seed)
     cells = draw.random((items, width)) * (draw.random((items, width)) < density)
+    if signed:  # sums of products are 0 on the way
+        cells = draw.choice([-1.0, 1.0], (items, width)) * (draw.random((items, width)) < 0.9)
     row, column = np.nonzero(cells)
     rows = group_rows(
         torch.from_numpy(row), torch.from_numpy(column).int(), items, torch.from_numpy(cells[row, column]).float()
@@ -107,18 +121,20 @@ def random_matrix(seed, items=12, width=9, density=0.4):
     return FeatureMatrix(rows, width), cells / np.where(length == 0, 1, length)
 
 
-@given(st.integers(0, 1000), st.integers(1, 15))
-@settings(max_examples=20)
-def test_similar_items_are_those_with_the_largest_cosine(seed, most):
-    known, cells = random_matrix(seed)
-    new, others = random_matrix(seed + 1, items=5)
-    items, shares = known.similar(new, most)
-    cosine = others @ cells.T
+@given(st.integers(0, 1000), st.integers(1, 15), st.booleans())
+@settings(max_examples=30)
+def test_the_nearest_items_are_those_with_the_largest_cosine(seed, most, signed):
+    known, cells = random_matrix(seed, signed=signed)
+    new, others = random_matrix(seed + 1, items=5, signed=signed)
+    items, cosines = known.nearest(new, most)
+    for row in others:  # without its most common features
+        common = sorted(np.flatnonzero(row), key=lambda feature: (-np.count_nonzero(cells[:, feature]), feature))
+        row[[each for each, length in zip(common, np.cumsum(row[common] ** 2), strict=True) if length <= LEFT_OUT]] = 0
+    cosine = (others @ cells.T).clip(min=0)
     for row in range(5):
         best = np.sort(cosine[row])[::-1][: min(most, 12)]
-        assert cosine[row, items[row].numpy()] == pytest.approx(best, abs=1e-6)
-        total = (best**3).sum()
-        assert shares[row].numpy() == pytest.approx(best**3 / total if total > 1e-9 else best * 0, abs=1e-4)
+        assert cosines[row].numpy() == pytest.approx(best, abs=1e-5)
+        assert cosine[row, items[row].numpy()][best > 1e-5] == pytest.approx(best[best > 1e-5], abs=1e-5)
 
 
 def test_the_regression_is_that_of_its_definition():

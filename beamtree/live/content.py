@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from beamtree.closed_form.content import FeatureMatrix
 from beamtree.data.catalogue import Catalogue
@@ -21,10 +22,16 @@ from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
-NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
-MAX_SOURCES = 40  # incoming partners of a new item, for the same reason
-SHOWN_MORE = 1.4  # a new item is shown this many times as often as others of its popularity
-PENALTY = 3.0  # λ of the regression of popularity
+CANDIDATES = 200  # items with the most similar features, of which the similar ones are chosen
+NEAREST = 10  # similar items of a new one
+TASTE = 3.0  # how much more than the features the factors say about which items are similar
+TASTE_DIM = 48  # directions of the factors that are predicted, at most
+POWER = 6  # similar items count by their similarity to this power
+CONFIDENT = 100  # events from which on all items count the same in the regression of factors
+MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
+SHOWN_MORE = 1.2, 1.7  # a new item is shown at most this many times as often as others of its popularity; first, too
+PREFERENCE = 1.3  # power of the expected popularity: places pay more where it is high
+PENALTY = 3.0  # λ of the regressions on features
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
 MOST_SCALED = 20.0  # and means of partners and factors are multiplied by at most this
 AT_ONCE = 256  # new items that are scored for the background users together
@@ -51,10 +58,36 @@ class Content:
         frame = frame[self._items.numpy()]
         self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
         self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
-        logs = (events[self._items] + 1).log()
+        events = events[self._items]
+        logs = (events + 1).log()
         target = (logs - logs.mean()).float().unsqueeze(1)
         self._popularity = self._matrix.regression(target, torch.ones(len(logs)), PENALTY)
-        self._usual = float(self._matrix.predict(self._popularity).exp().mean()) if len(logs) else 1.0
+        expected = (PREFERENCE * self._matrix.predict(self._popularity)).exp()
+        self._usual = float(expected.mean()) if len(logs) else 1.0
+        scorer = model.scorer
+        self._taste: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about it
+        if isinstance(scorer, SumScorer) and "factors" in scorer.names and scorer.weight_of("factors") and len(logs):
+            factors, confidence = model.vectors_of(self._items), events.clamp(1, CONFIDENT).float()
+            confidence /= confidence.mean()
+            factors = factors[:, factors.var(0).topk(min(TASTE_DIM, factors.shape[1])).indices]
+            factors -= (factors * confidence.unsqueeze(1)).mean(0)
+            self._taste = normalize(factors), self._matrix.regression(factors, confidence, PENALTY)
+
+    def _similar(self, new: FeatureMatrix) -> tuple[Tensor, Tensor]:
+        """The known items that new ones are like, and shares, which sum to 1, or to 0 without any [n, NEAREST] each.
+
+        Of the items with the most similar features, those whose factors are most similar to the predicted ones.
+        """
+        nearest, similarity = self._matrix.nearest(new, CANDIDATES)
+        if self._taste is not None:
+            known, weights = self._taste
+            batches = zip(nearest.split(AT_ONCE), normalize(new.predict(weights)).split(AT_ONCE), strict=True)
+            taste = [torch.einsum("nd,nkd->nk", predicted, known[items]) for items, predicted in batches]
+            similarity = (similarity + TASTE * torch.cat(taste).clamp(min=0)) * (similarity > 0)
+        best = similarity.topk(min(NEAREST, similarity.shape[1]))
+        shares = best.values**POWER
+        shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
+        return self._items[nearest.gather(1, best.indices)], shares
 
     def placements(self, model: TreeModel, rows: Any, background: BackgroundUsers | None) -> list[Placement]:
         """Where new items go, given their rows of the table; without background users nothing is scaled.
@@ -62,8 +95,7 @@ class Content:
         An item that has no feature in common with others is like none of them.
         """
         new = FeatureMatrix(self._features.transform(rows), self._features.width)
-        nearest, shares = self._matrix.similar(new, NEAREST)
-        similar, scorer = self._items[nearest], model.scorer
+        (similar, shares), scorer = self._similar(new), model.scorer
         like = [Placement(items[share > 0], share[share > 0]) for items, share in zip(similar, shares, strict=True)]
         if background is None or not isinstance(scorer, SumScorer):
             return like
@@ -71,7 +103,8 @@ class Content:
         alike = CSR(rows_of, similar.flatten(), shares.flatten())
         partners = mean_partners(scorer, incoming, alike, MAX_SOURCES)
         factors = mean_factors(model, similar, shares) if background.factors.shape[1] else None
-        rates = (new.predict(self._popularity).squeeze(1).exp() / self._usual).clamp(max=MOST_POPULAR)
+        expected = (PREFERENCE * new.predict(self._popularity).squeeze(1)).exp()
+        rates = (expected / self._usual).clamp(max=MOST_POPULAR)
         scale = needed_scale(model, partners, factors, rates, background)
         result = []
         for number, placement in enumerate(like):
@@ -112,8 +145,12 @@ def needed_scale(
         x.flatten(), ends - x.shape[1], ends, RECENCY[: x.shape[1]].contiguous(), newest_first=False
     )
     weight = model.scorer.weight_of("factors") if factors is not None else 0.0
-    share = SHOWN_MORE * rates / model.tree.num_placed
-    limits = ((background.shown, background.threshold), (background.first, background.first_threshold))
+    share = rates / model.tree.num_placed
+    thresholds = (background.shown, background.threshold), (background.first, background.first_threshold)
+    limits = [
+        (more * shown * len(x), threshold.where(threshold > 0, torch.inf).unsqueeze(1))  # without: nothing is known
+        for more, (shown, threshold) in zip(SHOWN_MORE, thresholds, strict=True)
+    ]
     scales = []
     for rows in torch.arange(len(rates)).split(AT_ONCE):
         some = partners.take(rows)
@@ -125,8 +162,8 @@ def needed_scale(
             scores += weight * background.factors @ factors[rows].T
         most = torch.full((len(rows),), MOST_SCALED)
         for shown, threshold in limits:
-            rank = (share[rows] * shown * len(x)).long().clamp(max=len(x) - 1)
-            needed = (threshold.unsqueeze(1) / scores.clamp(min=1e-6)).sort(dim=0).values
+            rank = (share[rows] * shown).long().clamp(max=len(x) - 1)
+            needed = (threshold / scores.clamp(min=1e-6)).topk(int(rank.max()) + 1, dim=0, largest=False).values
             most = most.minimum(needed.gather(0, rank.unsqueeze(0)).squeeze(0))
         scales.append(most.clamp(min=0))
     return torch.cat(scales) if scales else torch.empty(0)
