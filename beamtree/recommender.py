@@ -24,6 +24,7 @@ from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
+from beamtree.live.content import Content, features_weight, with_similar_items
 from beamtree.live.live_model import SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import update_model
@@ -292,8 +293,10 @@ class Recommender:
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
             self._read_catalogue, self._masks = None, MaskCache()
-            if about_items is not None and (added := self.add_listed_items(about_items)):
-                report.line(f"Added {added:,} items that are not in the log, by their features.")
+            if about_items is not None:
+                report.stage("Reading features")
+                for line in self.use_features(about_items):
+                    report.line(line)
             report.line(f"Fitted in {clock(time_now() - began)}.")
         return self
 
@@ -540,6 +543,27 @@ class Recommender:
         """
         new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
         return self._live_model().add_items(new)
+
+    def use_features(self, table: Any) -> list[str]:
+        """Use what a table says about the items, a frame or a file, as `fit` does with its table `items`.
+
+        Items with similar features become partners of each other, if validation users find more with that. Items of the
+        table that the model does not have are added. Returns what was done, in sentences.
+        """
+        lines, model = list[str](), self.model
+        catalogue = self._catalogue()
+        if catalogue is not None and catalogue.table is not None and not features_weight(model):
+            changed = with_similar_items(model, Content(catalogue, model), self.data.val)
+            if weight := features_weight(changed):
+                self._model = changed
+                if self._live is not None:
+                    self._live.replace_model(changed)
+                lines.append(
+                    f"Validation users find more with items of similar features, which get a weight of {weight:.2g}."
+                )
+        if added := self.add_listed_items(table):
+            lines.append(f"Added {added:,} items that are not in the log, by their features.")
+        return lines
 
     def add_listed_items(self, table: Any) -> int:
         """Add the items of a table, a frame or a file, that the model does not have; returns how many there were.

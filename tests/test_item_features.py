@@ -15,6 +15,9 @@ import beamtree as bt
 from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
 from beamtree.data.csr import group_rows
 from beamtree.ingest.item_features import ItemFeatures
+from beamtree.live.content import features_weight
+from beamtree.scorers import MemoryScorer
+from beamtree.scorers.memory import recency_weights
 
 
 def dense(rows, width):
@@ -121,15 +124,20 @@ def random_matrix(seed, items=12, width=9, density=0.4, signed=False):
     return FeatureMatrix(rows, width), cells / np.where(length == 0, 1, length)
 
 
-@given(st.integers(0, 1000), st.integers(1, 15), st.booleans())
-@settings(max_examples=30)
-def test_the_nearest_items_are_those_with_the_largest_cosine(seed, most, signed):
+@given(st.integers(0, 1000), st.integers(1, 15), st.booleans(), st.sampled_from([math.inf, 9]))
+@settings(max_examples=50)
+def test_the_nearest_items_are_those_with_the_largest_cosine(seed, most, signed, budget):
     known, cells = random_matrix(seed, signed=signed)
     new, others = random_matrix(seed + 1, items=5, signed=signed)
-    items, cosines = known.nearest(new, most)
+    items, cosines = known.nearest(new, most, budget)
+    count = np.count_nonzero(cells, axis=0)
     for row in others:  # without its most common features
-        common = sorted(np.flatnonzero(row), key=lambda feature: (-np.count_nonzero(cells[:, feature]), feature))
-        row[[each for each, length in zip(common, np.cumsum(row[common] ** 2), strict=True) if length <= LEFT_OUT]] = 0
+        common, length = sorted(np.flatnonzero(row), key=lambda feature: (-count[feature], feature)), 0.0
+        for index, each in enumerate(common):
+            length += row[each] ** 2
+            rarer = count[common[index + 1 :]].sum()
+            if length <= LEFT_OUT or (rarer and rarer + count[each] > budget):
+                row[each] = 0
     cosine = (others @ cells.T).clip(min=0)
     for row in range(5):
         best = np.sort(cosine[row])[::-1][: min(most, 12)]
@@ -223,6 +231,79 @@ def test_known_items_are_found_as_before(log, shop):
         before = plain.recommend(history, m=10)["item"].to_list()
         after = [item for item in shop.recommend(history, m=12)["item"].to_list() if item not in new]
         assert set(after[:10]) == set(before)
+
+
+# Items of the log
+
+
+@pytest.fixture(scope="module")
+def rare_log():
+    """Users choose items of one of thirty groups; an item has one or two events, too few to know its group by them."""
+    draw = np.random.default_rng(0)
+    items = draw.integers(0, 30, 150)[:, None] * 20 + draw.permuted(np.tile(np.arange(20), (150, 1)), axis=1)[:, :10]
+    times = np.tile(np.arange(10), 150)
+    return pl.DataFrame({"user": np.repeat(np.arange(150), 10), "item": items.ravel(), "time": times})
+
+
+def fitted_to(log, group=None):
+    names = log["item"].unique().sort()
+    items = None if group is None else pl.DataFrame({"item": names, "group": [chr(65 + group[n]) for n in names]})
+    shop = bt.Recommender(steps=0, seed=0)
+    return shop.fit(log, items=items, val_users=40, test_users=40, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def grouped(rare_log):
+    return fitted_to(rare_log, np.arange(600) // 20)
+
+
+@pytest.fixture(scope="module")
+def plain(rare_log):
+    return fitted_to(rare_log)
+
+
+def test_rare_items_are_found_by_items_that_are_like_them(grouped, plain):
+    assert features_weight(grouped.model) > 0
+    after, before = (shop.evaluate(50, metrics="recall").to_frame()["value"][0] for shop in (grouped, plain))
+    assert after > 1.1 * before
+
+
+def test_items_with_similar_features_are_partners(grouped):
+    memory = grouped.model.scorer.part("memory")
+    partners, recency = memory.last_list()
+    names = grouped.ids.names
+    of_first = partners.take(torch.tensor([0]))
+    assert {int(names[item]) // 20 for item in of_first.columns.tolist()} == {int(names[0]) // 20}
+    assert 0 not in of_first.columns
+    assert of_first.values.float().tolist() == pytest.approx([1.0] * len(of_first.columns), abs=0.01)
+    assert recency[0] > 0
+
+
+def test_they_stay_when_the_model_learns_from_new_events(grouped, tmp_path):
+    grouped.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    before = loaded.model.scorer.part("memory").last_list()[0]
+    loaded.update(pl.DataFrame({"user": ["new"] * 3, "item": [1, 2, 3], "time": [20, 21, 22]}))
+    assert features_weight(loaded.model) == features_weight(grouped.model)
+    assert torch.equal(loaded.model.scorer.part("memory").last_list()[0].columns, before.columns)
+
+
+def test_groups_that_say_nothing_change_nothing(rare_log, plain):
+    useless = fitted_to(rare_log, np.random.default_rng(1).permutation(np.arange(600) // 20))
+    assert features_weight(useless.model) == 0
+    histories = [[1, 2, 3], [130, 131], [583]]
+    assert useless.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
+
+
+def test_a_memory_with_one_more_list_adds_its_scores():
+    recency = recency_weights(0.5)
+    first = group_rows(torch.tensor([0, 1]), torch.tensor([1, 2]).int(), 3, torch.tensor([0.5, 1.0]))
+    second = group_rows(torch.tensor([0, 2]), torch.tensor([2, 0]).int(), 3, torch.tensor([0.25, 2.0]))
+    both = MemoryScorer.from_partners([first], [recency]).with_list(second, 2 * recency)
+    assert torch.equal(both.rows.columns, MemoryScorer.from_partners([first, second], [recency, recency]).rows.columns)
+    partners, weights = both.last_list()
+    assert (partners.columns.tolist(), partners.values.tolist()) == ([2, 0], [0.25, 2.0])
+    assert torch.equal(weights, 2 * recency)
 
 
 def test_features_that_say_nothing_change_nothing(log):

@@ -1,5 +1,6 @@
 """What the features of items say about them: which items are alike, and a ridge regression on features."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,20 +37,23 @@ class FeatureMatrix:
         self._by_item = self.rows.offsets, self.rows.columns, values
         self._by_feature = sparse.transposed(self._by_item, self.width)
 
-    def nearest(self, others: "FeatureMatrix", most: int) -> tuple[Tensor, Tensor]:
+    def nearest(self, others: "FeatureMatrix", most: int, budget: float = math.inf) -> tuple[Tensor, Tensor]:
         """For each of other items, the most similar of these, best first, and their cosines [n, most] each.
 
         Where fewer have a feature in common, the rest is 0. The most common features of an item, up to a small share of
-        its squared length, are left out: nearly all of the time would go into them.
+        its squared length, are left out: nearly all of the time would go into them. So are those with which more than
+        `budget` entries of these items would be read for it.
         """
         rows, index = others.rows, self._by_feature
         assert rows.values is not None
         row, common = rows.row_of_entry(), index[0].diff()[rows.columns.long()]
         order = torch.argsort(-common, stable=True)
         order = order[torch.argsort(row[order], stable=True)]  # in each row the most common first
-        length = rows.values[order].double().square().cumsum(0)
+        length, read = rows.values[order].double().square().cumsum(0), common[order].cumsum(0)
         length -= pad(length, (1, 0))[rows.offsets[:-1]][row]
-        used = torch.empty(len(order), dtype=torch.bool).index_put_((order,), length > LEFT_OUT)
+        read = pad(read, (1, 0))[rows.offsets[1:]][row] - read  # by the features after this one
+        keep = (length > LEFT_OUT) & ((read + common[order] <= budget) | (read == 0))
+        used = torch.empty(len(order), dtype=torch.bool).index_put_((order,), keep)
         rows = rows.filter(used)
         assert rows.values is not None
         queries = rows.offsets.numpy(), rows.columns.numpy(), rows.values.numpy()

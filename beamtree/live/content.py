@@ -3,6 +3,8 @@
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
 Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
 popularity that a ridge regression expects from its features.
+
+Items of the log get a list of partners with similar features, if validation users find more with it.
 """
 
 from typing import Any
@@ -12,14 +14,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from beamtree.closed_form.content import FeatureMatrix
+from beamtree.closed_form.part_weights import STEPS, USERS, Candidates
+from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.csr import CSR
+from beamtree.data.csr import CSR, group_rows
 from beamtree.errors import requires
 from beamtree.kernels import sparse
-from beamtree.live.edits import incoming, mean_partners
+from beamtree.live.edits import CONTENT, MEMORY, incoming, mean_partners
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
+from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.tree import PAD
 
 CANDIDATES = 200  # items with the most similar features, of which the similar ones are chosen
@@ -28,6 +32,11 @@ TASTE = 3.0  # how much more than the features the factors say about which items
 TASTE_DIM = 48  # directions of the factors that are predicted, at most
 POWER = 6  # similar items count by their similarity to this power
 CONFIDENT = 100  # events from which on all items count the same in the regression of factors
+PARTNERS = 30  # of an item of the log, with similar features
+PARTNER_POWER = 2  # they count by their cosine to this power
+READ = 20_000  # entries of the features of other items that are read for these, of one item
+LEAST_GAIN = 0.003  # relative gain in recall on validation users for which they are added
+CERTAIN = 2.5  # standard errors that the gain must be above 0: it is the best of several weights
 MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
 SHOWN_MORE = 1.2, 1.7  # a new item is shown at most this many times as often as others of its popularity; first, too
 PREFERENCE = 1.3  # power of the expected popularity: places pay more where it is high
@@ -54,31 +63,37 @@ class Content:
         known = torch.arange(min(tree.num_items, len(frame)))
         events = torch.zeros(len(known)) if model.popularity is None else model.popularity[known].cpu().double()
         placed = tree.leaf_of_item(known.to(tree.device)).cpu() != PAD
-        self._items = known[placed & (events > 0)] if bool((events > 0).any()) else known[placed]
-        frame = frame[self._items.numpy()]
+        self._items = known[placed]
+        frame, events = frame[self._items.numpy()], events[self._items]
         self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
         self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
-        events = events[self._items]
-        logs = (events + 1).log()
-        target = (logs - logs.mean()).float().unsqueeze(1)
-        self._popularity = self._matrix.regression(target, torch.ones(len(logs)), PENALTY)
+        self._has_events = events > 0 if bool((events > 0).any()) else torch.ones(len(events), dtype=torch.bool)
+        logs, counted = (events + 1).log(), self._has_events.float()
+        target = (logs - (logs * counted).sum() / counted.sum()).float().unsqueeze(1)
+        self._popularity = self._matrix.regression(target, counted, PENALTY)
         expected = (PREFERENCE * self._matrix.predict(self._popularity)).exp()
-        self._usual = float(expected.mean()) if len(logs) else 1.0
+        self._usual = float(expected[self._has_events].mean()) if len(logs) else 1.0
         scorer = model.scorer
         self._taste: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about it
         if isinstance(scorer, SumScorer) and "factors" in scorer.names and scorer.weight_of("factors") and len(logs):
-            factors, confidence = model.vectors_of(self._items), events.clamp(1, CONFIDENT).float()
+            factors, confidence = model.vectors_of(self._items), counted * events.clamp(1, CONFIDENT).float()
             confidence /= confidence.mean()
             factors = factors[:, factors.var(0).topk(min(TASTE_DIM, factors.shape[1])).indices]
             factors -= (factors * confidence.unsqueeze(1)).mean(0)
             self._taste = normalize(factors), self._matrix.regression(factors, confidence, PENALTY)
 
+    @property
+    def width(self) -> int:
+        """How many features there are."""
+        return self._features.width
+
     def _similar(self, new: FeatureMatrix) -> tuple[Tensor, Tensor]:
-        """The known items that new ones are like, and shares, which sum to 1, or to 0 without any [n, NEAREST] each.
+        """The items with events that new ones are like, and shares, whose sum is 1, or 0 without any [n, NEAREST] each.
 
         Of the items with the most similar features, those whose factors are most similar to the predicted ones.
         """
         nearest, similarity = self._matrix.nearest(new, CANDIDATES)
+        similarity *= self._has_events[nearest]
         if self._taste is not None:
             known, weights = self._taste
             batches = zip(nearest.split(AT_ONCE), normalize(new.predict(weights)).split(AT_ONCE), strict=True)
@@ -88,6 +103,14 @@ class Content:
         shares = best.values**POWER
         shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
         return self._items[nearest.gather(1, best.indices)], shares
+
+    def partners(self, num_items: int) -> CSR:
+        """For each item, others with similar features, weighted by a power of the cosine."""
+        nearest, cosines = self._matrix.nearest(self._matrix, PARTNERS + 1, READ)
+        itself = torch.arange(len(nearest)).unsqueeze(1)
+        real = (cosines > 0) & (nearest != itself)
+        row, column = self._items[itself.expand_as(nearest)[real]], self._items[nearest[real]]
+        return group_rows(row, column.int(), num_items, cosines[real] ** PARTNER_POWER)
 
     def placements(self, model: TreeModel, rows: Any, background: BackgroundUsers | None) -> list[Placement]:
         """Where new items go, given their rows of the table; without background users nothing is scaled.
@@ -116,6 +139,42 @@ class Content:
                 learned = learned._replace(factors=factors[number] * scale[number])
             result.append(learned if len(placement.items) else placement)
         return result
+
+
+def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -> TreeModel:
+    """The model with items of similar features as one more list of its memory, if users find more with it.
+
+    Args:
+        model: with the parts and weights that it has without features.
+        content: the features of its items.
+        users: validation users, by whom the weight is chosen.
+    """
+    scorer, tree = model.scorer, model.tree
+    if not isinstance(scorer, SumScorer) or MEMORY not in scorer.names or not len(users) or not content.width:
+        return model
+    partners = content.partners(tree.num_items)
+    parts = {"model": scorer, CONTENT: MemoryScorer.from_partners([partners], [RECENCY]).to(tree.device)}
+    candidates = Candidates(tree, parts, users.sample(USERS), model.first_level, str(tree.device))
+    unit = float(candidates.units[1] / candidates.units[0])
+    before = candidates.user_recalls({"model": 1.0, CONTENT: 0.0})
+    trials = {step * unit: candidates.user_recalls({"model": 1.0, CONTENT: step * unit}) - before for step in STEPS}
+    gains = {weight: (gain / before.mean(0).clamp(min=1e-9)).mean(1) for weight, gain in trials.items()}  # of each user
+    weight = max(gains, key=lambda each: float(gains[each].mean()))
+    error = float(gains[weight].std(correction=0)) / len(before) ** 0.5
+    if float(gains[weight].mean()) < max(LEAST_GAIN, CERTAIN * error):
+        return model
+    memory = scorer.part(MEMORY)
+    assert isinstance(memory, MemoryScorer)
+    changed = scorer.with_parts({MEMORY: memory.with_list(partners, RECENCY * weight / scorer.weight_of(MEMORY))})
+    changed.hyperparameters |= {CONTENT: weight}
+    changed.calibration = candidates.calibration({"model": 1.0, CONTENT: weight})
+    return model.with_scorer(changed).eval()
+
+
+def features_weight(model: TreeModel) -> float:
+    """The weight of items with similar features in the memory of a model; 0 where there are none."""
+    scorer = model.scorer
+    return float(scorer.hyperparameters.get(CONTENT, 0.0)) if isinstance(scorer, SumScorer) else 0.0
 
 
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
 ADDED, MEMORY = "added", "memory"  # parts of a sum: partners of items added later, and those that were fitted
+CONTENT = "content"  # the weight of the last list of the memory in the hyperparameters, if that is of similar features
 
 
 def with_items(
