@@ -550,16 +550,17 @@ class Recommender:
         Items with similar features become partners of each other, if validation users find more with that. Items of the
         table that the model does not have are added. Returns what was done, in sentences.
         """
-        lines, model = list[str](), self.model
-        catalogue = self._catalogue()
-        if catalogue is not None and catalogue.table is not None and not features_weight(model):
-            changed = with_similar_items(model, Content(catalogue, model), self.data.val)
+        with requires("", "reading a table of items"):
+            from beamtree.ingest.item_tables import read_catalogue
+        lines, model, data, joined = list[str](), self.model, self._training_data(), self._joined(table)
+        if data is not None and not features_weight(model):
+            changed = with_similar_items(model, Content(read_catalogue(joined, self.ids), model), data.val)
             if weight := features_weight(changed):
                 self._model = changed
                 if self._live is not None:
                     self._live.replace_model(changed)
                 lines.append(
-                    f"Validation users find more with items of similar features, which get a weight of {weight:.2g}."
+                    f"Validation users find more with items of similar features: their weight is {weight:.2g}."
                 )
         if added := self.add_listed_items(table):
             lines.append(f"Added {added:,} items that are not in the log, by their features.")
@@ -571,16 +572,23 @@ class Recommender:
         They are placed by what the columns of the table say, as `fit` does with its table `items`.
         """
         with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import joined_tables, other_items, read_catalogue
-        known = self._catalogue()
-        joined = joined_tables(None if known is None else known.table, table_argument("items", table))
+            from beamtree.ingest.item_tables import other_items, read_catalogue
+        joined = self._joined(table)
         new = other_items(joined, self.ids)
         if new:
             live = self._live_model()
             live.use_catalogue(read_catalogue(joined, self.ids.extended(list(new))))
             live.add_items(new)
-            self._tables["items"], self._run["items"] = joined, _file("items")
+        if new or self._catalogue() is None:
+            self._tables["items"], self._run["items"], self._read_catalogue = joined, _file("items"), None
         return len(new)
+
+    def _joined(self, table: Any) -> Any:
+        """The table of the items that is known, with the rows and columns of another."""
+        with requires("", "reading a table of items"):
+            from beamtree.ingest.item_tables import joined_tables
+        known = self._catalogue()
+        return joined_tables(None if known is None else known.table, table_argument("items", table))
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""
