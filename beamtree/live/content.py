@@ -119,26 +119,27 @@ class Content:
         """
         new = FeatureMatrix(self._features.transform(rows), self._features.width)
         (similar, shares), scorer = self._similar(new), model.scorer
-        like = [Placement(items[share > 0], share[share > 0]) for items, share in zip(similar, shares, strict=True)]
+        real = shares > 0
+        rows_of = (part[real].split(real.sum(1).tolist()) for part in (similar, shares))
+        like = [Placement(items, share) for items, share in zip(*rows_of, strict=True)]
         if background is None or not isinstance(scorer, SumScorer):
             return like
-        rows_of = torch.arange(len(similar) + 1) * similar.shape[1]
-        alike = CSR(rows_of, similar.flatten(), shares.flatten())
+        offsets = torch.arange(len(similar) + 1) * similar.shape[1]
+        alike = CSR(offsets, similar.flatten(), shares.flatten())
         partners = mean_partners(scorer, incoming, alike, MAX_SOURCES)
         factors = mean_factors(model, similar, shares) if background.factors.shape[1] else None
         expected = (PREFERENCE * new.predict(self._popularity).squeeze(1)).exp()
         rates = (expected / self._usual).clamp(max=MOST_POPULAR)
         scale = needed_scale(model, partners, factors, rates, background)
-        result = []
-        for number, placement in enumerate(like):
-            start, stop = partners.offsets[number : number + 2].tolist()
-            assert partners.values is not None
-            weights = partners.values[start:stop] * scale[number]
-            learned = placement._replace(sources=partners.columns[start:stop].long(), weights=weights)
-            if factors is not None:
-                learned = learned._replace(factors=factors[number] * scale[number])
-            result.append(learned if len(placement.items) else placement)
-        return result
+        counts = partners.counts()
+        assert partners.values is not None
+        values = partners.values * scale.repeat_interleave(counts)
+        sources, weights = (part.split(counts.tolist()) for part in (partners.columns.long(), values))
+        vectors = [None] * len(like) if factors is None else list(factors * scale.unsqueeze(1))
+        return [
+            Placement(*each[:2], *learned) if len(each.items) else each
+            for each, *learned in zip(like, sources, weights, vectors, strict=True)
+        ]
 
 
 def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -> TreeModel:
