@@ -589,6 +589,7 @@ PARTS = {
     "weights_purchases": partial(recalls_by_row, "event_weights", "made-up market"),
     "cold_movielens": partial(recalls_by_row, "cold_items", "movielens-1m", ("new", "others")),
     "cold_git_rust": partial(recalls_by_row, "cold_items", "git-rust", ("new", "others")),
+    "cold_rare": partial(recalls_by_row, "cold_items", "git-rust", ("rare",)),
     "renewal": renewal,
     "renewal_summary": renewal_summary,
     "renewal_time": renewal_time,

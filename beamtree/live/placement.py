@@ -313,9 +313,8 @@ class FreeSlots:
             for slot, share in inside:
                 weight[slot // width - first] += share
             room = free[first : first + self.arity].tolist()
-            node = (
-                first + max((*each, child) for child, each in enumerate(zip(weight, room, strict=True)) if each[1])[2]
-            )
+            options = [(weight[child], room[child], child) for child in range(self.arity) if room[child]]
+            node = first + max(options)[2]
             inside = [each for each in inside if each[0] // width == node]
         return node
 
