@@ -580,7 +580,8 @@ class Recommender:
             live.use_catalogue(read_catalogue(joined, self.ids.extended(list(new))))
             live.add_items(new)
         if new or self._catalogue() is None:
-            self._tables["items"], self._run["items"], self._read_catalogue = joined, _file("items"), None
+            self._tables, self._run = {**self._tables, "items": joined}, {**self._run, "items": _file("items")}
+            self._read_catalogue = None  # copies of this object share the rest
         return len(new)
 
     def _joined(self, table: Any) -> Any:

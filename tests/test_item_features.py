@@ -1,6 +1,7 @@
 """Features of items, items that are alike by them, and new items placed by what they are."""
 
 import math
+from copy import copy
 
 import numpy as np
 import polars as pl
@@ -293,6 +294,16 @@ def test_groups_that_say_nothing_change_nothing(rare_log, plain):
     assert features_weight(useless.model) == 0
     histories = [[1, 2, 3], [130, 131], [583]]
     assert useless.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
+
+
+def test_a_copy_uses_features_of_its_own(plain):
+    names = plain.ids.names
+    other, again = copy(plain), copy(plain)
+    other.use_features(pl.DataFrame({"item": names, "group": ["x"] * len(names)}))
+    assert features_weight(other.model) == 0
+    again.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
+    assert features_weight(again.model) > 0
+    assert features_weight(plain.model) == 0
 
 
 def test_a_memory_with_one_more_list_adds_its_scores():
