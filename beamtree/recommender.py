@@ -548,7 +548,8 @@ class Recommender:
         """Use what a table says about the items, a frame or a file, as `fit` does with its table `items`.
 
         Items with similar features become partners of each other, if validation users find more with that. Items of the
-        table that the model does not have are added. Returns what was done, in sentences.
+        table that the model does not have are added. Of items in an earlier table, that is used. Returns what was done,
+        in sentences.
         """
         with requires("", "reading a table of items"):
             from beamtree.ingest.item_tables import read_catalogue
@@ -585,7 +586,7 @@ class Recommender:
         return len(new)
 
     def _joined(self, table: Any) -> Any:
-        """The table of the items that is known, with the rows and columns of another."""
+        """The table of the items that is known, with the rows of other items in another table."""
         with requires("", "reading a table of items"):
             from beamtree.ingest.item_tables import joined_tables
         known = self._catalogue()
