@@ -14,10 +14,11 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
-from beamtree.data.csr import group_rows
+from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.live.content import features_weight
-from beamtree.scorers import MemoryScorer
+from beamtree.live.edits import incoming, mean_partners, outgoing
+from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import recency_weights
 
 
@@ -304,6 +305,32 @@ def test_a_copy_uses_features_of_its_own(plain):
     again.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
     assert features_weight(again.model) > 0
     assert features_weight(plain.model) == 0
+
+
+@given(st.integers(0, 1000), st.integers(1, 4))
+@settings(max_examples=20)
+def test_partners_of_new_items_are_means_of_those_of_the_items_they_are_like(seed, most):
+    draw = np.random.default_rng(seed)
+    lists = np.round(draw.random((2, 6, 6)) * (draw.random((2, 6, 6)) < 0.5), 1)
+    shares = draw.random((3, 6)) * (draw.random((3, 6)) < 0.5)
+
+    def rows(cells):
+        row, column = map(torch.from_numpy, np.nonzero(cells))
+        return group_rows(row, column.int(), len(cells), torch.from_numpy(cells[np.nonzero(cells)]).float())
+
+    memory = MemoryScorer.from_partners(
+        [rows(each) for each in lists], [recency_weights(0.5), 2 * recency_weights(0.5)]
+    )
+    scorer = SumScorer({"memory": memory}, 3)
+    weights = lists[0] + 2 * lists[1]  # from, to
+    highest = np.maximum(lists[0], 2 * lists[1]).max(0)
+    expected = {incoming: shares @ (weights.T + np.diag(highest)), outgoing: shares @ weights}
+    like = rows(shares)
+    for partners_of, means in expected.items():
+        found = dense(mean_partners(scorer, partners_of, CSR(like.offsets, like.columns.long(), like.values), most), 6)
+        best = np.sort(means, axis=1)[:, ::-1][:, :most]
+        assert np.sort(found, axis=1)[:, ::-1][:, :most] == pytest.approx(best, abs=0.02)
+        assert found[found > 0] == pytest.approx(means[found > 0], abs=0.02)
 
 
 def test_a_memory_with_one_more_list_adds_its_scores():
