@@ -25,6 +25,7 @@ from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
+from beamtree.live.content import Content, features_weight, with_similar_items
 from beamtree.live.live_model import SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import update_model
@@ -297,8 +298,10 @@ class Recommender:
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
             self._read_catalogue, self._masks = None, MaskCache()
-            if about_items is not None and (added := self.add_listed_items(about_items)):
-                report.line(f"Added {added:,} items that are not in the log, by their features.")
+            if about_items is not None:
+                report.stage("Reading features")
+                for line in self.use_features(about_items):
+                    report.line(line)
             report.line(f"Fitted in {clock(time_now() - began)}.")
         return self
 
@@ -565,22 +568,53 @@ class Recommender:
         new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
         return self._live_model().add_items(new)
 
+    def use_features(self, table: Any) -> list[str]:
+        """Use what a table says about the items, a frame or a file, as `fit` does with its table `items`.
+
+        Items with similar features become partners of each other, if validation users find more with that. Items of the
+        table that the model does not have are added. Of items in an earlier table, that is used. Returns what was done,
+        in sentences.
+        """
+        with requires("", "reading a table of items"):
+            from beamtree.ingest.item_tables import read_catalogue
+        lines, model, data, joined = list[str](), self.model, self._training_data(), self._joined(table)
+        if data is not None and not features_weight(model):
+            changed = with_similar_items(model, Content(read_catalogue(joined, self.ids), model), data.val)
+            if weight := features_weight(changed):
+                self._model = changed
+                if self._live is not None:
+                    self._live.replace_model(changed)
+                lines.append(
+                    f"Validation users find more with items of similar features: their weight is {weight:.2g}."
+                )
+        if added := self.add_listed_items(table):
+            lines.append(f"Added {added:,} items that are not in the log, by their features.")
+        return lines
+
     def add_listed_items(self, table: Any) -> int:
         """Add the items of a table, a frame or a file, that the model does not have; returns how many there were.
 
         They are placed by what the columns of the table say, as `fit` does with its table `items`.
         """
         with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import joined_tables, other_items, read_catalogue
-        known = self._catalogue()
-        joined = joined_tables(None if known is None else known.table, table_argument("items", table))
+            from beamtree.ingest.item_tables import other_items, read_catalogue
+        joined = self._joined(table)
         new = other_items(joined, self.ids)
         if new:
             live = self._live_model()
             live.use_catalogue(read_catalogue(joined, self.ids.extended(list(new))))
             live.add_items(new)
-            self._tables["items"], self._run["items"] = joined, _file("items")
+        if new or self._catalogue() is None:
+            self._tables, self._run = {**self._tables, "items": joined}, {**self._run, "items": _file("items")}
+            self._read_catalogue = None  # copies of this object share the rest
         return len(new)
+
+    def _joined(self, table: Any) -> Any:
+        """The table of the items that is known, with the rows of other items in another table."""
+        with requires("", "reading a table of items"):
+            from beamtree.ingest.item_tables import joined_tables
+        known = self._catalogue()
+        return joined_tables(None if known is None else known.table, table_argument("items", table))
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""

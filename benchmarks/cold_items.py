@@ -3,13 +3,14 @@
     python benchmarks/cold_items.py movielens-1m.parquet movielens-1m.items.parquet --out cold.json
 
 A share of the items is taken out of the training log and given with features alone. The first half of a test user's
-events is the history; found are to be the new items of the second half, and the others. `content kNN` ranks all items
-by the sum of their cosines with the history, over the same features.
+events is the history; found are to be the new items of the second half, and the others, and of these the rare ones with
+at most five events. `content kNN` ranks all items by the sum of their cosines with the history, over the same features.
 """
 
 import argparse
 import json
 import time
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
 
 M = (10, 50, 200)
+RARE = 5  # events of an item, at most
 Lists = list[list[str]]
 
 
@@ -50,10 +52,12 @@ def main() -> None:
     test = set(users.gather(draw.permutation(len(users))[: options.users]).to_list())
     fitted = log.filter(~pl.col("user").is_in(list(test)))
     later, is_new = pl.col("later"), pl.col("new")
+    events_of = fitted.group_by("item").len()
+    is_rare = pl.col("item").is_in(events_of.filter(pl.col("len") > RARE)["item"].implode()).not_() & ~is_new
     rows = log.filter(pl.col("user").is_in(list(test))).group_by("user", maintain_order=True)
     tests = rows.agg(
         history=pl.col("item").filter(~later), new=pl.col("item").filter(later & is_new).unique(),
-        others=pl.col("item").filter(later & ~is_new).unique(),
+        others=pl.col("item").filter(later & ~is_new).unique(), rare=pl.col("item").filter(later & is_rare).unique(),
     )  # fmt: skip
     table = table.filter(pl.col("item").is_in(pl.concat([fitted["item"], pl.Series(list(new))]).unique().implode()))
     print(f"{len(new):,} of {len(names):,} items are new, with {fitted['new'].mean():.1%} of the events", flush=True)
@@ -61,7 +65,7 @@ def main() -> None:
 
     def judge(row: str, lists: Lists) -> None:
         shown = []
-        for kind in ("new", "others"):
+        for kind in ("new", "others", "rare"):
             pairs = [(found, set(wanted)) for found, wanted in zip(lists, tests[kind].to_list(), strict=True) if wanted]
             values = [[len(wanted & set(found[:m])) / len(wanted) for m in M] for found, wanted in pairs]
             recalls = torch.tensor(values)
@@ -71,19 +75,31 @@ def main() -> None:
                 record |= {"value": float(recalls[:, index].mean()), "low": float(low[index])}
                 records.append(record | {"high": float(high[index]), "users": len(recalls)})
             shown.append(" ".join(f"{100 * value:6.2f}" for value in recalls.mean(0).tolist()))
-        print(f"{row:36} new {shown[0]}   others {shown[1]}", flush=True)
+        print(f"{row:46} new {shown[0]}   others {shown[1]}   rare {shown[2]}", flush=True)
 
-    def fit(events: pl.DataFrame, **about: pl.DataFrame) -> bt.Recommender:
+    def fit(events: pl.DataFrame) -> bt.Recommender:
         began = time.perf_counter()
         shop = bt.Recommender(seed=0, steps=options.steps)
-        shop.fit(events.select("user", "item", "timestamp"), val_users=500, test_users=0, verbose=False, **about)
+        shop.fit(events.select("user", "item", "timestamp"), val_users=500, test_users=0, verbose=False)
         print(f"  fitted in {time.perf_counter() - began:.0f} s", flush=True)
         return shop
 
-    judge("trained with their events", found_by(fit(fitted), tests))
-    without = fitted.filter(~is_new)
-    judge("not known", found_by(fit(without), tests))
-    judge("by features", found_by(fit(without, items=table), tests))
+    def with_features(shop: bt.Recommender, about: pl.DataFrame) -> bt.Recommender:
+        began = time.process_time()
+        for line in shop.use_features(about):
+            print(f"  {line}", flush=True)
+        print(f"  used features in {time.process_time() - began:.0f} s of CPU time", flush=True)
+        return shop
+
+    shop = fit(fitted)
+    judge("trained with their events", found_by(shop, tests))
+    known = table.filter(pl.col("item").is_in(shop.ids.names))
+    random = known.select("item", colour=draw.integers(0, 50, len(known)), size=draw.random(len(known)))
+    judge("trained with their events, and random features", found_by(with_features(copy(shop), random), tests))
+    judge("trained with their events, and features", found_by(with_features(shop, known), tests))
+    shop = fit(fitted.filter(~is_new))
+    judge("not known", found_by(shop, tests))
+    judge("by features", found_by(with_features(shop, table), tests))
     popular = fitted.group_by("item").len().sort("len", "item", descending=True)["item"].head(max(M)).to_list()
     judge("popular items, with their events", [popular] * len(tests))
     judge("content kNN", content_neighbours(table, tests))

@@ -1,6 +1,7 @@
 """Features of items, items that are alike by them, and new items placed by what they are."""
 
 import math
+from copy import copy
 
 import numpy as np
 import polars as pl
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from sample_logs import cyclic_log
 
 import beamtree as bt
-from beamtree.closed_form.content import FeatureMatrix
-from beamtree.data.csr import group_rows
+from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
+from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
+from beamtree.live.content import features_weight
+from beamtree.live.edits import incoming, mean_partners, outgoing
+from beamtree.scorers import MemoryScorer, SumScorer
+from beamtree.scorers.memory import recency_weights
 
 
 def dense(rows, width):
@@ -67,6 +72,18 @@ def test_a_number_lies_between_two_quantiles():
     assert not rows[4].any()
 
 
+def test_a_number_in_most_texts_is_one_more_column():
+    titles = ["Alien (1979)", "Aliens, 1986", "Blade Runner 2049 (2017)", None, "Brazil"]
+    features = ItemFeatures.fit(pl.DataFrame({"title": titles}))
+    assert features.knots["title"][0] == 1979
+    assert features.knots["title"][-1] == 2017
+    rows = features.transform(pl.DataFrame({"title": ["1979", "x 2017", "x ٣", "", None]}))
+    assert [feature(features, rows, row, "title\n#0") for row in range(5)] == [1, 0, 0, 0, 0]
+    last = f"title\n#{len(features.knots['title']) - 1}"
+    assert [feature(features, rows, row, last) for row in range(5)] == [0, 1, 0, 0, 0]
+    assert not ItemFeatures.fit(pl.DataFrame({"title": titles[2:]})).knots  # half of the texts are not most of them
+
+
 def test_whole_numbers_may_be_categories_and_times_are_numbers():
     frame = pl.DataFrame({"brand": [7, 7, 9, 9]}).with_columns(
         since=pl.date_range(pl.date(2026, 1, 1), pl.date(2026, 1, 4))
@@ -96,9 +113,11 @@ def test_every_block_has_length_one_and_other_columns_may_be_missing():
 # Items that are alike
 
 
-def random_matrix(seed, items=12, width=9, density=0.4):
+def random_matrix(seed, items=12, width=9, density=0.4, signed=False):
     draw = np.random.default_rng(seed)
     cells = draw.random((items, width)) * (draw.random((items, width)) < density)
+    if signed:  # sums of products are 0 on the way
+        cells = draw.choice([-1.0, 1.0], (items, width)) * (draw.random((items, width)) < 0.9)
     row, column = np.nonzero(cells)
     rows = group_rows(
         torch.from_numpy(row), torch.from_numpy(column).int(), items, torch.from_numpy(cells[row, column]).float()
@@ -107,18 +126,25 @@ def random_matrix(seed, items=12, width=9, density=0.4):
     return FeatureMatrix(rows, width), cells / np.where(length == 0, 1, length)
 
 
-@given(st.integers(0, 1000), st.integers(1, 15))
-@settings(max_examples=20)
-def test_similar_items_are_those_with_the_largest_cosine(seed, most):
-    known, cells = random_matrix(seed)
-    new, others = random_matrix(seed + 1, items=5)
-    items, shares = known.similar(new, most)
-    cosine = others @ cells.T
+@given(st.integers(0, 1000), st.integers(1, 15), st.booleans(), st.sampled_from([math.inf, 9]))
+@settings(max_examples=50)
+def test_the_nearest_items_are_those_with_the_largest_cosine(seed, most, signed, budget):
+    known, cells = random_matrix(seed, signed=signed)
+    new, others = random_matrix(seed + 1, items=5, signed=signed)
+    items, cosines = known.nearest(new, most, budget)
+    count = np.count_nonzero(cells, axis=0)
+    for row in others:  # without its most common features
+        common, length = sorted(np.flatnonzero(row), key=lambda feature: (-count[feature], feature)), 0.0
+        for index, each in enumerate(common):
+            length += row[each] ** 2
+            rarer = count[common[index + 1 :]].sum()
+            if length <= LEFT_OUT or (rarer and rarer + count[each] > budget):
+                row[each] = 0
+    cosine = (others @ cells.T).clip(min=0)
     for row in range(5):
         best = np.sort(cosine[row])[::-1][: min(most, 12)]
-        assert cosine[row, items[row].numpy()] == pytest.approx(best, abs=1e-6)
-        total = (best**3).sum()
-        assert shares[row].numpy() == pytest.approx(best**3 / total if total > 1e-9 else best * 0, abs=1e-4)
+        assert cosines[row].numpy() == pytest.approx(best, abs=1e-5)
+        assert cosine[row, items[row].numpy()][best > 1e-5] == pytest.approx(best[best > 1e-5], abs=1e-5)
 
 
 def test_the_regression_is_that_of_its_definition():
@@ -207,6 +233,115 @@ def test_known_items_are_found_as_before(log, shop):
         before = plain.recommend(history, m=10)["item"].to_list()
         after = [item for item in shop.recommend(history, m=12)["item"].to_list() if item not in new]
         assert set(after[:10]) == set(before)
+
+
+# Items of the log
+
+
+@pytest.fixture(scope="module")
+def rare_log():
+    """Users choose items of one of thirty groups; an item has one or two events, too few to know its group by them."""
+    draw = np.random.default_rng(0)
+    items = draw.integers(0, 30, 150)[:, None] * 20 + draw.permuted(np.tile(np.arange(20), (150, 1)), axis=1)[:, :10]
+    times = np.tile(np.arange(10), 150)
+    return pl.DataFrame({"user": np.repeat(np.arange(150), 10), "item": items.ravel(), "time": times})
+
+
+def fitted_to(log, group=None):
+    names = log["item"].unique().sort()
+    items = None if group is None else pl.DataFrame({"item": names, "group": [chr(65 + group[n]) for n in names]})
+    shop = bt.Recommender(steps=0, seed=0)
+    return shop.fit(log, items=items, val_users=40, test_users=40, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def grouped(rare_log):
+    return fitted_to(rare_log, np.arange(600) // 20)
+
+
+@pytest.fixture(scope="module")
+def plain(rare_log):
+    return fitted_to(rare_log)
+
+
+def test_rare_items_are_found_by_items_that_are_like_them(grouped, plain):
+    assert features_weight(grouped.model) > 0
+    after, before = (shop.evaluate(50, metrics="recall").to_frame()["value"][0] for shop in (grouped, plain))
+    assert after > 1.1 * before
+
+
+def test_items_with_similar_features_are_partners(grouped):
+    memory = grouped.model.scorer.part("memory")
+    partners, recency = memory.last_list()
+    names = grouped.ids.names
+    of_first = partners.take(torch.tensor([0]))
+    assert {int(names[item]) // 20 for item in of_first.columns.tolist()} == {int(names[0]) // 20}
+    assert 0 not in of_first.columns
+    assert of_first.values.float().tolist() == pytest.approx([1.0] * len(of_first.columns), abs=0.01)
+    assert recency[0] > 0
+
+
+def test_they_stay_when_the_model_learns_from_new_events(grouped, tmp_path):
+    grouped.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    before = loaded.model.scorer.part("memory").last_list()[0]
+    loaded.update(pl.DataFrame({"user": ["new"] * 3, "item": [1, 2, 3], "time": [20, 21, 22]}))
+    assert features_weight(loaded.model) == features_weight(grouped.model)
+    assert torch.equal(loaded.model.scorer.part("memory").last_list()[0].columns, before.columns)
+
+
+def test_groups_that_say_nothing_change_nothing(rare_log, plain):
+    useless = fitted_to(rare_log, np.random.default_rng(1).permutation(np.arange(600) // 20))
+    assert features_weight(useless.model) == 0
+    histories = [[1, 2, 3], [130, 131], [583]]
+    assert useless.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
+
+
+def test_a_copy_uses_features_of_its_own(plain):
+    names = plain.ids.names
+    other, again = copy(plain), copy(plain)
+    other.use_features(pl.DataFrame({"item": names, "group": ["x"] * len(names)}))
+    assert features_weight(other.model) == 0
+    again.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
+    assert features_weight(again.model) > 0
+    assert features_weight(plain.model) == 0
+
+
+@given(st.integers(0, 1000), st.integers(1, 4))
+@settings(max_examples=20)
+def test_partners_of_new_items_are_means_of_those_of_the_items_they_are_like(seed, most):
+    draw = np.random.default_rng(seed)
+    lists = np.round(draw.random((2, 6, 6)) * (draw.random((2, 6, 6)) < 0.5), 1)
+    shares = draw.random((3, 6)) * (draw.random((3, 6)) < 0.5)
+
+    def rows(cells):
+        row, column = map(torch.from_numpy, np.nonzero(cells))
+        return group_rows(row, column.int(), len(cells), torch.from_numpy(cells[np.nonzero(cells)]).float())
+
+    memory = MemoryScorer.from_partners(
+        [rows(each) for each in lists], [recency_weights(0.5), 2 * recency_weights(0.5)]
+    )
+    scorer = SumScorer({"memory": memory}, 3)
+    weights = lists[0] + 2 * lists[1]  # from, to
+    highest = np.maximum(lists[0], 2 * lists[1]).max(0)
+    expected = {incoming: shares @ (weights.T + np.diag(highest)), outgoing: shares @ weights}
+    like = rows(shares)
+    for partners_of, means in expected.items():
+        found = dense(mean_partners(scorer, partners_of, CSR(like.offsets, like.columns.long(), like.values), most), 6)
+        best = np.sort(means, axis=1)[:, ::-1][:, :most]
+        assert np.sort(found, axis=1)[:, ::-1][:, :most] == pytest.approx(best, abs=0.02)
+        assert found[found > 0] == pytest.approx(means[found > 0], abs=0.02)
+
+
+def test_a_memory_with_one_more_list_adds_its_scores():
+    recency = recency_weights(0.5)
+    first = group_rows(torch.tensor([0, 1]), torch.tensor([1, 2]).int(), 3, torch.tensor([0.5, 1.0]))
+    second = group_rows(torch.tensor([0, 2]), torch.tensor([2, 0]).int(), 3, torch.tensor([0.25, 2.0]))
+    both = MemoryScorer.from_partners([first], [recency]).with_list(second, 2 * recency)
+    assert torch.equal(both.rows.columns, MemoryScorer.from_partners([first, second], [recency, recency]).rows.columns)
+    partners, weights = both.last_list()
+    assert (partners.columns.tolist(), partners.values.tolist()) == ([2, 0], [0.25, 2.0])
+    assert torch.equal(weights, 2 * recency)
 
 
 def test_features_that_say_nothing_change_nothing(log):

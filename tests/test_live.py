@@ -94,7 +94,7 @@ def test_a_new_item_goes_beside_what_it_is_like(seed, arity):
         items[place] = number
     near = draw.sample(placed, draw.randrange(0, len(placed) + 1))
     weights = [draw.randrange(1, 4) for _ in near]
-    found = FreeSlots(Tree(items, arity)).best(torch.tensor(near, dtype=torch.int64), torch.tensor(weights).float())
+    found = FreeSlots(Tree(items, arity)).best(near, weights)
     assert items[found] == PAD
     assert found == best_slot_by_definition(items, arity, near, weights)
 

@@ -116,9 +116,10 @@ def train(
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
     if features is not None:
         shop = Recommender.load(out_folder, device=device)
-        if added := shop.add_listed_items(features):
+        if lines := shop.use_features(features):
             shop.save(out_folder)
-            write(f"Added {added:,} items that are not in the log, by their features")
+        for line in lines:
+            write(line)
 
 
 class RunState(Enum):

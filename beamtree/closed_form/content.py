@@ -1,18 +1,19 @@
 """What the features of items say about them: which items are alike, and a ridge regression on features."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.data.csr import CSR
-from beamtree.kernels import sparse
+from beamtree.kernels import classify, sparse
 
 STEPS = 30  # of conjugate gradients
+LEFT_OUT = 0.1  # of the squared length of an item that is searched for
 TOLERANCE = 1e-4  # relative size of the residual at which they end
-POWER = 3  # similar items count by their cosine to this power
-AT_ONCE = 64  # items that are compared with all others together
 
 
 @dataclass
@@ -36,23 +37,29 @@ class FeatureMatrix:
         self._by_item = self.rows.offsets, self.rows.columns, values
         self._by_feature = sparse.transposed(self._by_item, self.width)
 
-    def similar(self, others: "FeatureMatrix", most: int) -> tuple[Tensor, Tensor]:
-        """For each of other items, the most similar of these, and their shares, which sum to 1 [n, most] each.
+    def nearest(self, others: "FeatureMatrix", most: int, budget: float = math.inf) -> tuple[Tensor, Tensor]:
+        """For each of other items, the most similar of these, best first, and their cosines [n, most] each.
 
-        The share of an item is proportional to a power of its cosine. All are 0 where no features are in common.
+        Where fewer have a feature in common, the rest is 0. The most common features of an item, up to a small share of
+        its squared length, are left out: nearly all of the time would go into them. So are those with which more than
+        `budget` entries of these items would be read for it.
         """
-        items, shares = [], []
-        for rows in torch.arange(len(others.rows)).split(AT_ONCE):
-            some = others.rows.take(rows)
-            assert some.values is not None
-            queries = torch.zeros(self.width, len(rows))
-            queries[some.columns.long(), some.row_of_entry()] = some.values
-            best = sparse.multiply(self._by_item, queries).T.topk(min(most, len(self.rows)))
-            share = best.values.clamp(min=0) ** POWER
-            items.append(best.indices)
-            shares.append(share / share.sum(1, keepdim=True).clamp(min=1e-9))
-        empty = torch.empty(0, min(most, len(self.rows)))
-        return torch.cat([empty.long(), *items]), torch.cat([empty, *shares])
+        rows, index = others.rows, self._by_feature
+        assert rows.values is not None
+        row, common = rows.row_of_entry(), index[0].diff()[rows.columns.long()]
+        order = torch.argsort(-common, stable=True)
+        order = order[torch.argsort(row[order], stable=True)]  # in each row the most common first
+        length, read = rows.values[order].double().square().cumsum(0), common[order].cumsum(0)
+        length -= pad(length, (1, 0))[rows.offsets[:-1]][row]
+        read = pad(read, (1, 0))[rows.offsets[1:]][row] - read  # by the features after this one
+        keep = (length > LEFT_OUT) & ((read + common[order] <= budget) | (read == 0))
+        used = torch.empty(len(order), dtype=torch.bool).index_put_((order,), keep)
+        rows = rows.filter(used)
+        assert rows.values is not None
+        queries = rows.offsets.numpy(), rows.columns.numpy(), rows.values.numpy()
+        offsets, items, values = (part.numpy() for part in index)
+        nearest, cosines = classify.nearest_rows(queries, (offsets, items, values), len(self.rows), most)
+        return torch.from_numpy(nearest), torch.from_numpy(cosines)
 
     def regression(self, targets: Tensor, confidence: Tensor, penalty: float) -> Tensor:
         """W of the ridge regression Σ_i c_i |t_i - f_i W|² + λ |W|², by conjugate gradients [width, dim].

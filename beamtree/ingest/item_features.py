@@ -2,8 +2,9 @@
 
 Every column becomes a block of features. A text is its words, the text itself and, if it is a path such as
 `Books/Fiction`, the paths above it, all weighted by how rare they are; a list of texts is all of them. A number lies
-between two quantiles of its column; a whole number may also be the number of a category. The block of an item has
-length 1, and is empty where its value is missing.
+between two quantiles of its column; a whole number may also be the number of a category. Where most texts of a column
+have a number in them, such as the year of a film, that is one more column of numbers. The block of an item has length
+1, and is empty where its value is missing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from beamtree.data.csr import CSR, group_rows
 WORDS = r"[\p{L}\p{N}]+"
 DEPTH = 12  # steps of a path that are features, at most
 KNOTS = 12  # quantiles of a column of numbers
+NUMBER_IN_TEXT = r"([0-9]{1,15})[^0-9]*$"  # the last one
 LEAST = 2  # items that must have a feature of a text
 TEXT, NUMBER, VECTOR = "text", "number", "vector"
 
@@ -28,7 +30,7 @@ class ItemFeatures(NamedTuple):
 
     Args:
         kinds: the columns that are used, each a text, number or vector.
-        knots: the quantiles of the columns of numbers.
+        knots: the quantiles of the columns of numbers, and of the numbers in texts.
         vocabulary: the name, weight and number of each feature.
     """
 
@@ -42,6 +44,10 @@ class ItemFeatures(NamedTuple):
         kinds = {name: kind for name, dtype in frame.schema.items() if (kind := _kind(dtype))}
         kinds = {name: kind for name, kind in kinds.items() if name not in set(leave_out)}
         knots = {name: _quantiles(frame[name]) for name, kind in kinds.items() if kind == NUMBER}
+        for name in (name for name in kinds if frame.schema[name] == pl.String):
+            numbers = frame[name].str.extract(NUMBER_IN_TEXT)
+            if 2 * numbers.count() > frame[name].count():
+                knots[name] = _quantiles(numbers.cast(pl.Float64))
         features = cls(kinds, knots, pl.DataFrame(schema={"feature": pl.String, "weight": pl.Float64}))
         counts = [block.group_by("feature", "is_text").len() for block in features._blocks(frame)]
         if counts:
@@ -86,6 +92,9 @@ class ItemFeatures(NamedTuple):
             feature = (pl.lit(f"{name}\n") + pl.col("feature")).alias("feature")
             columns = ("row", feature, pl.col("value").cast(pl.Float64), "is_text")
             yield from (pl.concat(part.select(columns) for part in parts),) if parts else ()
+            if kind == TEXT and self.knots.get(name) and frame.schema[name] == pl.String:
+                numbers = rows.select("row", pl.col("value").str.extract(NUMBER_IN_TEXT).cast(pl.Float64)).drop_nulls()
+                yield _between_knots(numbers, np.array(self.knots[name])).select(columns)
 
 
 def _kind(dtype: pl.DataType) -> str | None:

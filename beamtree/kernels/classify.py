@@ -39,6 +39,22 @@ def nearest_means(rows: Rows, means: np.ndarray) -> np.ndarray:
     return nearest
 
 
+def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the `most` of `size` others with the largest products, best first, and these [n, most] each.
+
+    The others are given as rows by feature. Where fewer have a feature in common with a row, the rest is 0.
+    """
+    compiled, count = _compiled(), len(rows[0]) - 1
+    nearest, cosines = np.zeros((count, min(most, size)), np.int64), np.zeros((count, min(most, size)), np.float32)
+
+    def find(span: tuple[int, int]) -> None:
+        scratch = np.zeros(size, np.float32), np.empty(size + 1, np.int64)
+        compiled.nearest_rows(*span, *rows, index, *scratch, nearest, cosines)
+
+    parallel_map(find, spans(count))
+    return nearest, cosines
+
+
 def train_children(rows: Rows, width: int, task: Any, settings: tuple[float, float, int, float]) -> Any:
     """Linear classifiers of some children of a node: see `compiled_classify.train_children`."""
     return _compiled().train_children(*rows, width, *task, *settings)

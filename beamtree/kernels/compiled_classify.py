@@ -284,6 +284,32 @@ def _nearest(touched, similarity, found, most):
 
 
 @compiled(fastmath=REORDERED)
+def nearest_rows(first, last, offsets, columns, values, index, similarity, touched, nearest, cosines):
+    """The rows of an inverted index with the highest products for each of the rows first … last, best first."""
+    starts, others, other_values = index
+    most, seen = nearest.shape[1], np.full(len(similarity), -1, np.int64)
+    for row in range(first, last):
+        found = 0
+        for place in range(offsets[row], offsets[row + 1]):
+            value = values[place]
+            for entry in range(starts[columns[place]], starts[columns[place] + 1]):
+                other = others[entry]
+                touched[found] = other
+                found += seen[other] != row  # products of vectors may add up to 0
+                seen[other] = row
+                similarity[other] += value * other_values[entry]
+        found = _nearest(touched, similarity, found, most)
+        scores = np.empty(found, np.float32)
+        for place in range(found):
+            scores[place] = max(similarity[touched[place]], np.float32(0))
+            similarity[touched[place]] = 0
+        _select(touched, scores, found, most)
+        count = min(found, most)
+        _sort(touched, scores, count)
+        nearest[row, :count], cosines[row, :count] = touched[:count], scores[:count]
+
+
+@compiled(fastmath=REORDERED)
 def _add_memory(columns, values, memory, votes, labels, number, similarity, touched, weight, power, most, budget):
     """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
     offsets, rows, row_values, label_offsets, label_numbers = memory

@@ -3,28 +3,44 @@
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
 Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
 popularity that a ridge regression expects from its features.
+
+Items of the log get a list of partners with similar features, if validation users find more with it.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from beamtree.closed_form.content import FeatureMatrix
-from beamtree.closed_form.cooccurrence import sum_products
+from beamtree.closed_form.part_weights import STEPS, USERS, Candidates
+from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.csr import CSR, group_rows, strongest
+from beamtree.data.csr import CSR, group_rows
 from beamtree.errors import requires
 from beamtree.kernels import sparse
+from beamtree.live.edits import CONTENT, MEMORY, incoming, mean_partners
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.tree import PAD
 
-NEAREST = 5  # similar items of a new one: with more, its scores differ less between users
-MAX_SOURCES = 40  # incoming partners of a new item, for the same reason
-SHOWN_MORE = 1.4  # a new item is shown this many times as often as others of its popularity
-PENALTY = 3.0  # λ of the regression of popularity
+CANDIDATES = 200  # items with the most similar features, of which the similar ones are chosen
+NEAREST = 10  # similar items of a new one
+TASTE = 3.0  # how much more than the features the factors say about which items are similar
+TASTE_DIM = 48  # directions of the factors that are predicted, at most
+POWER = 6  # similar items count by their similarity to this power
+CONFIDENT = 100  # events from which on all items count the same in the regression of factors
+PARTNERS = 30  # of an item of the log, with similar features
+PARTNER_POWER = 2  # they count by their cosine to this power
+READ = 20_000  # entries of the features of other items that are read for these, of one item
+LEAST_GAIN = 0.003  # relative gain in recall on validation users for which they are added
+CERTAIN = 2.5  # standard errors that the gain must be above 0: it is the best of several weights
+MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
+SHOWN_MORE = 1.2, 1.7  # a new item is shown at most this many times as often as others of its popularity; first, too
+PREFERENCE = 1.3  # power of the expected popularity: places pay more where it is high
+PENALTY = 3.0  # λ of the regressions on features
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
 MOST_SCALED = 20.0  # and means of partners and factors are multiplied by at most this
 AT_ONCE = 256  # new items that are scored for the background users together
@@ -47,14 +63,54 @@ class Content:
         known = torch.arange(min(tree.num_items, len(frame)))
         events = torch.zeros(len(known)) if model.popularity is None else model.popularity[known].cpu().double()
         placed = tree.leaf_of_item(known.to(tree.device)).cpu() != PAD
-        self._items = known[placed & (events > 0)] if bool((events > 0).any()) else known[placed]
-        frame = frame[self._items.numpy()]
+        self._items = known[placed]
+        frame, events = frame[self._items.numpy()], events[self._items]
         self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
         self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
-        logs = (events[self._items] + 1).log()
-        target = (logs - logs.mean()).float().unsqueeze(1)
-        self._popularity = self._matrix.regression(target, torch.ones(len(logs)), PENALTY)
-        self._usual = float(self._matrix.predict(self._popularity).exp().mean()) if len(logs) else 1.0
+        self._has_events = events > 0 if bool((events > 0).any()) else torch.ones(len(events), dtype=torch.bool)
+        logs, counted = (events + 1).log(), self._has_events.float()
+        target = (logs - (logs * counted).sum() / counted.sum()).float().unsqueeze(1)
+        self._popularity = self._matrix.regression(target, counted, PENALTY)
+        expected = (PREFERENCE * self._matrix.predict(self._popularity)).exp()
+        self._usual = float(expected[self._has_events].mean()) if len(logs) else 1.0
+        scorer = model.scorer
+        self._taste: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about it
+        if isinstance(scorer, SumScorer) and "factors" in scorer.names and scorer.weight_of("factors") and len(logs):
+            factors, confidence = model.vectors_of(self._items), counted * events.clamp(1, CONFIDENT).float()
+            confidence /= confidence.mean()
+            factors = factors[:, factors.var(0).topk(min(TASTE_DIM, factors.shape[1])).indices]
+            factors -= (factors * confidence.unsqueeze(1)).mean(0)
+            self._taste = normalize(factors), self._matrix.regression(factors, confidence, PENALTY)
+
+    @property
+    def width(self) -> int:
+        """How many features there are."""
+        return self._features.width
+
+    def _similar(self, new: FeatureMatrix) -> tuple[Tensor, Tensor]:
+        """The items with events that new ones are like, and shares, whose sum is 1, or 0 without any [n, NEAREST] each.
+
+        Of the items with the most similar features, those whose factors are most similar to the predicted ones.
+        """
+        nearest, similarity = self._matrix.nearest(new, CANDIDATES)
+        similarity *= self._has_events[nearest]
+        if self._taste is not None:
+            known, weights = self._taste
+            batches = zip(nearest.split(AT_ONCE), normalize(new.predict(weights)).split(AT_ONCE), strict=True)
+            taste = [torch.einsum("nd,nkd->nk", predicted, known[items]) for items, predicted in batches]
+            similarity = (similarity + TASTE * torch.cat(taste).clamp(min=0)) * (similarity > 0)
+        best = similarity.topk(min(NEAREST, similarity.shape[1]))
+        shares = best.values**POWER
+        shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
+        return self._items[nearest.gather(1, best.indices)], shares
+
+    def partners(self, num_items: int) -> CSR:
+        """For each item, others with similar features, weighted by a power of the cosine."""
+        nearest, cosines = self._matrix.nearest(self._matrix, PARTNERS + 1, READ)
+        itself = torch.arange(len(nearest)).unsqueeze(1)
+        real = (cosines > 0) & (nearest != itself)
+        row, column = self._items[itself.expand_as(nearest)[real]], self._items[nearest[real]]
+        return group_rows(row, column.int(), num_items, cosines[real] ** PARTNER_POWER)
 
     def placements(self, model: TreeModel, rows: Any, background: BackgroundUsers | None) -> list[Placement]:
         """Where new items go, given their rows of the table; without background users nothing is scaled.
@@ -62,48 +118,64 @@ class Content:
         An item that has no feature in common with others is like none of them.
         """
         new = FeatureMatrix(self._features.transform(rows), self._features.width)
-        nearest, shares = self._matrix.similar(new, NEAREST)
-        similar = self._items[nearest]
-        like = [Placement(items[share > 0], share[share > 0]) for items, share in zip(similar, shares, strict=True)]
-        if background is None or not isinstance(model.scorer, SumScorer):
+        (similar, shares), scorer = self._similar(new), model.scorer
+        real = shares > 0
+        rows_of = (part[real].split(real.sum(1).tolist()) for part in (similar, shares))
+        like = [Placement(items, share) for items, share in zip(*rows_of, strict=True)]
+        if background is None or not isinstance(scorer, SumScorer):
             return like
-        partners = incoming_partners(model, similar, shares)
+        offsets = torch.arange(len(similar) + 1) * similar.shape[1]
+        alike = CSR(offsets, similar.flatten(), shares.flatten())
+        partners = mean_partners(scorer, incoming, alike, MAX_SOURCES)
         factors = mean_factors(model, similar, shares) if background.factors.shape[1] else None
-        rates = (new.predict(self._popularity).squeeze(1).exp() / self._usual).clamp(max=MOST_POPULAR)
+        expected = (PREFERENCE * new.predict(self._popularity).squeeze(1)).exp()
+        rates = (expected / self._usual).clamp(max=MOST_POPULAR)
         scale = needed_scale(model, partners, factors, rates, background)
-        result = []
-        for number, placement in enumerate(like):
-            start, stop = partners.offsets[number : number + 2].tolist()
-            assert partners.values is not None
-            weights = partners.values[start:stop] * scale[number]
-            learned = placement._replace(sources=partners.columns[start:stop].long(), weights=weights)
-            if factors is not None:
-                learned = learned._replace(factors=factors[number] * scale[number])
-            result.append(learned if len(placement.items) else placement)
-        return result
+        counts = partners.counts()
+        assert partners.values is not None
+        values = partners.values * scale.repeat_interleave(counts)
+        sources, weights = (part.split(counts.tolist()) for part in (partners.columns.long(), values))
+        vectors = [None] * len(like) if factors is None else list(factors * scale.unsqueeze(1))
+        return [
+            Placement(*each[:2], *learned) if len(each.items) else each
+            for each, *learned in zip(like, sources, weights, vectors, strict=True)
+        ]
 
 
-def incoming_partners(model: TreeModel, similar: Tensor, shares: Tensor) -> CSR:
-    """Partners to new items that are like others with shares [n, k] each: those to the similar items, by source.
+def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -> TreeModel:
+    """The model with items of similar features as one more list of its memory, if users find more with it.
 
-    The similar items themselves become partners, each with the largest weight of a partner to it.
+    Args:
+        model: with the parts and weights that it has without features.
+        content: the features of its items.
+        users: validation users, by whom the weight is chosen.
     """
-    scorer, (count, width) = model.scorer, similar.shape
-    memory = scorer.part("memory") if isinstance(scorer, SumScorer) and "memory" in scorer.names else None
-    if not isinstance(memory, MemoryScorer):
-        return group_rows(torch.empty(0, dtype=torch.int64), torch.empty(0).int(), count, torch.empty(0))
-    items, index = torch.unique(similar, return_inverse=True)
-    to, source, weight = (part.cpu() for part in memory.sources(items.to(memory.offsets.device)))
-    largest = torch.zeros(len(items)).scatter_reduce_(0, to, weight, "amax")
-    to, source, weight = (
-        torch.cat(parts) for parts in ((to, torch.arange(len(items))), (source, items), (weight, largest))
-    )
-    by_similar = group_rows(to, source.int(), len(items), weight)
-    new = torch.arange(count).repeat_interleave(width)
-    shared = group_rows(index.flatten(), new.int(), len(items), shares.flatten())
-    sums = sum_products(shared, by_similar, max(count, memory.num_items))
-    rows = strongest(sums.row_of_entry(), sums.columns.long(), sums.values, len(sums), MAX_SOURCES)
-    return rows.take(torch.arange(count))
+    scorer, tree = model.scorer, model.tree
+    if not isinstance(scorer, SumScorer) or MEMORY not in scorer.names or not len(users) or not content.width:
+        return model
+    partners = content.partners(tree.num_items)
+    parts = {"model": scorer, CONTENT: MemoryScorer.from_partners([partners], [RECENCY]).to(tree.device)}
+    candidates = Candidates(tree, parts, users.sample(USERS), model.first_level, str(tree.device))
+    unit = float(candidates.units[1] / candidates.units[0])
+    before = candidates.user_recalls({"model": 1.0, CONTENT: 0.0})
+    trials = {step * unit: candidates.user_recalls({"model": 1.0, CONTENT: step * unit}) - before for step in STEPS}
+    gains = {weight: (gain / before.mean(0).clamp(min=1e-9)).mean(1) for weight, gain in trials.items()}  # of each user
+    weight = max(gains, key=lambda each: float(gains[each].mean()))
+    error = float(gains[weight].std(correction=0)) / len(before) ** 0.5
+    if float(gains[weight].mean()) < max(LEAST_GAIN, CERTAIN * error):
+        return model
+    memory = scorer.part(MEMORY)
+    assert isinstance(memory, MemoryScorer)
+    changed = scorer.with_parts({MEMORY: memory.with_list(partners, RECENCY * weight / scorer.weight_of(MEMORY))})
+    changed.hyperparameters |= {CONTENT: weight}
+    changed.calibration = candidates.calibration({"model": 1.0, CONTENT: weight})
+    return model.with_scorer(changed).eval()
+
+
+def features_weight(model: TreeModel) -> float:
+    """The weight of items with similar features in the memory of a model; 0 where there are none."""
+    scorer = model.scorer
+    return float(scorer.hyperparameters.get(CONTENT, 0.0)) if isinstance(scorer, SumScorer) else 0.0
 
 
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:
@@ -133,8 +205,12 @@ def needed_scale(
         x.flatten(), ends - x.shape[1], ends, RECENCY[: x.shape[1]].contiguous(), newest_first=False
     )
     weight = model.scorer.weight_of("factors") if factors is not None else 0.0
-    share = SHOWN_MORE * rates / model.tree.num_placed
-    limits = ((background.shown, background.threshold), (background.first, background.first_threshold))
+    share = rates / model.tree.num_placed
+    thresholds = (background.shown, background.threshold), (background.first, background.first_threshold)
+    limits = [
+        (more * shown * len(x), threshold.where(threshold > 0, torch.inf).unsqueeze(1))  # without: nothing is known
+        for more, (shown, threshold) in zip(SHOWN_MORE, thresholds, strict=True)
+    ]
     scales = []
     for rows in torch.arange(len(rates)).split(AT_ONCE):
         some = partners.take(rows)
@@ -146,8 +222,8 @@ def needed_scale(
             scores += weight * background.factors @ factors[rows].T
         most = torch.full((len(rows),), MOST_SCALED)
         for shown, threshold in limits:
-            rank = (share[rows] * shown * len(x)).long().clamp(max=len(x) - 1)
-            needed = (threshold.unsqueeze(1) / scores.clamp(min=1e-6)).sort(dim=0).values
+            rank = (share[rows] * shown).long().clamp(max=len(x) - 1)
+            needed = (threshold / scores.clamp(min=1e-6)).topk(int(rank.max()) + 1, dim=0, largest=False).values
             most = most.minimum(needed.gather(0, rank.unsqueeze(0)).squeeze(0))
         scales.append(most.clamp(min=0))
     return torch.cat(scales) if scales else torch.empty(0)

@@ -1,13 +1,15 @@
 """Edits of a model's items: copies of a model with items added, hidden or removed. The given model does not change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.data.csr import CSR, entries_of_rows, sum_duplicates
+from beamtree.closed_form.cooccurrence import sum_products
+from beamtree.data.csr import CSR, entries_of_rows, group_rows, strongest, sum_duplicates
 from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
@@ -16,6 +18,7 @@ from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
 ADDED, MEMORY = "added", "memory"  # parts of a sum: partners of items added later, and those that were fitted
+CONTENT = "content"  # the weight of the last list of the memory in the hyperparameters, if that is of similar features
 
 
 def with_items(
@@ -41,18 +44,22 @@ def with_items(
         tree, scorer = deeper, scorer.deeper(tree, deeper)
     if tree is not model.tree:  # its tables are new, and no search reads them yet
         reserved = ()
-    slots, first = FreeSlots(tree, reserved), tree.level(tree.height).start
-    for number, placement in zip(numbers, new.values(), strict=True):
-        near = tree.leaf_of_item(placement.items.to(tree.device)).cpu()
-        placed = near != PAD
-        slots.take(slots.best(near[placed] - first, placement.shares[placed]), number)
+    like = _similar_items(tree, list(new.values()))
+    slots, ends = FreeSlots(tree, reserved), like.offsets.tolist()
+    near = (tree.leaf_of_item(like.columns.to(tree.device)).cpu() - tree.level(tree.height).start).tolist()
+    assert like.values is not None
+    shares = like.values.tolist()
+    for number, (start, stop) in zip(numbers, pairwise(ends), strict=True):
+        slots.take(slots.best(near[start:stop], shares[start:stop]), number)
     grown = tree.with_items(slots.tensor().to(tree.device), len(ids))
     tables = scorer.tables().values() if isinstance(scorer, SumScorer) else [scorer]
     for table in tables:
         if isinstance(table, TableScorer):
-            _write_rows(table, tree, grown, numbers, list(new.values()))
+            _write_rows(table, tree, grown, numbers, like, list(new.values()))
     if isinstance(scorer, SumScorer) and partners:
-        scorer = _with_edges(scorer, _new_edges(scorer, numbers, new), torch.tensor(numbers), len(ids))
+        scorer = _with_edges(
+            scorer, _new_edges(scorer, numbers, like, list(new.values())), torch.tensor(numbers), len(ids)
+        )
     elif isinstance(scorer, SumScorer):
         memories = {name: part for name in scorer.names if isinstance(part := scorer.part(name), MemoryScorer)}
         scorer = scorer.with_parts({name: memory.grown(len(ids)) for name, memory in memories.items()})
@@ -83,18 +90,31 @@ def _copy_with(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) ->
     return result.eval()
 
 
-def _write_rows(table: TableScorer, old: Tree, new: Tree, numbers: list[int], placements: list[Placement]) -> None:
+def _similar_items(tree: Tree, placements: Sequence[Placement]) -> CSR:
+    """The items with a leaf that each new item is like, with their shares."""
+    counts = torch.tensor([len(placement.items) for placement in placements], dtype=torch.int64)
+    items = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
+    shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
+    like = CSR(pad(counts.cumsum(0), (1, 0)), items, shares)
+    return like.filter(tree.leaf_of_item(items.to(tree.device)).cpu() != PAD)
+
+
+def _write_rows(
+    table: TableScorer, old: Tree, new: Tree, numbers: list[int], like: CSR, placements: Sequence[Placement]
+) -> None:
     """Write the rows of new items: learned factors, or the mean of the rows of similar items."""
     leaves = new.leaf_of_item(torch.tensor(numbers, device=new.device))
-    vectors, rows = table.table.read(old, share=table.share), []
-    for placement in placements:
-        if placement.factors is not None and isinstance(table, FactorScorer):
-            rows.append(placement.factors.to(new.device))
-            continue
-        near = old.leaf_of_item(placement.items.to(old.device))
-        shares = placement.shares.to(old.device) * (near != PAD)
-        rows.append((vectors.at(near).float() * shares.unsqueeze(1)).sum(0) / shares.sum().clamp(min=1e-9))
-    table.put_vectors(new, leaves, torch.stack(rows))
+    vectors, similar = table.table.read(old, share=table.share), old.leaf_of_item(like.columns.to(old.device))
+    assert like.values is not None
+    shares, row = like.values.to(old.device), like.row_of_entry().to(old.device)
+    total = torch.zeros(len(like), device=old.device).index_add_(0, row, shares).clamp(min=1e-9)
+    weighted = vectors.at(similar).float() * (shares / total[row]).unsqueeze(1)
+    rows = torch.zeros(len(like), weighted.shape[1], device=old.device).index_add_(0, row, weighted)
+    learned = [index for index, placement in enumerate(placements) if placement.factors is not None]
+    if learned and isinstance(table, FactorScorer):
+        factors = [placement.factors for placement in placements if placement.factors is not None]
+        rows[torch.tensor(learned, device=old.device)] = torch.stack(factors).to(old.device)
+    table.put_vectors(new, leaves, rows)
 
 
 # Partners of new items
@@ -125,52 +145,58 @@ def memory_of(edges: PartnerEdges, num_items: int) -> MemoryScorer:
     return MemoryScorer.from_partners([CSR(offsets, (key % num_items).int(), weight)], [RECENCY])
 
 
-def incoming_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, item: int) -> PartnerEdges:
-    """Edges to a new item that resembles others [n] with shares [n]: those to the similar items.
-
-    The similar items themselves become partners, each with the largest weight of an edge to it.
-    """
-    similar, shares = (part.to(memory.offsets.device) for part in (similar, shares))
-    index, source, weight = memory.sources(similar)
-    largest = torch.zeros_like(shares).scatter_reduce_(0, index, weight, "amax")
-    sources = torch.cat([source, similar])
-    weights = torch.cat([weight * shares[index], largest * shares])
-    return _strongest(PartnerEdges(sources, torch.full_like(sources, item), weights), MAX_SOURCES)
+Entries = tuple[Tensor, Tensor, Tensor]  # index of one of some items, its partner or source, and the weight [E] each
 
 
-def outgoing_partners(memory: MemoryScorer, similar: Tensor, shares: Tensor, item: int) -> PartnerEdges:
-    """Edges from a new item that resembles others [n] with shares [n]: those from the similar items."""
-    similar, shares = (part.to(memory.offsets.device) for part in (similar, shares))
-    rows = torch.arange(memory.lists, device=similar.device).unsqueeze(1) * memory.num_items + similar  # [lists, n]
-    index, entry = entries_of_rows(memory.offsets, rows.flatten())
-    scale = memory.recency.amax(1).repeat_interleave(len(similar)) * shares.repeat(memory.lists)
-    weights = memory.weights[entry].float() * scale[index]
-    return _strongest(PartnerEdges(torch.full_like(entry, item), memory.partners[entry].long(), weights), PARTNERS)
+def incoming(memory: MemoryScorer, items: Tensor) -> Entries:
+    """Partners to items [n]: their sources, and each item itself with the largest weight of a partner to it."""
+    index, source, weight = memory.sources(items)
+    largest = torch.zeros(len(items), device=items.device).scatter_reduce_(0, index, weight, "amax")
+    own = torch.arange(len(items), device=items.device)
+    return torch.cat([index, own]), torch.cat([source, items]), torch.cat([weight, largest])
 
 
-def _strongest(edges: PartnerEdges, limit: int) -> PartnerEdges:
-    """The `limit` pairs with the largest absolute weights; the weights of equal pairs are summed."""
-    base = int(torch.cat([edges.source, edges.target]).max()) + 1 if len(edges.source) else 1
-    key, weight = sum_duplicates(edges.source * base + edges.target, edges.weight)
-    best = weight.abs().topk(min(limit, len(key))).indices
-    return PartnerEdges((key[best] // base).cpu(), (key[best] % base).cpu(), weight[best].cpu())
+def outgoing(memory: MemoryScorer, items: Tensor) -> Entries:
+    """Partners of items [n], with their weights at a newest event."""
+    rows = torch.arange(memory.lists, device=items.device).unsqueeze(1) * memory.num_items + items  # [lists, n]
+    row, entry = entries_of_rows(memory.offsets, rows.flatten())
+    weight = memory.weights[entry].float() * memory.recency.amax(1).repeat_interleave(len(items))[row]
+    return row % max(1, len(items)), memory.partners[entry].long(), weight
 
 
-def _new_edges(scorer: SumScorer, numbers: list[int], new: Mapping[str, Placement]) -> PartnerEdges:
-    """Edges of new items: the learned ones, or else those of the items they are like."""
-    empty = torch.empty(0, dtype=torch.int64)
-    parts = [PartnerEdges(empty, empty, empty.float())]
+def mean_partners(
+    scorer: SumScorer, partners_of: Callable[[MemoryScorer, Tensor], Entries], like: CSR, most: int
+) -> CSR:
+    """The strongest partners of new items: sums of those of the items that each is like, multiplied by the shares."""
     memory = scorer.part(MEMORY) if MEMORY in scorer.names else None
-    for number, placement in zip(numbers, new.values(), strict=True):
+    like = like.filter(like.columns < (memory.num_items if isinstance(memory, MemoryScorer) else 0))
+    assert like.values is not None
+    if not isinstance(memory, MemoryScorer) or not len(like.columns):
+        return like
+    items, index = torch.unique(like.columns, return_inverse=True)
+    row, partner, weight = (part.cpu() for part in partners_of(memory, items.to(memory.offsets.device)))
+    partners, column = torch.unique(partner, return_inverse=True)
+    new_items = group_rows(index, like.row_of_entry().int(), len(items), like.values)
+    of_similar = group_rows(row, column.int(), len(items), weight)
+    sums = sum_products(new_items, of_similar, max(len(like), len(partners)))
+    return strongest(sums.row_of_entry(), partners[sums.columns.long()], sums.values, len(like), most)
+
+
+def _new_edges(scorer: SumScorer, numbers: list[int], like: CSR, placements: Sequence[Placement]) -> PartnerEdges:
+    """Edges of new items: the learned ones, or else those of the items they are like."""
+    empty, new = torch.empty(0, dtype=torch.int64), torch.tensor(numbers)
+    parts = [PartnerEdges(empty, empty, empty.float())]
+    for number, placement in zip(numbers, placements, strict=True):
         if placement.sources is not None and placement.weights is not None:
             target = torch.full_like(placement.sources, number)
             parts.append(PartnerEdges(placement.sources, target, placement.weights))
-        if isinstance(memory, MemoryScorer):
-            fitted = placement.items < memory.num_items
-            similar = placement.items[fitted], placement.shares[fitted]
-            if placement.sources is None:
-                parts.append(incoming_partners(memory, *similar, number))
-            parts.append(outgoing_partners(memory, *similar, number))
+    others = torch.tensor([placement.sources is None for placement in placements]).nonzero().squeeze(1)
+    sources = mean_partners(scorer, incoming, like.take(others), MAX_SOURCES)
+    partners = mean_partners(scorer, outgoing, like, PARTNERS)
+    assert sources.values is not None
+    assert partners.values is not None
+    parts.append(PartnerEdges(sources.columns.long(), new[others][sources.row_of_entry()], sources.values))
+    parts.append(PartnerEdges(new[partners.row_of_entry()], partners.columns.long(), partners.values))
     return _concatenate(parts)
 
 

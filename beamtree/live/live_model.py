@@ -130,12 +130,12 @@ class LiveModel:
 
     def is_visible(self, item: str) -> bool:
         """Whether searches can return an item."""
-        return _is_visible(self.model, item)
+        return bool(_visible(self.model, [item]))
 
     def has_items(self, items: Sequence[str]) -> list[bool]:
         """Which items the model has, including hidden ones."""
-        numbers = [PAD if number is None else number for number in self.ids.find(items)]
-        return [leaf != PAD for leaf in _leaves(self.model, numbers).tolist()]
+        placed = _placed(self.model, items)
+        return [item in placed for item in items]
 
     def history(self, user: str) -> History | None:
         """The items of a user's events, in the training log and since; None for an unknown user."""
@@ -166,9 +166,10 @@ class LiveModel:
         new = {_valid_id(item): item_fields(item, fields) for item, fields in items.items()}
         snapshot, updated, changed = self.snapshot, dict[str, NewItem](), dict[str, ItemFields]()
         for group in _independent_groups(new.items()):
+            visible = _visible(snapshot.model, group)
             for name, fields in group.items():
                 updated[name] = self._items.get(name, NewItem())._replace(**fields)
-                if not _is_visible(snapshot.model, name) or updated[name] != self._items.get(name, NewItem()):
+                if name not in visible or updated[name] != self._items.get(name, NewItem()):
                     changed[name] = fields
             group = {name: fields for name, fields in group.items() if name in changed}
             for name, fields in group.items():
@@ -189,7 +190,7 @@ class LiveModel:
 
     def forget_items(self, items: Iterable[str]) -> int:
         """Forget items and free their slots: added again, they are new; returns how many there were."""
-        names = [name for name in dict.fromkeys(map(as_id, items)) if _has_leaf(self.model, name)]
+        names = list(_placed(self.model, dict.fromkeys(map(as_id, items))))
         if names:
             self._write(*({"kind": "forget", "item": name, "model": self._digest} for name in names))
             self._forget(names)
@@ -263,10 +264,8 @@ class LiveModel:
             count: how many changes it includes.
             items: that were added or changed.
         """
-        for name, item in (items or {}).items():
-            if not _has_leaf(self.model, name):
-                self._added.add(name)
-            self._items[name] = item
+        self._added.update((items or {}).keys() - _placed(self.model, items or {}).keys())
+        self._items.update(items or {})
         self.snapshot = changed._replace(version=self.version + count)
 
     def _hide(self, names: Sequence[str]) -> None:
@@ -297,9 +296,10 @@ class LiveModel:
         if not new:
             return snapshot
         model, placed, moved, shown = snapshot.model, list[str](), list[str](), set[int]()
+        has_leaf = _placed(model, new)
         for name in new:
-            if _has_leaf(model, name):
-                shown.update(_ids(model).find_known([name]))
+            if name in has_leaf:
+                shown.add(has_leaf[name])
                 with_title = snapshot.catalogue.table is not None
                 before = placement_fields(self._items.get(name, NewItem()), with_title)
                 if name not in self._added or before == placement_fields(items[name], with_title):
@@ -324,7 +324,9 @@ class LiveModel:
 
     def _check_fields(self, snapshot: Snapshot, name: str, fields: ItemFields) -> None:
         """Raise a ValueError for an unknown item in `like`, and for a vector that does not fit."""
-        unknown = next((item for item in fields.get("like") or () if not _has_leaf(snapshot.model, item)), None)
+        like = fields.get("like") or ()
+        placed = _placed(snapshot.model, like) if like else {}
+        unknown = next((item for item in like if item not in placed), None)
         if unknown is not None:
             raise ValueError(f"item {name!r} is like {unknown!r}, which is not known: add that first, or leave it out")
         vector = fields.get("vector")
@@ -422,7 +424,7 @@ class LiveModel:
 
     def _replay_forget(self, name: str, digest: str) -> None:
         """Forget an item; one that this model has learned, and an earlier one forgot, is only hidden."""
-        if not _has_leaf(self.model, name):
+        if not _placed(self.model, [name]):
             return
         if name in self._added or digest == self._digest:
             self._forget([name])
@@ -466,14 +468,19 @@ def _with_leaf(model: TreeModel, numbers: list[int]) -> list[int]:
     return [number for number, leaf in zip(numbers, _leaves(model, numbers).tolist(), strict=True) if leaf != PAD]
 
 
-def _has_leaf(model: TreeModel, item: str) -> bool:
-    return bool(_with_leaf(model, _ids(model).find_known([item])))
+def _placed(model: TreeModel, items: Iterable[str]) -> dict[str, int]:
+    """The items that have a leaf, including hidden ones, and their numbers."""
+    names = list(items)
+    numbers = [PAD if number is None else number for number in _ids(model).find(names)]
+    rows = zip(names, numbers, _leaves(model, numbers).tolist(), strict=True)
+    return {name: number for name, number, leaf in rows if leaf != PAD}
 
 
-def _is_visible(model: TreeModel, item: str) -> bool:
-    """Whether searches can return an item."""
-    leaves = _leaves(model, _ids(model).find_known([item])).to(model.tree.device)
-    return len(leaves) > 0 and bool((leaves != PAD).all() and model.tree.mask.allows(leaves).all())
+def _visible(model: TreeModel, items: Iterable[str]) -> set[str]:
+    """The items that searches can return."""
+    placed = _placed(model, items)
+    allowed = model.tree.mask.allows(_leaves(model, list(placed.values())).to(model.tree.device))
+    return {name for name, is_allowed in zip(placed, allowed.tolist(), strict=True) if is_allowed}
 
 
 def with_saved_fields(catalogue: Catalogue, ids: Ids, saved: SavedChanges) -> Catalogue:

@@ -296,31 +296,34 @@ class FreeSlots:
         self.items = tree.items().cpu().numpy().copy()
         free = self.items == PAD
         free[list(reserved)] = False
-        self._free_before = np.zeros(len(self.items) + 1, np.int64)
-        np.cumsum(free, out=self._free_before[1:])
+        self._free = [free.astype(np.int64)]  # free slots below the nodes of each level, leaves first
+        while len(self._free[-1]) > 1:
+            self._free.append(self._free[-1].reshape(-1, self.arity).sum(1))
 
-    def best(self, near: Tensor, weights: Tensor) -> int:
-        """A free slot close to the slots `near` [n] with weights [n].
+    def best(self, near: Sequence[int], weights: Sequence[float]) -> int:
+        """A free slot close to the slots `near` with weights.
 
         From the root down, it takes the child with the most weight below it, of those with a free slot; ties go to the
         child with the most free slots.
         """
-        slots, counts = near.numpy(), weights.numpy()
-        start, width = 0, len(self.items)
-        while width > 1:
-            inside = (slots >= start) & (slots < start + width)
+        node, width, inside = 0, len(self.items), list(zip(near, weights, strict=True))
+        for free in self._free[-2::-1]:
             width //= self.arity
-            child = (slots[inside] - start) // width
-            weight = np.bincount(child, counts[inside], minlength=self.arity).astype(np.float64)
-            free = np.diff(self._free_before[start : start + width * self.arity + 1 : width])
-            weight[free == 0] = -np.inf
-            start += width * int(np.lexsort((free, weight))[-1])
-        return start
+            first, weight = node * self.arity, [0.0] * self.arity
+            for slot, share in inside:
+                weight[slot // width - first] += share
+            room = free[first : first + self.arity].tolist()
+            options = [(weight[child], room[child], child) for child in range(self.arity) if room[child]]
+            node = first + max(options)[2]
+            inside = [each for each in inside if each[0] // width == node]
+        return node
 
     def take(self, slot: int, item: int) -> None:
         """Put an item on a free slot."""
         self.items[slot] = item
-        self._free_before[slot + 1 :] -= 1
+        for free in self._free:
+            free[slot] -= 1
+            slot //= self.arity
 
     def tensor(self) -> Tensor:
         """The item of each slot, as `Tree` takes them."""

@@ -8,7 +8,7 @@ import torch
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.csr import group_rows
-from beamtree.live.edits import ADDED, edges_of, memory_of
+from beamtree.live.edits import ADDED, CONTENT, MEMORY, edges_of, memory_of
 from beamtree.live.events import as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
@@ -62,6 +62,11 @@ def refit_parts(model: TreeModel, data: Prepared, events: Events, seed: int) -> 
     ).all_parts()
     # Parts with a weight of 0 were not saved.
     changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names if name in scorer.names}
+    if CONTENT in scorer.hyperparameters:  # features do not change
+        before, fitted = scorer.part(MEMORY), changed[MEMORY]
+        assert isinstance(before, MemoryScorer)
+        assert isinstance(fitted, MemoryScorer)
+        changed[MEMORY] = fitted.with_list(*before.last_list())
     popularity = events.popularity(count)
     if ADDED in scorer.names:
         added = scorer.part(ADDED)

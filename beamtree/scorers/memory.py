@@ -108,6 +108,18 @@ class MemoryScorer(SubtreeMaxScorer):
         offsets = torch.cat([torch.cat([starts, ends], dim=1).flatten(), self.offsets[-1:]])
         return self.with_rows(num_items, CSR(offsets, self.partners, self.weights))
 
+    def with_list(self, partners: CSR, recency: Tensor) -> "MemoryScorer":
+        """A memory with one more list of partners."""
+        memory = MemoryScorer(self.num_items, 0, self.lists + 1).to(self.offsets.device)
+        memory.recency = torch.cat([self.recency, recency.to(self.recency).unsqueeze(0)])
+        memory.rows = concatenate([self.rows.cpu(), partners.cpu()])
+        return memory
+
+    def last_list(self) -> tuple[CSR, Tensor]:
+        """Its last list of partners, and the recency weights of that."""
+        rows = torch.arange(len(self.rows) - self.num_items, len(self.rows), device=self.offsets.device)
+        return self.rows.take(rows), self.recency[-1]
+
     def sources(self, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The items that have `items` [n] as partners: index in `items`, source, and weight at its newest event."""
         index_of = torch.full((self.num_items,), -1, device=items.device)
