@@ -1,8 +1,11 @@
 """Extreme classification: every compiled function against its plain definition, and the object that people use."""
 
-import asyncio
+import concurrent.futures
+import contextlib
 import json
 import math
+import threading
+import time
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -16,17 +19,22 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import serving
 
 import beamtree as bt
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
 from beamtree.classify.linear import positives_below, train_linear
 from beamtree.classify.matrix import Matrix, from_any, from_entries, stack
 from beamtree.classify.metrics import label_metrics, propensities
-from beamtree.classify.model import Weights, train
+from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.kernels import classify as kernels
-from beamtree.serve.http.classify import make_classifier_app
+from beamtree.live import Journal
+from beamtree.live.journal import compact
+from beamtree.live.labels import LiveClassifier
+from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
 WORDS = [[f"topic{t}word{i}" for i in range(12)] for t in range(20)]
 
@@ -318,6 +326,9 @@ def test_saved_and_loaded_it_answers_the_same(fitted, tmp_path):
     fitted.save(tmp_path / "run")
     loaded = bt.Classifier.load(tmp_path / "run")
     assert loaded.predict(texts).equals(fitted.predict(texts))
+    small = bt.Classifier(frame="pandas").fit(texts, labels, verbose=False)
+    small.save(tmp_path / "small")
+    assert type(bt.Classifier.load(tmp_path / "small").predict(texts)).__module__.startswith("pandas")
     assert loaded.evaluate(texts, labels)["psp", 5] == fitted.evaluate(texts, labels)["psp", 5]
     fitted.save(tmp_path / "run")  # again, over the first
     (tmp_path / "run" / "labels.txt").write_text("t00\n")
@@ -418,7 +429,7 @@ def test_documents_without_a_known_word_get_frequent_labels(fitted):
     assert frame["label"][2] == "t03"
 
 
-def test_labels_are_added_by_name_and_by_documents():
+def test_labels_are_added_by_name_and_by_documents(tmp_path):
     texts, labels = topic_texts(300)
     live = bt.Classifier(group=8).fit(texts, labels, verbose=False)
     before = live.predict(texts[:20], m=2)
@@ -428,13 +439,36 @@ def test_labels_are_added_by_name_and_by_documents():
     assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
     assert "lamp" in live.predict("topic1word1 topic2word2", m=5)["label"].to_list()
     assert "chair" not in live.predict("topic4word4 topic5word5", exclude=["chair"])["label"].to_list()
-    with pytest.raises(ValueError, match="neither a name nor documents"):
-        live.add_labels({"bare": None})
+    for name in (None, "unknown words"):
+        with pytest.raises(ValueError, match="label 'bare' has no name or document with a known word"):
+            live.add_labels({"bare": name})
     with pytest.raises(ValueError, match="which is no label"):
         live.add_labels({}, {"bare": ["text"]})
     with pytest.raises(ValueError, match="give texts, not a matrix"):
         live.add_labels({"sofa": None}, {"sofa": np.ones((1, 3))})
     assert live.labels[-2:] == ["lamp", "chair"]  # as before
+    live.remove_labels(["chair", "t01"])
+    live.save(tmp_path / "run")
+    for each in (live, bt.Classifier.load(tmp_path / "run")):
+        found = each.predict("topic4word4 topic5word5", m=30)["label"].to_list()
+        assert len(found) == 20
+        assert not {"chair", "t01"} & set(found)
+    live.add_labels({"chair": None})
+    assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
+    with pytest.raises(ValueError, match="give a list of ids"):
+        live.remove_labels("chair")
+
+
+@given(st.integers(0, 10**6), st.integers(0, 20), st.integers(0, 8))
+def test_rows_of_an_index_are_replaced_and_added(seed, rows, changed):
+    rng = np.random.default_rng(seed)
+    before, more = random_matrix(rng, rows, 6, 0.4), random_matrix(rng, changed, 6, 0.4)
+    numbers = rng.choice(rows + changed, changed, replace=False)
+    expected = np.zeros((rows + changed, 6), np.float32)
+    expected[:rows] = before.dense()
+    expected[numbers] = more.dense()
+    found = Index.of(before).with_rows(numbers, more).matrix(rows + changed).dense()
+    assert np.array_equal(found, expected.astype(np.float16).astype(np.float32))
 
 
 def test_an_explanation_adds_up_to_the_score(fitted):
@@ -629,29 +663,21 @@ def test_commands_say_what_is_wrong_in_one_line(run, words, message):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-class Client:
-    """Requests to the application of a classifier, in this process."""
-
-    def __init__(self, classifier):
-        self.app = make_classifier_app(classifier, "run")
-
-    def request(self, method, path, **more):
-        async def ask():
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://classifier") as client:
-                return await client.request(method, path, **more)
-
-        return asyncio.run(ask())
-
-    def get(self, path):
-        return self.request("GET", path)
-
-    def post(self, path, json):
-        return self.request("POST", path, json=json)
+@contextlib.contextmanager
+def serving_labels(classifier, folder=None, **how):
+    """A classifier behind a real socket, whose changes go to a folder, and a client of it."""
+    with contextlib.nullcontext() if folder is None else contextlib.closing(Journal(folder)) as journal:
+        service = ClassifierService(LiveClassifier(classifier, journal), "run", **how)
+        with serving(service, make_classifier_app) as client:
+            yield client
 
 
 def test_the_service(run):
-    client = Client(bt.Classifier.load(run / "runs" / "topics"))
+    with serving_labels(bt.Classifier.load(run / "runs" / "topics")) as client:
+        check_service(client)
+
+
+def check_service(client):
     text = "topic3word1 topic3word2 topic3word3"
     found = client.post("/v1/labels", json={"text": text, "m": 3}).json()
     assert found["labels"][0]["label"] == "t03"
@@ -670,6 +696,7 @@ def test_the_service(run):
         ("labels", {"text": text, "m": 5000}, "over the limit"),
         ("labels", {"text": text, "allowed": ["none"]}, "none of the allowed labels"),
         ("labels", {"features": [{"0": 1.0}]}, "give texts, not a matrix"),
+        ("labels", {"features": []}, "there are no documents"),
         ("labels", {"text": text, "extra": 1}, "extra"),
         ("explain", {"text": text, "label": "none"}, "is unknown"),
     ):
@@ -678,12 +705,157 @@ def test_the_service(run):
         assert message in answer.json()["error"]
 
 
-def test_the_service_takes_features():
+def test_the_service_takes_features(tmp_path):
     rng = np.random.default_rng(0)
     x = np.eye(6)[rng.integers(0, 6, 100)] + 0.1 * rng.random((100, 6))
     classifier = bt.Classifier(group=2).fit(x, [[int(row.argmax())] for row in x], verbose=False)
-    client = Client(classifier)
-    found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
-    assert found["results"][0]["labels"][0]["label"] == "2"
-    for features in ({"9": 1.0}, {"x": 1.0}):
-        assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
+    with serving_labels(classifier, tmp_path) as client:
+        found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
+        assert found["results"][0]["labels"][0]["label"] == "2"
+        for features in ({"9": 1.0}, {"x": 1.0}):
+            assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
+        assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
+        found = client.post("/v1/labels", json={"features": [{"2": 1.0, "5": 1.0}], "m": 3}).json()
+        assert "both" in [each["label"] for each in found["results"][0]["labels"]]
+        for body, message in (
+            ({"name": "only a name"}, "it could never be found"),
+            ({"features": [{"9": 1.0}]}, "documents of 'other': feature '9' is not one of 0 … 5"),
+            ({"texts": ["text"]}, "documents of 'other': this classifier knows 6 features"),
+            ({"texts": ["text"], "features": [{"1": 1.0}]}, "not both"),
+        ):
+            answer = client.put("/v1/labels/other", json=body)
+            assert answer.status_code == 422
+            assert message in answer.json()["error"]
+
+
+# Labels that change
+
+
+TEXT = "topic1word1 topic2word2 topic1word3"
+
+
+def found_in(client, text=TEXT, m=20):
+    return [each["label"] for each in client.post("/v1/labels", json={"text": text, "m": m}).json()["labels"]]
+
+
+def test_live_labels_are_added_changed_and_hidden(fitted, tmp_path):
+    trained = fitted.predict(TEXT, m=5)
+    with serving_labels(fitted, tmp_path) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).json() == {
+            "changed": True, "version": "1", "count": 1,
+        }  # fmt: skip
+        assert not client.put("/v1/labels/lamp", json={"name": TEXT}).json()["changed"]  # the same again
+        assert "lamp" in found_in(client, m=5)
+        assert client.put("/v1/labels/chair", json={"texts": [TEXT] * 3}).json()["version"] == "2"
+        assert client.get("/v1/labels/chair").json() == {
+            "label": "chair", "name": "", "documents": 3, "hidden": False,
+        }  # fmt: skip
+        client.put("/v1/labels/chair", json={"texts": [TEXT]})  # instead of the three
+        assert client.get("/v1/labels/chair").json()["documents"] == 1
+        client.put("/v1/labels/chair", json={"name": "a chair"})  # texts are left out, so they stay
+        assert client.get("/v1/labels/chair").json()["documents"] == 1
+        assert client.delete("/v1/labels/t01").json()["changed"]
+        assert not client.delete("/v1/labels/t01").json()["changed"]
+        assert not client.delete("/v1/labels/none").json()["changed"]
+        assert "t01" not in found_in(client)
+        assert len(found_in(client)) == 20  # of 22 labels one is hidden
+        allowed = {"text": TEXT, "m": 3, "allowed": ["t01", "t02"]}
+        assert len(client.post("/v1/labels", json=allowed).json()["labels"]) == 1
+        many = {"labels": [{"label": "a/b", "name": "topic5word1"}, {"label": 7, "texts": [TEXT]}]}
+        assert client.put("/v1/labels", json=many).json()["count"] == 2
+        assert client.get("/v1/labels/a%2Fb").json()["name"] == "topic5word1"
+        assert [each["label"] for each in client.get("/v1/labels?query=CHAIR").json()["labels"]] == ["chair"]
+        before = client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")]
+        for path, body, message in (
+            ("/new", {}, "could never be found"),
+            ("/new", {"name": "zzz", "texts": ["yyy"]}, "could never be found"),
+            ("/new", {"texts": ["text"] * 300}, "over the limit"),
+            ("", {"labels": [{"label": "x", "name": TEXT}, {"label": "y"}]}, "label 'y' has no name or document"),
+            ("", {"labels": [{"label": "x", "name": TEXT}, {"label": "x"}]}, "occurs twice"),
+            ("/%20", {"name": TEXT}, "not a valid id"),
+        ):
+            answer = client.put(f"/v1/labels{path}", json=body)
+            assert (answer.status_code, message in answer.json()["error"]) == (422, True), answer.text
+        assert client.get("/v1/labels/x").status_code == 404  # all or none
+        assert before == (
+            client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")],
+        )  # fmt: skip
+        assert 'beamtree_changes_total{kind="put_label"} 6.0' in client.get("/metrics").text
+    with serving_labels(fitted, tmp_path) as client:  # after a restart
+        assert before == (
+            client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")],
+        )  # fmt: skip
+        assert client.put("/v1/labels/t01").json()["changed"]  # shown again
+        assert "t01" in found_in(client)
+    assert fitted.predict(TEXT, m=5).equals(trained)  # the trained one never changes
+
+
+def test_changes_of_labels_need_a_folder_and_a_token(fitted, tmp_path):
+    with serving_labels(fitted) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).status_code == 409
+        assert client.delete("/v1/labels/t01").status_code == 409
+    with serving_labels(fitted, tmp_path, access=Access(None, "secret")) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).status_code == 401
+        assert len(found_in(client)) == 20  # to ask needs none
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}, headers={"Authorization": "Bearer secret"}).is_success
+    with serving_labels(fitted, tmp_path, limits=Limits(body=1000)) as client:
+        assert client.post("/v1/labels", json={"text": "word " * 1000}).status_code == 413
+
+
+def test_a_journal_of_labels_is_compacted_and_those_of_items_are_refused(fitted, tmp_path):
+    journal = Journal(tmp_path)
+    live = LiveClassifier(fitted, journal)
+    for number in range(5):
+        live.put_labels({"b": {"name": f"topic{number}word1"}, "a": {"documents": [TEXT]}})
+        live.remove_labels(["a", "t03"])
+    entries = compact(journal.entries)
+    assert [entry.get("label") for entry in entries] == [None, "b", "a", "t03"]
+    kept, journal.entries = journal.entries, entries
+    again = LiveClassifier(fitted, journal).snapshot
+    assert again.version == live.snapshot.version == len(kept)
+    arrays = again.classifier.model.arrays()
+    assert all(np.array_equal(each, arrays[name]) for name, each in live.snapshot.classifier.model.arrays().items())
+    assert again.classifier.labels[-2:] == ["b", "a"]
+    journal.append({"kind": "add", "item": "i1"})
+    with pytest.raises(ValueError, match="unknown kind of change 'add'"):
+        LiveClassifier(fitted, journal)
+    journal.close()
+
+
+def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):
+    """Two labels that are added and hidden together are found together or not at all, and no change is lost."""
+    seen, done = set(), threading.Event()
+    with serving_labels(fitted, tmp_path) as client:
+
+        def ask():
+            with httpx.Client(base_url=client.base_url, timeout=60) as own:
+                while not done.is_set():
+                    found = found_in(own)
+                    assert ("twin1" in found) == ("twin2" in found)
+                    assert len(found) == 20
+                    seen.add("twin1" in found)
+
+        def change(number):
+            with httpx.Client(base_url=client.base_url, timeout=60) as own:
+                for turn in range(4):
+                    own.put(
+                        f"/v1/labels/own{number}-{turn}", json={"texts": [f"topic{number}word1"]}
+                    ).raise_for_status()
+
+        twins = {"labels": [{"label": f"twin{number}", "texts": [TEXT] * 5} for number in (1, 2)]}
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            asking = [pool.submit(ask) for _ in range(2)]
+            changing = [pool.submit(change, number) for number in range(2)]
+            while seen != {True} and not any(each.done() for each in asking):
+                seen.clear()
+                client.put("/v1/labels", json=twins).raise_for_status()
+                time.sleep(0.01)
+            for each in changing:
+                each.result()
+            done.set()
+            for each in asking:
+                each.result()
+        added = {f"own{number}-{turn}" for number in range(2) for turn in range(4)}
+        listed = client.get("/v1/labels?query=own").json()["labels"]
+        assert added == {each["label"] for each in listed}
+        assert client.get("/v1/model").json()["changes"] == 10

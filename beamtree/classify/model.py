@@ -11,7 +11,7 @@ of the linear part, plus the highest score that these two give to a label below.
 labels of the best groups get the score of the linear part too; labels outside of the beam keep the score without it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
 from beamtree.classify.matrix import Matrix, stack
 from beamtree.kernels import classify as kernels
+from beamtree.kernels.sparse import starts_of
 from beamtree.progress import OnProgress, no_progress
 
 
@@ -47,6 +48,21 @@ class Index(NamedTuple):
         by_feature = matrix.transposed()
         return cls(by_feature.offsets, by_feature.columns, by_feature.values.astype(np.float16).view(np.uint16))
 
+    def with_rows(self, numbers: np.ndarray, rows: Matrix) -> "Index":
+        """The index with these rows in the place of those that have the same numbers, or after all others."""
+        replaced = np.zeros(max(self.rows.max(initial=-1), numbers.max(initial=-1)) + 1, bool)
+        replaced[numbers] = True
+        kept, more = ~replaced[self.rows], Index.of(rows)
+        offsets = starts_of(kept)[self.offsets]
+        old = np.arange(offsets[-1]) + np.repeat(more.offsets[:-1], np.diff(offsets))
+        new = np.arange(len(more.rows)) + np.repeat(offsets[1:], np.diff(more.offsets))
+        result = Index(
+            offsets + more.offsets, *(np.empty(len(old) + len(new), array.dtype) for array in (self.rows, self.values))
+        )
+        result.rows[old], result.rows[new] = self.rows[kept], numbers[more.rows]
+        result.values[old], result.values[new] = self.values[kept], more.values
+        return result
+
     def matrix(self, rows: int) -> Matrix:
         """The rows that it was made of."""
         values = self.values.view(np.float16).astype(np.float32)
@@ -63,6 +79,7 @@ class LabelModel:
     labels: Matrix  # of the documents
     names: Index  # by label; empty where there are no names
     weights: Weights
+    hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # labels that are never found
 
     @property
     def num_labels(self) -> int:
@@ -80,7 +97,10 @@ class LabelModel:
 
         With `allowed` [L] the beam is as wide as needed to find m of the allowed labels, if there are so many.
         """
-        filters = self._everything if allowed is None else (allowed, self.allowed_below(allowed))
+        filters = self._everything
+        if allowed is not None:
+            allowed = allowed & self.visible
+            filters = allowed, self.allowed_below(allowed)
         sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
         return kernels.search(features.parts, (*self._parts, *filters), sizes, beam_size, m)
 
@@ -93,8 +113,14 @@ class LabelModel:
     @cached_property
     def _everything(self) -> tuple[np.ndarray, np.ndarray]:
         """The filters of a search for any label."""
-        allowed = np.ones(self.num_labels, bool)
-        return allowed, self.allowed_below(allowed)
+        return self.visible, self.allowed_below(self.visible)
+
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """Whether each label may be found [L]."""
+        visible = np.ones(self.num_labels, bool)
+        visible[self.hidden] = False
+        return visible
 
     def allowed_below(self, allowed: np.ndarray) -> np.ndarray:
         """The number of allowed labels below each node [N]."""
@@ -126,16 +152,12 @@ class LabelModel:
 
     def with_documents(self, features: Matrix, labels: Matrix, num_labels: int) -> "LabelModel":
         """The same with more documents in its memory, and more labels, which are in no tree."""
-        known = self.documents.matrix(self.labels.rows)
         both = stack(self.labels._replace(width=num_labels), labels._replace(width=num_labels))
         leaf = self.forest.leaf
         more = np.full((len(leaf), num_labels - leaf.shape[1]), -1)
         forest = self.forest._replace(leaf=np.ascontiguousarray(np.concatenate([leaf, more], axis=1)))
-        return replace(self, forest=forest, documents=Index.of(stack(known, features)), labels=both)
-
-    def with_names(self, names: Matrix) -> "LabelModel":
-        """The same with other names."""
-        return replace(self, names=Index.of(names))
+        documents = self.documents.with_rows(np.arange(self.labels.rows, both.rows), features)
+        return replace(self, forest=forest, documents=documents, labels=both)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as they are saved."""
@@ -143,7 +165,8 @@ class LabelModel:
             "forest": self.forest, "linear": self.linear, "documents": self.documents, "names": self.names,
         }  # fmt: skip
         arrays = {f"{part}.{field}": array for part, each in named.items() for field, array in each._asdict().items()}
-        return {**arrays, "labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+        labels = {"labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+        return {**arrays, **labels, "hidden": self.hidden}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], weights: Weights, num_labels: int) -> "LabelModel":
@@ -156,7 +179,7 @@ class LabelModel:
         labels = Matrix(arrays["labels.offsets"], columns, np.ones(len(columns), np.float32), num_labels)
         return cls(
             part(Forest, "forest"), part(Linear, "linear"), part(Index, "documents"), labels, part(Index, "names"),
-            weights,
+            weights, arrays.get("hidden", np.empty(0, np.int64)),
         )  # fmt: skip
 
 

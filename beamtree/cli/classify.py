@@ -2,6 +2,7 @@
 
 import json as json_text
 import time
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from beamtree.classify import Classifier
 from beamtree.cli import options
 from beamtree.cli.console import note, out, print_table, printable, write
+from beamtree.cli.serve import option
 from beamtree.errors import requires
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.threads import use_threads
@@ -150,17 +152,27 @@ def predict(
 @options.command(classify, "serve")
 def serve(
     run: ClassifierFolder,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at.")] = 8000,
+    host: Annotated[str, option("host", "The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_PORT", min=0, max=65535)] = 8000,
+    changes: Annotated[
+        Path | None,
+        option("changes", "A folder that stores changes of labels across restarts; without it nothing can be changed."),
+    ] = None,
 ) -> None:
     """Serve a classifier over HTTP: POST /v1/labels {"text": "…", "m": 5} returns labels and scores.
 
-    GET /openapi.json describes all routes.
+    PUT and DELETE of /v1/labels/ID add, change and hide labels while others ask. GET /openapi.json describes all
+    routes. Tokens are the variables BEAMTREE_READ_TOKEN and BEAMTREE_CHANGE_TOKEN, as for `beamtree serve`.
     """
     with requires("serve", "`beamtree classify serve`"):
-        import uvicorn
-
-        from beamtree.serve.http.classify import make_classifier_app
-    app = make_classifier_app(Classifier.load(run), run.absolute().name)
-    note(f"{run} is served at http://{host}:{port}")
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+        from beamtree.live.journal import Journal
+        from beamtree.live.labels import LiveClassifier
+        from beamtree.serve.http.access import access_from_environment
+        from beamtree.serve.http.classify import ClassifierService, make_classifier_app
+        from beamtree.serve.http.server import listen, make_server, url_of
+    classifier, listening = Classifier.load(run), listen(host, port)
+    with nullcontext() if changes is None else closing(Journal(changes)) as journal:
+        live = LiveClassifier(classifier, journal)
+        service = ClassifierService(live, run.absolute().name, access_from_environment(host))
+        note(f"{service.name} is served at {url_of(listening)}")
+        make_server(make_classifier_app(service), service).run(sockets=[listening])

@@ -99,8 +99,9 @@ def serve_run(
             from beamtree.live import Journal
             from beamtree.serve.engine.engine import EngineOptions
             from beamtree.serve.engine.served_run import last_served_run, open_run
-            from beamtree.serve.http.access import Access, Limits, is_local
-            from beamtree.serve.http.server import listen, make_server
+            from beamtree.serve.http.access import Limits, access_from_environment
+            from beamtree.serve.http.app import make_app
+            from beamtree.serve.http.server import listen, make_server, url_of
             from beamtree.serve.http.service import Service
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -132,18 +133,13 @@ def serve_run(
                     body=max_body,
                     changes=max_changes,
                 ),
-                access=Access(
-                    read=os.environ.get("BEAMTREE_READ_TOKEN") or None,
-                    change=os.environ.get("BEAMTREE_CHANGE_TOKEN") or None,
-                    open_changes=is_local(host),
-                ),
+                access=access_from_environment(host),
                 watch=watch,
             )
             if first.absolute() != run.absolute():
                 note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
-            address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
-            note(f"{service.loaded.name} is served at {address}")
-            make_server(service, drain).run(sockets=[listening])
+            note(f"{service.loaded.name} is served at {url_of(listening)}")
+            make_server(make_app(service), service, drain).run(sockets=[listening])
 
     ranks = connect(device)
     if ranks.size == 1:
