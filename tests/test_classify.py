@@ -4,12 +4,14 @@ import concurrent.futures
 import contextlib
 import json
 import math
+import re
 import threading
 import time
 import warnings
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -859,3 +861,23 @@ def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):
         listed = client.get("/v1/labels?query=own").json()["labels"]
         assert added == {each["label"] for each in listed}
         assert client.get("/v1/model").json()["changes"] == 10
+
+
+# The page
+
+
+def test_the_page_on_classification_runs(fitted, tmp_path):
+    """Its Python, with texts of topics for those of books."""
+    page = (Path(__file__).parent.parent / "docs" / "classification.md").read_text()
+    texts, labels = topic_texts(200)
+    words = "a history of lighthouses, offshore wind power: a text, another "
+    names = {
+        "texts": [words + text for text in texts], "labels": [[*each, "p1234"] for each in labels],
+        "test_texts": texts[:20], "test_labels": labels[:20], "text": words, "children_books": ["t01", "t02"],
+    }  # fmt: skip
+    with contextlib.chdir(tmp_path):
+        for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+            exec(compile(code, "classification.md", "exec"), names)
+        assert bt.Classifier.load("runs/subjects").labels[-1] == "t19"
+    assert names["subjects"].labels[-2:] == ["p9999", "p9998"]
+    assert "p1234" not in set(names["subjects"].predict(words, m=30)["label"])
