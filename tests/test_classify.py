@@ -10,6 +10,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,17 +25,21 @@ from hypothesis import strategies as st
 from serving import serving
 
 import beamtree as bt
+from beamtree.classify.documents import open_documents, relevant_labels
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
-from beamtree.classify.linear import positives_below, train_linear
+from beamtree.classify.linear import positives_below, train_linear, weight_matrix
 from beamtree.classify.matrix import Matrix, from_any, from_entries, stack
-from beamtree.classify.metrics import label_metrics, propensities
+from beamtree.classify.metrics import label_metrics, precisions, propensities
 from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
+from beamtree.data import Ids
 from beamtree.kernels import classify as kernels
 from beamtree.live import Journal
 from beamtree.live.journal import compact
 from beamtree.live.labels import LiveClassifier
+from beamtree.research.label_comparison import OURS, Row, Sets, compare_labels, gains, sparse, strongest_first
+from beamtree.research.label_peers import knn
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
@@ -214,12 +219,7 @@ def plain_search(model, x, beam_size, m, allowed):
     parts = model.parts(x)
     votes = parts["memory"] + parts["names"]
     nodes = model.forest
-    counts = np.diff(model.linear.entries)
-    dense = np.zeros((len(nodes.parent), x.width), np.float32)
-    of_parent = np.repeat(np.arange(len(nodes.parent)), np.diff(model.linear.starts))
-    child = np.repeat(nodes.starts[of_parent], counts) + model.linear.children
-    dense[child, np.repeat(model.linear.features, counts)] = model.linear.weights.view(np.float16)
-    z = x.dense() @ dense.T + model.linear.biases
+    z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
 
     def below(node):
@@ -528,6 +528,86 @@ def test_metrics_against_plain_loops():
         assert math.isclose(evaluation["psp", m], np.mean(psp), rel_tol=1e-5)
 
 
+def test_precisions_against_plain_loops():
+    rng = np.random.default_rng(1)
+    found = np.stack([rng.permutation(9)[:5] for _ in range(40)])
+    found[::3, 3:] = -1
+    relevant = [rng.permutation(9)[: rng.integers(0, 5)].tolist() for _ in range(40)]
+    y = relevant_labels(Ids([str(number) for number in range(9)]), [[str(each) for each in row] for row in relevant])
+    expected = [
+        [sum(label in right for label in row[:m]) / m for m in (1, 3, 5)]
+        for row, right in zip(found.tolist(), relevant, strict=True)
+    ]
+    assert np.allclose(precisions(found, y), expected)
+
+
+def test_labels_that_are_not_known_have_numbers_above_the_others():
+    ids = Ids(["a", "b"])
+    found = relevant_labels(ids, [["b", "x"], [], ["y", "a", "x"]])
+    assert found.offsets.tolist() == [0, 2, 2, 5]
+    assert found.columns[[0, 3]].tolist() == [1, 0]
+    others = found.columns[[1, 2, 4]].tolist()
+    assert min(others) >= 2
+    assert others[0] == others[2] != others[1]
+
+
+# Other packages
+
+
+def test_others_get_tf_idf_of_words(monkeypatch):
+    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
+    train, test = (open_documents(each, [["x"]] * len(each), needs_labels=True) for each in (texts, texts[:2]))
+    sets = Sets.of(train, test, {"x": "a name"})
+    for x, documents in zip(sets.words, (texts, texts[:2]), strict=True):
+        for row, expected in zip(x.toarray(), plain_features(texts, documents), strict=True):
+            words = np.array([value for (block, _), value in expected.items() if block == 0])
+            assert np.allclose(sorted(row[row > 0]), sorted(words / np.linalg.norm(words)), atol=1e-6)
+    assert sets.names == {"0": "a name"}
+    with pytest.raises(ValueError, match="both be texts"):
+        Sets.of(train, open_documents(np.eye(2), [["x"]] * 2, needs_labels=True))
+
+
+def test_nearest_documents_against_the_definition(tmp_path, monkeypatch):
+    monkeypatch.setattr("beamtree.research.label_peers.NEIGHBOURS", 7)
+    rng = np.random.default_rng(0)
+    x, y = random_matrix(rng, 50, 12, 0.4).normalized(), random_matrix(rng, 50, 9, 0.3)
+    y = y._replace(values=np.ones_like(y.values))
+    queries = random_matrix(rng, 10, 12, 0.4).normalized()
+    found = knn(sparse(x), sparse(y), 2.0, tmp_path)(sparse(queries), None)
+    similar = queries.dense() @ x.dense().T
+    for row, labels in zip(similar, found, strict=True):
+        near = np.argsort(-row)[:7]
+        votes = (row[near] ** 2) @ y.dense()[near]
+        assert np.allclose(votes[labels], np.sort(votes)[::-1][:5], atol=1e-5)
+
+
+def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkeypatch):
+    """Rows that always find the same labels: those of setting 2 are right, those of setting 1 are not."""
+
+    def train(x, y, setting, folder):
+        folder.mkdir()
+        return lambda documents, k: np.tile([int(setting), 0, 3, 4, 5], (documents.shape[0], 1))
+
+    weak = Row("numpy", train, train, (1.0,))
+    rows = {"weak": weak, "strong": weak._replace(settings=(1.0, 2.0), beams=False)}
+    monkeypatch.setattr("beamtree.research.label_comparison.ROWS", rows)
+    x = np.eye(6)[np.arange(60) % 6]
+    train_set, test_set = (open_documents(each, [[2]] * len(each), needs_labels=True) for each in (x, x[:12]))
+    sets = Sets.of(train_set._replace(num_labels=6), test_set)
+    lines = []
+    results = strongest_first(compare_labels(sets, ["weak", OURS, "strong"], [1, 10], lines.append))
+    assert [(each.row, each.k) for each in results] == [
+        (OURS, 1), (OURS, 10), ("strong", None), ("weak", 1), ("weak", 10),
+    ]  # fmt: skip
+    assert results[2].setting == 2.0
+    assert results[2].values.mean(0).tolist() == pytest.approx([1, 1 / 3, 1 / 5])
+    assert results[3].values.mean() == 0
+    assert [(row, k) for row, k, _, _ in gains(results)] == [("strong", 1), ("strong", 10)]
+    assert np.allclose(gains(results)[0][2], results[0].values.mean(0) - results[2].values.mean(0))
+    assert "strong, setting 2: 51.11% on validation documents" in lines
+
+
 # Bad input
 
 
@@ -646,6 +726,21 @@ def test_commands(run):
     assert len(pl.read_csv(run / "out.csv")) == 250
 
 
+def test_the_command_compares_and_names_what_is_missing(run):
+    done = beamtree(
+        "classify", "compare", "train.parquet", "test.parquet", "--beam-sizes", "1,10", "--json", "rows.json",
+        "--rows", "beamtree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
+    )  # fmt: skip
+    if find_spec("omikuji") is None:
+        assert "Left out: omikuji-parabel (omikuji is not installed)" in done.stderr
+    cells = json.loads((run / "rows.json").read_text())
+    assert [(each["row"], each["k"]) for each in cells[:4]] == [
+        ("beamtree", 1), ("beamtree", 10), ("beamtree-no-tree", None), ("knn", None),
+    ]  # fmt: skip
+    assert all(each["p1"] > 90 and 0 <= each["p1_error"] < 10 for each in cells)
+    assert "beamtree over knn at k = 10, P@1, P@3 and P@5: " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -656,6 +751,8 @@ def test_commands(run):
         (["evaluate", "runs/topics", "test.parquet", "--m", "x"], "whole number"),
         (["evaluate", "runs/topics", "test.parquet", "--metrics", "x"], "metric 'x' is unknown"),
         (["train", "none.parquet", "--out", "runs/x"], "is not a file"),
+        (["compare", "train.parquet", "test.parquet", "--rows", "x"], "row 'x' is unknown"),
+        (["compare", "train.parquet", "test.parquet", "--beam-sizes", "x"], "--beam-sizes 'x': give a whole number"),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(run, words, message):

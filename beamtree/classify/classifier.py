@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from beamtree.checks import positive_int
-from beamtree.classify.documents import check_ids, is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.documents import (
+    check_ids,
+    is_text,
+    number_labels,
+    open_documents,
+    read_label_names,
+    relevant_labels,
+)
 from beamtree.classify.explain import explain_label
 from beamtree.classify.linear import COST
 from beamtree.classify.matrix import Matrix, empty, from_entries, stack
@@ -327,29 +334,10 @@ class Classifier:
         x = self.features_of(opened.features if opened.texts is None else opened.texts)
         cuts = all_cuts(m)
         found, _ = self.find(x, max(cuts), beam_size)
-        y = self._relevant(opened.labels)
-        return label_metrics(found, y, self._counts, self.model.labels.rows, cuts, tuple(metrics))
-
-    def _relevant(self, lists: Sequence[Sequence[str]] | Matrix) -> list[np.ndarray]:
-        """The numbers of the labels of each document; labels that are not known have numbers above all others."""
-        if isinstance(lists, Matrix):
-            names = self._ids.find([str(number) for number in range(lists.width)])
-            known = np.array([len(self._ids) + number if each is None else each for number, each in enumerate(names)])
-            return [known[lists.columns[a:b]] for a, b in zip(lists.offsets, lists.offsets[1:], strict=False)]
-        others: dict[str, int] = {}
-        rows = []
-        for each in lists:
-            numbers = self._ids.find(each)
-            rows.append(
-                np.array(
-                    [
-                        others.setdefault(as_id(label), len(self._ids) + len(others)) if number is None else number
-                        for label, number in zip(each, numbers, strict=True)
-                    ],
-                    np.int64,
-                )
-            )
-        return rows
+        y = relevant_labels(self._ids, opened.labels)
+        return label_metrics(
+            found, np.split(y.columns, y.offsets[1:-1]), self._counts, self.model.labels.rows, cuts, tuple(metrics)
+        )
 
     # Labels of a live model
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from beamtree.classify.matrix import Matrix
+from beamtree.classify.metrics import PRECISIONS, precisions
 from beamtree.classify.model import LabelModel, Weights
 
 MEMORY = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # weights that are tried, as are the next two
@@ -54,8 +53,5 @@ def choose_weights(
 
 def mean_precision(model: LabelModel, features: Matrix, labels: Matrix, beam_size: int) -> float:
     """The mean of P@1, P@3 and P@5 over documents."""
-    pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
-    found, _ = model.search(features, 5, beam_size=beam_size)
-    keys = np.arange(features.rows)[:, None] * labels.width + found
-    hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
-    return float(np.mean([hit[:, :cut].mean() for cut in (1, 3, 5)]))
+    found, _ = model.search(features, max(PRECISIONS), beam_size=beam_size)
+    return float(precisions(found, labels).mean())

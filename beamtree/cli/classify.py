@@ -10,11 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from beamtree.checks import positive_int
 from beamtree.classify import Classifier
+from beamtree.classify.documents import open_documents, read_label_names
 from beamtree.cli import options
 from beamtree.cli.console import note, out, print_table, printable, write
 from beamtree.cli.serve import option
-from beamtree.errors import requires
+from beamtree.errors import lookup, requires
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.threads import use_threads
 
@@ -31,6 +33,7 @@ ClassifierFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder 
 TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column of texts. Default: by its name.")]
 LabelColumn = Annotated[str | None, typer.Option("--labels", help="The column of labels. Default: by its name.")]
 Separator = Annotated[str | None, typer.Option(help="Between the labels of a text column, such as ';'.")]
+LabelNames = Annotated[Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that a search looks into.")]
 
 
@@ -38,9 +41,7 @@ Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that 
 def train(
     documents: Documents,
     out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    label_names: Annotated[
-        Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")
-    ] = None,
+    label_names: LabelNames = None,
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
@@ -147,6 +148,70 @@ def predict(
     out.print(table)
     if explain and len(frame):
         write(json_text.dumps(classifier.explain(text, frame["label"][0]), indent=1, ensure_ascii=False))
+
+
+@options.command(classify, "compare")
+def compare(
+    documents: Annotated[Path, typer.Argument(metavar="TRAIN", help="A file of documents to train on.")],
+    test: Annotated[Path, typer.Argument(metavar="TEST", help="A file of documents to measure on.")],
+    label_names: LabelNames = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows separated by commas, such as beamtree,pecos,knn. Default: all.")
+    ] = None,
+    beam_sizes: Annotated[str, typer.Option(help="k, separated by commas.")] = "1,2,5,10,20",
+    text_column: TextColumn = None,
+    labels: LabelColumn = None,
+    separator: Separator = None,
+    threads: options.Threads = None,
+    json: options.Json = None,
+) -> None:
+    """Our classifier and parts of it beside nearest documents, PECOS, omikuji and napkinXC, on the same documents.
+
+    A setting of each of the others is chosen on validation documents of TRAIN; the strongest of them comes first.
+    beamtree-no-tree trains a classifier of each label against all documents, which takes long for many labels.
+    Packages are used where they are installed: pip install libpecos omikuji napkinxc.
+    """
+    use_threads(threads)
+    options.check_outputs(json)
+    with requires("compare", "`beamtree classify compare`"):
+        from beamtree.research import label_comparison as comparison
+    chosen = comparison.ALL if rows is None else options.parse_list(rows)
+    for row in chosen:
+        lookup(dict.fromkeys(comparison.ALL), "row", row)
+    beams = [
+        positive_int("beam_sizes", int(each) if each.isdigit() else each) for each in options.parse_list(beam_sizes)
+    ]
+    opened = [
+        open_documents(path, text=text_column, label_column=labels, separator=separator, needs_labels=True)
+        for path in (documents, test)
+    ]
+    sets = comparison.Sets.of(opened[0], opened[1], read_label_names(label_names))
+    missing = {row: why for row in chosen if (why := comparison.why_missing(row, sets))}
+    if missing:
+        by_reason = {why: [row for row in missing if missing[row] == why] for why in missing.values()}
+        note("Left out: " + "; ".join(f"{', '.join(each)} ({why})" for why, each in by_reason.items()))
+    found = comparison.compare_labels(sets, [row for row in chosen if row not in missing], beams, note)
+    if not found:
+        return
+    results = comparison.strongest_first(found)
+    if json is not None:
+        write_json(json, [result.record() for result in results])
+    table = Table(
+        title=f"{len(results[0].values):,} documents, %",
+        caption="± half of the 95 % interval of the mean over documents",
+    )
+    for head in ("row", "k", "P@1", "P@3", "P@5", "µs in a batch", "µs one by one", "s", "MB"):
+        table.add_column(head, justify="left" if head == "row" else "right", no_wrap=True)
+    for result in results:
+        cell = result.record()
+        precision = [f"{cell[f'p{m}']:.2f} ±{cell[f'p{m}_error']:.2f}" for m in (1, 3, 5)]
+        batch = "" if result.us_batch is None else f"{result.us_batch:.0f}"
+        costs = (batch, f"{result.us_single:.0f}", f"{result.tuning + result.seconds:.0f}", f"{result.mb:.0f}")
+        table.add_row(result.row, "" if result.k is None else str(result.k), *precision, *costs)
+    print_table(table)
+    for row, k, values, errors in comparison.gains(results):
+        cells = ", ".join(f"{100 * value:+.2f} ±{100 * error:.2f}" for value, error in zip(values, errors, strict=True))
+        write(f"{comparison.OURS} over {row} at k = {k}, P@1, P@3 and P@5: {cells}")
 
 
 @options.command(classify, "serve")
