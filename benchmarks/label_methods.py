@@ -1,11 +1,12 @@
-"""What training under the beam brings to trees over labels: PLT, hard negatives of the beam, and OTM.
+"""What training under the beam brings to trees over labels: PLT, TDM, hard negatives of the beam, and OTM.
 
     python benchmarks/label_methods.py data/delicious data/yso-en.parquet
 
 Rows, for one tree of groups and labels, with the same documents, features and tree:
 
     plt             a group is positive if a label below it is right; labels are trained on documents below their group
-    beam            the same, and labels are also trained on the documents whose beam visits their group
+    tdm             the same, and labels are also trained on documents that drew their group at random, k groups each
+    beam            as plt, and labels are also trained on the documents whose beam visits their group
     otm             as beam, and a group is positive if its highest-scored label is right (Eq. 15 of the paper)
 
 Scores that decide on beams and labels come from two halves of the documents, each scored by the classifiers of the
@@ -74,7 +75,7 @@ def main() -> None:
         half = np.random.default_rng(0).permutation(x.rows) % 2 == 0
         sides = [np.flatnonzero(half), np.flatnonzero(~half)]
         fitted = [train_linear(x.take(s), forest, positives_below(forest, y.take(s))) for s in sides]
-        models = {"plt": train_linear(x, forest, pairs)}
+        plt = train_linear(x, forest, pairs)
         documents, names = Index.of(x), Index.of(empty(y.width, x.width))
         for k in map(int, args.beams.split(",")):
             judged = [
@@ -85,8 +86,11 @@ def main() -> None:
                 for part in (0, 1)
             )
             everyone = np.zeros(x.rows, np.int64), np.arange(x.rows)  # all are trained on at the root
+            groups = np.random.default_rng(k).integers(forest.starts[0], forest.ends[0], (x.rows, k))
+            drawn = join([(groups.ravel(), np.repeat(np.arange(x.rows), k))])
             rows = {
-                "plt": models["plt"],
+                "plt": plt,
+                "tdm": train_linear(x, forest, pairs, visited=[everyone, drawn]),
                 "beam": train_linear(x, forest, pairs, visited=[everyone, visited]),
                 "otm": train_linear(x, forest, [positive, pairs[1]], visited=[everyone, visited]),
             }

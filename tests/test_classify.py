@@ -26,9 +26,10 @@ from serving import serving
 
 import beamtree as bt
 from beamtree.classify.documents import open_documents, relevant_labels
+from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
 from beamtree.classify.linear import positives_below, train_linear, weight_matrix
-from beamtree.classify.matrix import Matrix, from_any, from_entries, stack
+from beamtree.classify.matrix import Matrix, empty, from_any, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
 from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
@@ -211,13 +212,58 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
+# Encoder
+
+
+def test_the_encoder_learns_that_features_are_alike_because_their_labels_are():
+    """Two synonyms per topic: a document has one of them and a word of its own."""
+    rng = np.random.default_rng(0)
+    topics, synonym = rng.integers(0, 10, 400), rng.integers(0, 2, 400)
+    rows = np.repeat(np.arange(400), 2)
+    columns = np.stack([2 * topics + synonym, rng.integers(20, 60, 400)], axis=1).ravel()
+    x = from_entries(rows, columns, np.ones(800), (400, 60)).normalized()
+    y = from_entries(np.arange(400), topics, np.ones(400), (400, 10))
+    state = torch.random.get_rng_state()
+    encoder = train_encoder(x, y, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)  # its own randomness
+    assert all(map(np.array_equal, encoder, train_encoder(x, y, seed=1)))
+    p = encoder.probabilities(from_any(np.eye(60)[:20]))
+    assert np.allclose(p.sum(1), 1, atol=1e-5)
+    assert (p.argmax(1) == np.arange(20) // 2).all()
+    u = encoder.features[:20] / np.linalg.norm(encoder.features[:20], axis=1, keepdims=True)
+    alike = u @ u.T
+    assert alike[0::2, 1::2].diagonal().min() > alike[0::2, 0::2][~np.eye(10, dtype=bool)].max()
+
+
+def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
+    texts, lists = topic_texts(300)
+    x = TextFeatures.fit(texts).transform(texts)
+    numbers = np.array([[int(label[1:]) for label in each] for each in lists])
+    y = from_entries(np.repeat(np.arange(300), 2), numbers.ravel(), np.ones(600), (300, 20))
+    kept, held_out = np.arange(200), np.arange(200, 300)
+    model = train(x.take(kept), y.take(kept), empty(20, x.width), group=8)
+    assert len(model.encoder.biases) == 20
+    validation = x.take(held_out), y.take(held_out)
+    useless = Encoder(*(np.zeros_like(each) for each in model.encoder))
+    chosen, _ = choose_weights(replace(model, encoder=useless), *validation, 10)
+    assert (chosen.weights.encoder, len(chosen.encoder.biases)) == (0, 0)
+    linear = model.linear._replace(weights=np.zeros_like(model.linear.weights))
+    labels = model.labels._replace(columns=(model.labels.columns + 7) % 20)
+    blind = replace(model, linear=linear, labels=labels)  # only the encoder knows anything
+    chosen, found = choose_weights(blind, *validation, 10)
+    assert chosen.weights.encoder > 0
+    assert found["all parts"] >= found["without encoder"] + 0.002
+    monkeypatch.setattr("beamtree.classify.model.WORK", 3_999)
+    assert not len(train(x.take(kept), y.take(kept), empty(20, x.width), group=8).encoder.biases)
+
+
 # Search
 
 
 def plain_search(model, x, beam_size, m, allowed):
     """The search as the docstring of the model says, with dense arrays and Python."""
     parts = model.parts(x)
-    votes = parts["memory"] + parts["names"]
+    votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-4, parts["encoder"], 0)
     nodes = model.forest
     z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
@@ -270,6 +316,8 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     names = random_matrix(rng, 14, 25, 0.1).normalized()
     weights = Weights(memory=0.7, names=0.3, power=2.0, neighbours=20, budget=10**9)
     model = train(x, y, names, group=4, trees=trees, weights=weights, seed=seed, least=0.01)
+    vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
+    model = replace(model, encoder=Encoder(*vectors), weights=weights._replace(encoder=float(seed % 2)))
     allowed = rng.random(14) < 0.5 if filtered else np.ones(14, bool)
     queries = random_matrix(rng, 5, 25, 0.3).normalized()
     found, scores = model.search(queries, m, beam_size=beam_size, allowed=allowed)
@@ -476,8 +524,9 @@ def test_rows_of_an_index_are_replaced_and_added(seed, rows, changed):
 def test_an_explanation_adds_up_to_the_score(fitted):
     texts, labels = topic_texts(5, seed=6)
     for text, own in zip(texts, labels, strict=True):
-        model = replace(fitted.model, weights=Weights(0.5, 0.2, neighbours=600, budget=10**9))
-        fitted._model, kept = model, fitted._model
+        weights = Weights(0.5, 0.2, neighbours=600, budget=10**9, encoder=0.3)
+        encoder = Encoder(*(np.full(shape, 0.1, np.float32) for shape in ((fitted.model.num_features, 2), (20, 2), 20)))
+        fitted._model, kept = replace(fitted.model, weights=weights, encoder=encoder), fitted._model
         try:
             explained = fitted.explain(text, own[0])
             frame = fitted.predict(text, m=5, beam_size=100)

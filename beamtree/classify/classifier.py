@@ -44,8 +44,8 @@ class Classifier:
     """Learns which labels documents have, and finds the best few of thousands or millions of labels.
 
     Documents are texts, or rows of features: a sparse matrix, or vectors from any encoder. The score of a label is a
-    sum of a linear part in trees over the labels, a memory of the nearest documents, and the names of labels; see
-    docs/classification.md.
+    sum of a linear part in trees over the labels, a memory of the nearest documents, the names of labels, and, where
+    there are few labels, an encoder; see docs/classification.md.
 
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
@@ -168,8 +168,8 @@ class Classifier:
             if self.options.cost is None and count and x.rows <= SMALL:
                 trials: dict[float, float] = {}
                 for cost in COSTS:
-                    trial = train(*parts, **{**settings, "cost": cost, "trees": 1}, on_progress=report.progress)
-                    trial = replace(trial, weights=Weights(0.0, 0.0))
+                    alone = {**settings, "cost": cost, "trees": 1, "weights": Weights(0.0, 0.0)}
+                    trial = train(*parts, **alone, on_progress=report.progress)
                     trials[cost] = mean_precision(trial, *validation, self.beam_size)
                 settings["cost"] = max(trials, key=lambda cost: trials[cost])
             model = train(*parts, **settings, on_progress=report.progress)
@@ -189,7 +189,8 @@ class Classifier:
 
     def _describe(self, validation: int) -> list[str]:
         weights, trials = self.model.weights, self.report["validation"]
-        lines = [f"Weights: linear 1, memory {weights.memory:g}, names {weights.names:g}."]
+        parts = ", ".join(f"{name} {getattr(weights, name):g}" for name in ("memory", "names", "encoder"))
+        lines = [f"Weights: linear 1, {parts}."]
         if trials:
             found = ", ".join(f"{name} {value:.1%}" for name, value in trials.items())
             lines.append(f"Mean of P@1, P@3 and P@5 on {validation:,} validation documents: {found}.")

@@ -1,14 +1,15 @@
 """A classifier without its names: features in, numbers of labels out.
 
-The score of a label is a sum of three parts, each between 0 and about 1:
+The score of a label is a sum of parts, each between 0 and about 1:
 
     s(x, l) = mean over trees of p(l | x)                the linear part, see `linear`
             + w_memory · share of the nearest documents  Σ cos^a over those of the 100 nearest that have l, of Σ cos^a
             + w_names · cos(x, name of l)²               where labels have names
+            + w_encoder · softmax of ⟨u(x), v_l⟩ + b_l   where there are few labels and it pays, see `encoder`
 
-A search adds up memory and names first: they give a score to few labels. In each tree a group then has the probability
-of the linear part, plus the highest score that these two give to a label below. So their part of the beam is exact. The
-labels of the best groups get the score of the linear part too; labels outside of the beam keep the score without it.
+A search adds up memory, names and encoder first. In each tree a group then has the probability of the linear part, plus
+the highest score that these give to a label below. So their part of the beam is exact. The labels of the best groups
+get the score of the linear part too; labels outside of the beam keep the score without it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.classify.encoder import WORK, Encoder, no_encoder, train_encoder
 from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
 from beamtree.classify.matrix import Matrix, stack
@@ -26,13 +28,14 @@ from beamtree.progress import OnProgress, no_progress
 
 
 class Weights(NamedTuple):
-    """How much memory and names count beside the linear part, and how memory is read."""
+    """How much memory, names and encoder count beside the linear part, and how memory is read."""
 
     memory: float = 0.5
     names: float = 0.1
     power: float = 2.0  # of similarities
     neighbours: int = 100
     budget: int = 10_000  # rows of the inverted index that are read for a document, about
+    encoder: float = 0.0
 
 
 class Index(NamedTuple):
@@ -80,6 +83,7 @@ class LabelModel:
     names: Index  # by label; empty where there are no names
     weights: Weights
     hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # labels that are never found
+    encoder: Encoder = field(default_factory=no_encoder)
 
     @property
     def num_labels(self) -> int:
@@ -108,7 +112,8 @@ class LabelModel:
     def _parts(self) -> tuple[Any, ...]:
         """What the compiled search reads; plain tuples, because it would be compiled again for each named one."""
         memory = (*self.documents, self.labels.offsets, self.labels.columns)
-        return tuple(self.forest), tuple(self.linear), memory, tuple(self.names), _numbers(self.weights)
+        parts = tuple(self.forest), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
+        return *parts, _numbers(self.weights)
 
     @cached_property
     def _everything(self) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +153,12 @@ class LabelModel:
         total = near.sum(1, keepdims=True)
         memory = (near / np.where(total == 0, 1, total)) @ self.labels.dense()
         names = (features.dense() @ self.names.matrix(self.num_labels).dense().T) ** 2
-        return {"linear": linear, "memory": weights.memory * memory, "names": weights.names * names}
+        encoder = np.zeros((n, self.num_labels), np.float32)
+        if weights.encoder:
+            encoder[:, : len(self.encoder.biases)] = weights.encoder * self.encoder.probabilities(features)
+        return {
+            "linear": linear, "memory": weights.memory * memory, "names": weights.names * names, "encoder": encoder,
+        }  # fmt: skip
 
     def with_documents(self, features: Matrix, labels: Matrix, num_labels: int) -> "LabelModel":
         """The same with more documents in its memory, and more labels, which are in no tree."""
@@ -163,6 +173,7 @@ class LabelModel:
         """All arrays by name, as they are saved."""
         named: dict[str, Any] = {
             "forest": self.forest, "linear": self.linear, "documents": self.documents, "names": self.names,
+            "encoder": self.encoder,
         }  # fmt: skip
         arrays = {f"{part}.{field}": array for part, each in named.items() for field, array in each._asdict().items()}
         labels = {"labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
@@ -180,6 +191,7 @@ class LabelModel:
         return cls(
             part(Forest, "forest"), part(Linear, "linear"), part(Index, "documents"), labels, part(Index, "names"),
             weights, arrays.get("hidden", np.empty(0, np.int64)),
+            part(Encoder, "encoder") if "encoder.biases" in arrays else no_encoder(),
         )  # fmt: skip
 
 
@@ -196,14 +208,21 @@ def train(
     seed: int = 0,
     on_progress: OnProgress = no_progress,
 ) -> LabelModel:
-    """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without."""
+    """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without.
+
+    The encoder is trained where it has a weight, or where weights are still to be chosen and there are few labels.
+    """
     forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)
     pairs = positives_below(forest, labels)
     linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
-    return LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+    model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+    if weights.encoder if weights is not None else features.rows * labels.width <= WORK:
+        model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))
+    return model
 
 
-def _numbers(weights: Weights) -> tuple[float, float, float, int, int]:
+def _numbers(weights: Weights) -> tuple[float, float, float, int, int, float]:
     return (
         float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours), int(weights.budget),
+        float(weights.encoder),
     )  # fmt: skip
