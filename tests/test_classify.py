@@ -154,7 +154,9 @@ def test_k_means_puts_alike_rows_together():
     raise AssertionError("no seed separates the two")
 
 
-def test_means_of_labels():
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])
+def test_means_of_labels(at_once, monkeypatch):
+    monkeypatch.setattr("beamtree.classify.label_tree.ENTRIES", at_once)
     rng = np.random.default_rng(0)
     x, y = random_matrix(rng, 12, 9, 0.5), random_matrix(rng, 12, 5, 0.5)
     y = y._replace(values=np.ones_like(y.values))
@@ -263,7 +265,7 @@ def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
 def plain_search(model, x, beam_size, m, allowed):
     """The search as the docstring of the model says, with dense arrays and Python."""
     parts = model.parts(x)
-    votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-4, parts["encoder"], 0)
+    votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
     nodes = model.forest
     z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
@@ -809,6 +811,18 @@ def test_commands_say_what_is_wrong_in_one_line(run, words, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["export", "--out", "search.pt2"], ["serve"]])
+def test_commands_for_runs_say_that_this_is_a_classifier(run, words):
+    done = beamtree(words[0], "runs/topics", *words[1:], folder=run, check=False)
+    assert done.returncode == 2
+    assert "runs/topics is a classifier of documents: see `beamtree classify --help`" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_check_reads_a_classifier(run):
+    assert "OK       the classifier in runs/topics" in beamtree("check", "runs/topics", folder=run).stdout
 
 
 @contextlib.contextmanager

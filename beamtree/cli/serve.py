@@ -13,6 +13,7 @@ import torch
 import typer
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.classify.storage import refuse_classifier
 from beamtree.cli.console import note
 from beamtree.distributed.command import OpenModel, run_on_first
 from beamtree.distributed.group import PeerLostError, connect, should_report
@@ -88,6 +89,7 @@ def serve_run(
 
     For a model too large for one device use `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
     """
+    refuse_classifier(run)
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -10,7 +10,7 @@ from beamtree.kernels.compiled_search import REORDERED, _half, _rank, _select, _
 WHOLE = 3  # rounds of the solver in which no document is set aside
 BINS = 256  # of similarities
 SMALL = np.float32(-9)  # the log of probabilities that are left out where there are enough labels
-NEGLIGIBLE = np.float32(1e-4)  # probabilities of the encoder that are left out
+NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 LOW = np.uint64((1 << 32) - 1)  # bits
 
 
