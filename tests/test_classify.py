@@ -255,8 +255,10 @@ def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
     chosen, found = choose_weights(blind, *validation, 10)
     assert chosen.weights.encoder > 0
     assert found["all parts"] >= found["without encoder"] + 0.002
-    monkeypatch.setattr("beamtree.classify.model.WORK", 3_999)
-    assert not len(train(x.take(kept), y.take(kept), empty(20, x.width), group=8).encoder.biases)
+    for limit, value in (("WORK", 3_999), ("ENTRIES", 100)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"beamtree.classify.encoder.{limit}", value)
+            assert not len(train(x.take(kept), y.take(kept), empty(20, x.width), group=8).encoder.biases)
 
 
 # Search

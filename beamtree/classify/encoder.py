@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag
 from beamtree.classify.matrix import Matrix
 from beamtree.progress import OnProgress, no_progress
 
-WORK = 100_000_000  # documents times labels, up to which the part is trained
+WORK, ENTRIES = 100_000_000, 4_000_000  # documents times labels, and features of all documents, at most
 DIM, EPOCHS, BATCH, LEARNING_RATE, DROPOUT = 100, 12, 256, 0.01, 0.3
 
 
@@ -36,6 +36,11 @@ class Encoder(NamedTuple):
 def no_encoder() -> Encoder:
     """The encoder of a model that has none."""
     return Encoder(np.zeros((0, 1), np.float32), np.zeros((0, 1), np.float32), np.zeros(0, np.float32))
+
+
+def is_affordable(x: Matrix, y: Matrix) -> bool:
+    """Whether training takes a minute or two on two cores, and a search is not much longer."""
+    return x.rows * y.width <= WORK and len(x.columns) <= ENTRIES
 
 
 def train_encoder(x: Matrix, y: Matrix, *, seed: int = 0, on_progress: OnProgress = no_progress) -> Encoder:

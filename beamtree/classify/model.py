@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beamtree.classify.encoder import WORK, Encoder, no_encoder, train_encoder
+from beamtree.classify.encoder import Encoder, is_affordable, no_encoder, train_encoder
 from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
 from beamtree.classify.matrix import Matrix, stack
@@ -216,7 +216,7 @@ def train(
     pairs = positives_below(forest, labels)
     linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
     model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
-    if weights.encoder if weights is not None else features.rows * labels.width <= WORK:
+    if weights.encoder if weights is not None else is_affordable(features, labels):
         model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))
     return model
 
