@@ -367,6 +367,22 @@ def test_it_learns_and_gives_labels_back(fitted):
     assert set(frame.filter(pl.col("rank") <= 2)["label"].head(2)) == set(labels[0])
 
 
+def test_few_labels_are_one_group(monkeypatch):
+    texts, labels = topic_texts(100)  # 20 labels
+    monkeypatch.setattr("beamtree.classify.classifier.GROUP", 5)
+
+    def groups(**options):
+        nodes = bt.Classifier(**options).fit(texts, labels, verbose=False).model.forest
+        return [int(nodes.ends[root] - nodes.starts[root]) for root in nodes.roots]
+
+    assert groups() == [1]
+    assert len(groups(group=5)) == 2
+    for limit, value in (("FEW_LABELS", 19), ("FEW_PAIRS", 1_999)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"beamtree.classify.classifier.{limit}", value)
+            assert min(groups()) > 1
+
+
 def test_the_same_seed_gives_the_same_model():
     texts, labels = topic_texts(200)
     first, second = (bt.Classifier(seed=3, group=8).fit(texts, labels, verbose=False) for _ in range(2))

@@ -37,6 +37,7 @@ BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
 SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
 GROUP = 256  # labels that a group has, about
+FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels, up to which all are one group
 COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
@@ -50,7 +51,8 @@ class Classifier:
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
         trees: trees over the labels: more find a little more, and take as many times as long.
-        group: labels in a group.
+        group: labels in a group. Default: 256; where there are at most 1,000 labels, all of them in one tree, if
+            training each against all documents does not take long.
         cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
             on validation documents where there are at most 50,000 documents.
         least: weights below are dropped; larger ones make a smaller model.
@@ -63,7 +65,7 @@ class Classifier:
         *,
         beam_size: int = BEAM_SIZE,
         trees: int = 2,
-        group: int = GROUP,
+        group: int | None = None,
         cost: float | None = None,
         least: float = 0.1,
         seed: int = 0,
@@ -73,7 +75,8 @@ class Classifier:
         for name, value, least_value in (("cost", cost, 1e-6), ("least", least, 0.0)):
             if value is not None and not least_value <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
-        self.options = Options(positive_int("trees", trees), positive_int("group", group), cost, least, seed)
+        group = None if group is None else positive_int("group", group)
+        self.options = Options(positive_int("trees", trees), group, cost, least, seed)
         check_frame_kind(frame)
         self._frame = frame
         self._model: LabelModel | None = None
@@ -160,6 +163,9 @@ class Classifier:
             z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
+            if self.options.group is None:
+                few = len(ids) <= FEW_LABELS and x.rows * len(ids) <= FEW_PAIRS
+                settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
             count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
@@ -452,7 +458,7 @@ class Options:
     """How a classifier is trained."""
 
     trees: int
-    group: int
+    group: int | None
     cost: float | None
     least: float
     seed: int

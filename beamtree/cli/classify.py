@@ -46,7 +46,9 @@ def train(
     labels: LabelColumn = None,
     separator: Separator = None,
     trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: more find a little more.")] = 2,
-    group: Annotated[int, typer.Option(min=2, help="Labels in a group.")] = 256,
+    group: Annotated[
+        int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
+    ] = None,
     cost: Annotated[
         float | None, typer.Option(help="C of the linear classifiers. Default: 0.5, or chosen by validation documents.")
     ] = None,
