@@ -1,11 +1,12 @@
-"""What training under the beam brings to trees over labels: PLT, hard negatives of the beam, and OTM.
+"""What training under the beam brings to trees over labels: PLT, TDM, hard negatives of the beam, and OTM.
 
     python benchmarks/label_methods.py data/delicious data/yso-en.parquet
 
 Rows, for one tree of groups and labels, with the same documents, features and tree:
 
     plt             a group is positive if a label below it is right; labels are trained on documents below their group
-    beam            the same, and labels are also trained on the documents whose beam visits their group
+    tdm             the same, and labels are also trained on documents that drew their group at random, k groups each
+    beam            as plt, and labels are also trained on the documents whose beam visits their group
     otm             as beam, and a group is positive if its highest-scored label is right (Eq. 15 of the paper)
 
 Scores that decide on beams and labels come from two halves of the documents, each scored by the classifiers of the
@@ -17,35 +18,21 @@ import json
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse
 from bench_classification import read
 
 from beamtree.classify.label_tree import Forest, label_means, label_trees
-from beamtree.classify.linear import Linear, Pairs, positives_below, train_linear
+from beamtree.classify.linear import Linear, Pairs, positives_below, train_linear, weight_matrix
 from beamtree.classify.matrix import Matrix, empty, from_any
+from beamtree.classify.metrics import precisions
 from beamtree.classify.model import Index, LabelModel, Weights
-from beamtree.classify.text import TextFeatures
+from beamtree.research.label_comparison import sparse
 
 AT_ONCE = 500  # documents whose labels are all scored together
 
 
-def node_weights(forest: Forest, linear: Linear, width: int) -> scipy.sparse.csr_matrix:
-    """The weights of all nodes [N, width]."""
-    parents = np.repeat(np.arange(len(forest.parent)), np.diff(linear.starts))
-    counts = np.diff(linear.entries)
-    nodes = np.repeat(forest.starts[parents], counts) + linear.children
-    values = linear.weights.view(np.float16).astype(np.float32)
-    return scipy.sparse.csr_matrix((values, (nodes, np.repeat(linear.features, counts))), (len(forest.parent), width))
-
-
-def sparse(x: Matrix) -> scipy.sparse.csr_matrix:
-    """A matrix of SciPy."""
-    return scipy.sparse.csr_matrix((x.values, x.columns, x.offsets), (x.rows, x.width))
-
-
 def judge(x: Matrix, y: Matrix, forest: Forest, linear: Linear, k: int) -> tuple[Pairs, Pairs]:
     """Groups and documents: which of them the beam visits, and which pass as positive by Eq. 15."""
-    weights, groups = node_weights(forest, linear, x.width), np.arange(forest.starts[0], forest.ends[0])
+    weights, groups = sparse(weight_matrix(forest, linear, x.width)), np.arange(forest.starts[0], forest.ends[0])
     order = forest.label[forest.starts[groups[0]] : forest.ends[groups[-1]]]
     starts = forest.starts[groups] - forest.starts[groups[0]]
     leaves = weights[forest.starts[groups[0]] : forest.ends[groups[-1]]].T.tocsr()
@@ -73,15 +60,6 @@ def join(parts: list[Pairs]) -> Pairs:
     return nodes[order], documents[order]
 
 
-def precision(model: LabelModel, x: Matrix, y: Matrix, k: int) -> np.ndarray:
-    """P@1, P@3 and P@5 of each document [n, 3]."""
-    found, _ = model.search(x, 5, beam_size=k)
-    pairs = np.sort(y.row_of_entry() * y.width + y.columns)
-    keys = np.arange(x.rows)[:, None] * y.width + found
-    hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
-    return np.stack([hit[:, :m].mean(1) for m in (1, 3, 5)], axis=1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", type=Path)
@@ -89,20 +67,15 @@ def main() -> None:
     parser.add_argument("--beams", default="1,2,5", help="k in training and in search")
     args = parser.parse_args()
     for path in args.sets:
-        data = read(path)
-        y, y_test = (from_any(each) for each in (data.train_y, data.test_y))
-        if data.train_texts is not None:
-            features = TextFeatures.fit(data.train_texts)
-            x, x_test = features.transform(data.train_texts), features.transform(data.test_texts)
-        else:
-            x, x_test = (from_any(each).normalized() for each in (data.train_x, data.test_x))
-        y = y._replace(values=np.ones_like(y.values))
+        name, sets = read(path)
+        x, x_test = (from_any(each) for each in sets.ours)
+        y, y_test = sets.train_y, sets.test_y
         forest = label_trees(label_means(x, y), group=args.group)
         pairs = positives_below(forest, y)
         half = np.random.default_rng(0).permutation(x.rows) % 2 == 0
         sides = [np.flatnonzero(half), np.flatnonzero(~half)]
         fitted = [train_linear(x.take(s), forest, positives_below(forest, y.take(s))) for s in sides]
-        models = {"plt": train_linear(x, forest, pairs)}
+        plt = train_linear(x, forest, pairs)
         documents, names = Index.of(x), Index.of(empty(y.width, x.width))
         for k in map(int, args.beams.split(",")):
             judged = [
@@ -113,8 +86,11 @@ def main() -> None:
                 for part in (0, 1)
             )
             everyone = np.zeros(x.rows, np.int64), np.arange(x.rows)  # all are trained on at the root
+            groups = np.random.default_rng(k).integers(forest.starts[0], forest.ends[0], (x.rows, k))
+            drawn = join([(groups.ravel(), np.repeat(np.arange(x.rows), k))])
             rows = {
-                "plt": models["plt"],
+                "plt": plt,
+                "tdm": train_linear(x, forest, pairs, visited=[everyone, drawn]),
                 "beam": train_linear(x, forest, pairs, visited=[everyone, visited]),
                 "otm": train_linear(x, forest, [positive, pairs[1]], visited=[everyone, visited]),
             }
@@ -122,10 +98,10 @@ def main() -> None:
                 first = None
                 for row, linear in rows.items():
                     model = LabelModel(forest, linear, documents, y, names, weights)
-                    values = precision(model, x_test, y_test, k)
+                    values = precisions(model.search(x_test, 5, beam_size=k)[0], y_test)
                     first = values if first is None else first
                     gain, error = (values - first).mean(0), 1.96 * (values - first).std(0) / len(values) ** 0.5
-                    record = {"set": data.name, "parts": parts, "k": k, "row": row}
+                    record = {"set": name, "parts": parts, "k": k, "row": row}
                     record |= {"p": [round(100 * float(v), 2) for v in values.mean(0)]}
                     record |= {"gain": [round(100 * float(v), 2) for v in gain]}
                     record |= {"error": [round(100 * float(v), 2) for v in error]}

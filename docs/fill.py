@@ -486,9 +486,28 @@ def classification_cost() -> str:
     return grid(heads, lines)
 
 
+def encoder() -> str:
+    """Precision of classifiers with and without the encoder, on test documents."""
+    lines = []
+    for cell in cells_of("encoder"):
+        gains = " ".join(f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True))
+        values = [" ".join(f"{value:.1f}" for value in cell[name]) for name in ("without", "with")]
+        lines.append([cell["set"], str(cell["k"]), *values, gains])
+    return grid(["set", "k", "without", "with", "difference"], lines)
+
+
+def encoder_validation() -> str:
+    """What the encoder adds on validation documents of all sets."""
+    lines = [
+        [c["set"], f"{c['documents']:,}", f"{c['labels']:,}", f"{c['gain']:+.1f} ± {c['error']:.1f}"]
+        for c in read("encoder")["validation"]
+    ]
+    return grid(["set", "documents", "labels", "difference"], lines)
+
+
 def label_methods() -> str:
     """What training under the beam brings to trees over labels, with intervals of the difference to PLT."""
-    names = {"plt": "PLT", "beam": "PLT, negatives of the beam", "otm": "OTM"}
+    names = {"plt": "PLT", "tdm": "TDM", "beam": "PLT, negatives of the beam", "otm": "OTM"}
     lines = []
     for cell in cells_of("label_methods"):
         gains = [f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True)]
@@ -584,6 +603,8 @@ PARTS = {
     "sequence": sequence,
     "classification": classification,
     "classification_cost": classification_cost,
+    "encoder": encoder,
+    "encoder_validation": encoder_validation,
     "label_methods": label_methods,
     "context_market": partial(recalls_by_row, "context", "simulated market"),
     "context_visitors": partial(recalls_by_row, "context", "new visitors"),

@@ -16,6 +16,7 @@ from beamtree.live import LiveModel
 from beamtree.query import History, RecommendRequest
 from beamtree.serve.engine.engine import Engine, EngineOptions
 from beamtree.serve.engine.served_run import LoadedRun, open_run
+from beamtree.serve.http.app import make_app
 from beamtree.serve.http.server import listen, make_server
 from beamtree.serve.http.service import Service
 from beamtree.train.runs import write_run
@@ -90,9 +91,9 @@ def submit(engine, *histories, seconds=60.0, **options):
 
 
 @contextlib.contextmanager
-def serving(service):
+def serving(service, make_app=make_app):
     """A service at a real socket, in a thread, and a client of it."""
-    server, listening = make_server(service, drain=0), listen("127.0.0.1", 0)
+    server, listening = make_server(make_app(service), service, drain=0), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     port = listening.getsockname()[1]

@@ -1,12 +1,18 @@
 """Extreme classification: every compiled function against its plain definition, and the object that people use."""
 
-import asyncio
+import concurrent.futures
+import contextlib
 import json
 import math
+import re
+import threading
+import time
 import warnings
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -16,17 +22,27 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import serving
 
 import beamtree as bt
+from beamtree.classify.documents import open_documents, relevant_labels
+from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
-from beamtree.classify.linear import positives_below, train_linear
-from beamtree.classify.matrix import Matrix, from_any, from_entries, stack
-from beamtree.classify.metrics import label_metrics, propensities
-from beamtree.classify.model import Weights, train
+from beamtree.classify.linear import positives_below, train_linear, weight_matrix
+from beamtree.classify.matrix import Matrix, empty, from_any, from_entries, stack
+from beamtree.classify.metrics import label_metrics, precisions, propensities
+from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
+from beamtree.data import Ids
 from beamtree.kernels import classify as kernels
-from beamtree.serve.http.classify import make_classifier_app
+from beamtree.live import Journal
+from beamtree.live.journal import compact
+from beamtree.live.labels import LiveClassifier
+from beamtree.research.label_comparison import OURS, Row, Sets, compare_labels, gains, sparse, strongest_first
+from beamtree.research.label_peers import knn
+from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
 WORDS = [[f"topic{t}word{i}" for i in range(12)] for t in range(20)]
 
@@ -138,7 +154,9 @@ def test_k_means_puts_alike_rows_together():
     raise AssertionError("no seed separates the two")
 
 
-def test_means_of_labels():
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])
+def test_means_of_labels(at_once, monkeypatch):
+    monkeypatch.setattr("beamtree.classify.label_tree.ENTRIES", at_once)
     rng = np.random.default_rng(0)
     x, y = random_matrix(rng, 12, 9, 0.5), random_matrix(rng, 12, 5, 0.5)
     y = y._replace(values=np.ones_like(y.values))
@@ -196,20 +214,62 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
+# Encoder
+
+
+def test_the_encoder_learns_that_features_are_alike_because_their_labels_are():
+    """Two synonyms per topic: a document has one of them and a word of its own."""
+    rng = np.random.default_rng(0)
+    topics, synonym = rng.integers(0, 10, 400), rng.integers(0, 2, 400)
+    rows = np.repeat(np.arange(400), 2)
+    columns = np.stack([2 * topics + synonym, rng.integers(20, 60, 400)], axis=1).ravel()
+    x = from_entries(rows, columns, np.ones(800), (400, 60)).normalized()
+    y = from_entries(np.arange(400), topics, np.ones(400), (400, 10))
+    state = torch.random.get_rng_state()
+    encoder = train_encoder(x, y, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)  # its own randomness
+    assert all(map(np.array_equal, encoder, train_encoder(x, y, seed=1)))
+    p = encoder.probabilities(from_any(np.eye(60)[:20]))
+    assert np.allclose(p.sum(1), 1, atol=1e-5)
+    assert (p.argmax(1) == np.arange(20) // 2).all()
+    u = encoder.features[:20] / np.linalg.norm(encoder.features[:20], axis=1, keepdims=True)
+    alike = u @ u.T
+    assert alike[0::2, 1::2].diagonal().min() > alike[0::2, 0::2][~np.eye(10, dtype=bool)].max()
+
+
+def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
+    texts, lists = topic_texts(300)
+    x = TextFeatures.fit(texts).transform(texts)
+    numbers = np.array([[int(label[1:]) for label in each] for each in lists])
+    y = from_entries(np.repeat(np.arange(300), 2), numbers.ravel(), np.ones(600), (300, 20))
+    kept, held_out = np.arange(200), np.arange(200, 300)
+    model = train(x.take(kept), y.take(kept), empty(20, x.width), group=8)
+    assert len(model.encoder.biases) == 20
+    validation = x.take(held_out), y.take(held_out)
+    useless = Encoder(*(np.zeros_like(each) for each in model.encoder))
+    chosen, _ = choose_weights(replace(model, encoder=useless), *validation, 10)
+    assert (chosen.weights.encoder, len(chosen.encoder.biases)) == (0, 0)
+    linear = model.linear._replace(weights=np.zeros_like(model.linear.weights))
+    labels = model.labels._replace(columns=(model.labels.columns + 7) % 20)
+    blind = replace(model, linear=linear, labels=labels)  # only the encoder knows anything
+    chosen, found = choose_weights(blind, *validation, 10)
+    assert chosen.weights.encoder > 0
+    assert found["all parts"] >= found["without encoder"] + 0.002
+    for limit, value in (("WORK", 3_999), ("ENTRIES", 100)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"beamtree.classify.encoder.{limit}", value)
+            assert not len(train(x.take(kept), y.take(kept), empty(20, x.width), group=8).encoder.biases)
+
+
 # Search
 
 
 def plain_search(model, x, beam_size, m, allowed):
     """The search as the docstring of the model says, with dense arrays and Python."""
     parts = model.parts(x)
-    votes = parts["memory"] + parts["names"]
+    votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
     nodes = model.forest
-    counts = np.diff(model.linear.entries)
-    dense = np.zeros((len(nodes.parent), x.width), np.float32)
-    of_parent = np.repeat(np.arange(len(nodes.parent)), np.diff(model.linear.starts))
-    child = np.repeat(nodes.starts[of_parent], counts) + model.linear.children
-    dense[child, np.repeat(model.linear.features, counts)] = model.linear.weights.view(np.float16)
-    z = x.dense() @ dense.T + model.linear.biases
+    z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
 
     def below(node):
@@ -260,6 +320,8 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     names = random_matrix(rng, 14, 25, 0.1).normalized()
     weights = Weights(memory=0.7, names=0.3, power=2.0, neighbours=20, budget=10**9)
     model = train(x, y, names, group=4, trees=trees, weights=weights, seed=seed, least=0.01)
+    vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
+    model = replace(model, encoder=Encoder(*vectors), weights=weights._replace(encoder=float(seed % 2)))
     allowed = rng.random(14) < 0.5 if filtered else np.ones(14, bool)
     queries = random_matrix(rng, 5, 25, 0.3).normalized()
     found, scores = model.search(queries, m, beam_size=beam_size, allowed=allowed)
@@ -305,6 +367,22 @@ def test_it_learns_and_gives_labels_back(fitted):
     assert set(frame.filter(pl.col("rank") <= 2)["label"].head(2)) == set(labels[0])
 
 
+def test_few_labels_are_one_group(monkeypatch):
+    texts, labels = topic_texts(100)  # 20 labels
+    monkeypatch.setattr("beamtree.classify.classifier.GROUP", 5)
+
+    def groups(**options):
+        nodes = bt.Classifier(**options).fit(texts, labels, verbose=False).model.forest
+        return [int(nodes.ends[root] - nodes.starts[root]) for root in nodes.roots]
+
+    assert groups() == [1]
+    assert len(groups(group=5)) == 2
+    for limit, value in (("FEW_LABELS", 19), ("FEW_PAIRS", 1_999)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"beamtree.classify.classifier.{limit}", value)
+            assert min(groups()) > 1
+
+
 def test_the_same_seed_gives_the_same_model():
     texts, labels = topic_texts(200)
     first, second = (bt.Classifier(seed=3, group=8).fit(texts, labels, verbose=False) for _ in range(2))
@@ -318,6 +396,9 @@ def test_saved_and_loaded_it_answers_the_same(fitted, tmp_path):
     fitted.save(tmp_path / "run")
     loaded = bt.Classifier.load(tmp_path / "run")
     assert loaded.predict(texts).equals(fitted.predict(texts))
+    small = bt.Classifier(frame="pandas").fit(texts, labels, verbose=False)
+    small.save(tmp_path / "small")
+    assert type(bt.Classifier.load(tmp_path / "small").predict(texts)).__module__.startswith("pandas")
     assert loaded.evaluate(texts, labels)["psp", 5] == fitted.evaluate(texts, labels)["psp", 5]
     fitted.save(tmp_path / "run")  # again, over the first
     (tmp_path / "run" / "labels.txt").write_text("t00\n")
@@ -418,7 +499,7 @@ def test_documents_without_a_known_word_get_frequent_labels(fitted):
     assert frame["label"][2] == "t03"
 
 
-def test_labels_are_added_by_name_and_by_documents():
+def test_labels_are_added_by_name_and_by_documents(tmp_path):
     texts, labels = topic_texts(300)
     live = bt.Classifier(group=8).fit(texts, labels, verbose=False)
     before = live.predict(texts[:20], m=2)
@@ -428,20 +509,44 @@ def test_labels_are_added_by_name_and_by_documents():
     assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
     assert "lamp" in live.predict("topic1word1 topic2word2", m=5)["label"].to_list()
     assert "chair" not in live.predict("topic4word4 topic5word5", exclude=["chair"])["label"].to_list()
-    with pytest.raises(ValueError, match="neither a name nor documents"):
-        live.add_labels({"bare": None})
+    for name in (None, "unknown words"):
+        with pytest.raises(ValueError, match="label 'bare' has no name or document with a known word"):
+            live.add_labels({"bare": name})
     with pytest.raises(ValueError, match="which is no label"):
         live.add_labels({}, {"bare": ["text"]})
     with pytest.raises(ValueError, match="give texts, not a matrix"):
         live.add_labels({"sofa": None}, {"sofa": np.ones((1, 3))})
     assert live.labels[-2:] == ["lamp", "chair"]  # as before
+    live.remove_labels(["chair", "t01"])
+    live.save(tmp_path / "run")
+    for each in (live, bt.Classifier.load(tmp_path / "run")):
+        found = each.predict("topic4word4 topic5word5", m=30)["label"].to_list()
+        assert len(found) == 20
+        assert not {"chair", "t01"} & set(found)
+    live.add_labels({"chair": None})
+    assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
+    with pytest.raises(ValueError, match="give a list of ids"):
+        live.remove_labels("chair")
+
+
+@given(st.integers(0, 10**6), st.integers(0, 20), st.integers(0, 8))
+def test_rows_of_an_index_are_replaced_and_added(seed, rows, changed):
+    rng = np.random.default_rng(seed)
+    before, more = random_matrix(rng, rows, 6, 0.4), random_matrix(rng, changed, 6, 0.4)
+    numbers = rng.choice(rows + changed, changed, replace=False)
+    expected = np.zeros((rows + changed, 6), np.float32)
+    expected[:rows] = before.dense()
+    expected[numbers] = more.dense()
+    found = Index.of(before).with_rows(numbers, more).matrix(rows + changed).dense()
+    assert np.array_equal(found, expected.astype(np.float16).astype(np.float32))
 
 
 def test_an_explanation_adds_up_to_the_score(fitted):
     texts, labels = topic_texts(5, seed=6)
     for text, own in zip(texts, labels, strict=True):
-        model = replace(fitted.model, weights=Weights(0.5, 0.2, neighbours=600, budget=10**9))
-        fitted._model, kept = model, fitted._model
+        weights = Weights(0.5, 0.2, neighbours=600, budget=10**9, encoder=0.3)
+        encoder = Encoder(*(np.full(shape, 0.1, np.float32) for shape in ((fitted.model.num_features, 2), (20, 2), 20)))
+        fitted._model, kept = replace(fitted.model, weights=weights, encoder=encoder), fitted._model
         try:
             explained = fitted.explain(text, own[0])
             frame = fitted.predict(text, m=5, beam_size=100)
@@ -490,6 +595,86 @@ def test_metrics_against_plain_loops():
         assert math.isclose(evaluation["precision", m], np.mean(precision), rel_tol=1e-5)
         assert math.isclose(evaluation["recall", m], np.mean(recall), rel_tol=1e-5)
         assert math.isclose(evaluation["psp", m], np.mean(psp), rel_tol=1e-5)
+
+
+def test_precisions_against_plain_loops():
+    rng = np.random.default_rng(1)
+    found = np.stack([rng.permutation(9)[:5] for _ in range(40)])
+    found[::3, 3:] = -1
+    relevant = [rng.permutation(9)[: rng.integers(0, 5)].tolist() for _ in range(40)]
+    y = relevant_labels(Ids([str(number) for number in range(9)]), [[str(each) for each in row] for row in relevant])
+    expected = [
+        [sum(label in right for label in row[:m]) / m for m in (1, 3, 5)]
+        for row, right in zip(found.tolist(), relevant, strict=True)
+    ]
+    assert np.allclose(precisions(found, y), expected)
+
+
+def test_labels_that_are_not_known_have_numbers_above_the_others():
+    ids = Ids(["a", "b"])
+    found = relevant_labels(ids, [["b", "x"], [], ["y", "a", "x"]])
+    assert found.offsets.tolist() == [0, 2, 2, 5]
+    assert found.columns[[0, 3]].tolist() == [1, 0]
+    others = found.columns[[1, 2, 4]].tolist()
+    assert min(others) >= 2
+    assert others[0] == others[2] != others[1]
+
+
+# Other packages
+
+
+def test_others_get_tf_idf_of_words(monkeypatch):
+    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
+    train, test = (open_documents(each, [["x"]] * len(each), needs_labels=True) for each in (texts, texts[:2]))
+    sets = Sets.of(train, test, {"x": "a name"})
+    for x, documents in zip(sets.words, (texts, texts[:2]), strict=True):
+        for row, expected in zip(x.toarray(), plain_features(texts, documents), strict=True):
+            words = np.array([value for (block, _), value in expected.items() if block == 0])
+            assert np.allclose(sorted(row[row > 0]), sorted(words / np.linalg.norm(words)), atol=1e-6)
+    assert sets.names == {"0": "a name"}
+    with pytest.raises(ValueError, match="both be texts"):
+        Sets.of(train, open_documents(np.eye(2), [["x"]] * 2, needs_labels=True))
+
+
+def test_nearest_documents_against_the_definition(tmp_path, monkeypatch):
+    monkeypatch.setattr("beamtree.research.label_peers.NEIGHBOURS", 7)
+    rng = np.random.default_rng(0)
+    x, y = random_matrix(rng, 50, 12, 0.4).normalized(), random_matrix(rng, 50, 9, 0.3)
+    y = y._replace(values=np.ones_like(y.values))
+    queries = random_matrix(rng, 10, 12, 0.4).normalized()
+    found = knn(sparse(x), sparse(y), 2.0, tmp_path)(sparse(queries), None)
+    similar = queries.dense() @ x.dense().T
+    for row, labels in zip(similar, found, strict=True):
+        near = np.argsort(-row)[:7]
+        votes = (row[near] ** 2) @ y.dense()[near]
+        assert np.allclose(votes[labels], np.sort(votes)[::-1][:5], atol=1e-5)
+
+
+def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkeypatch):
+    """Rows that always find the same labels: those of setting 2 are right, those of setting 1 are not."""
+
+    def train(x, y, setting, folder):
+        folder.mkdir()
+        return lambda documents, k: np.tile([int(setting), 0, 3, 4, 5], (documents.shape[0], 1))
+
+    weak = Row("numpy", train, train, (1.0,))
+    rows = {"weak": weak, "strong": weak._replace(settings=(1.0, 2.0), beams=False)}
+    monkeypatch.setattr("beamtree.research.label_comparison.ROWS", rows)
+    x = np.eye(6)[np.arange(60) % 6]
+    train_set, test_set = (open_documents(each, [[2]] * len(each), needs_labels=True) for each in (x, x[:12]))
+    sets = Sets.of(train_set._replace(num_labels=6), test_set)
+    lines = []
+    results = strongest_first(compare_labels(sets, ["weak", OURS, "strong"], [1, 10], lines.append))
+    assert [(each.row, each.k) for each in results] == [
+        (OURS, 1), (OURS, 10), ("strong", None), ("weak", 1), ("weak", 10),
+    ]  # fmt: skip
+    assert results[2].setting == 2.0
+    assert results[2].values.mean(0).tolist() == pytest.approx([1, 1 / 3, 1 / 5])
+    assert results[3].values.mean() == 0
+    assert [(row, k) for row, k, _, _ in gains(results)] == [("strong", 1), ("strong", 10)]
+    assert np.allclose(gains(results)[0][2], results[0].values.mean(0) - results[2].values.mean(0))
+    assert "strong, setting 2: 51.11% on validation documents" in lines
 
 
 # Bad input
@@ -610,6 +795,21 @@ def test_commands(run):
     assert len(pl.read_csv(run / "out.csv")) == 250
 
 
+def test_the_command_compares_and_names_what_is_missing(run):
+    done = beamtree(
+        "classify", "compare", "train.parquet", "test.parquet", "--beam-sizes", "1,10", "--json", "rows.json",
+        "--rows", "beamtree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
+    )  # fmt: skip
+    if find_spec("omikuji") is None:
+        assert "Left out: omikuji-parabel (omikuji is not installed)" in done.stderr
+    cells = json.loads((run / "rows.json").read_text())
+    assert [(each["row"], each["k"]) for each in cells[:4]] == [
+        ("beamtree", 1), ("beamtree", 10), ("beamtree-no-tree", None), ("knn", None),
+    ]  # fmt: skip
+    assert all(each["p1"] > 90 and 0 <= each["p1_error"] < 10 for each in cells)
+    assert "beamtree over knn at k = 10, P@1, P@3 and P@5: " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -620,6 +820,8 @@ def test_commands(run):
         (["evaluate", "runs/topics", "test.parquet", "--m", "x"], "whole number"),
         (["evaluate", "runs/topics", "test.parquet", "--metrics", "x"], "metric 'x' is unknown"),
         (["train", "none.parquet", "--out", "runs/x"], "is not a file"),
+        (["compare", "train.parquet", "test.parquet", "--rows", "x"], "row 'x' is unknown"),
+        (["compare", "train.parquet", "test.parquet", "--beam-sizes", "x"], "--beam-sizes 'x': give a whole number"),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(run, words, message):
@@ -629,29 +831,33 @@ def test_commands_say_what_is_wrong_in_one_line(run, words, message):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-class Client:
-    """Requests to the application of a classifier, in this process."""
+@pytest.mark.parametrize("words", [["inspect"], ["export", "--out", "search.pt2"], ["serve"]])
+def test_commands_for_runs_say_that_this_is_a_classifier(run, words):
+    done = beamtree(words[0], "runs/topics", *words[1:], folder=run, check=False)
+    assert done.returncode == 2
+    assert "runs/topics is a classifier of documents: see `beamtree classify --help`" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
-    def __init__(self, classifier):
-        self.app = make_classifier_app(classifier, "run")
 
-    def request(self, method, path, **more):
-        async def ask():
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://classifier") as client:
-                return await client.request(method, path, **more)
+def test_check_reads_a_classifier(run):
+    assert "OK       the classifier in runs/topics" in beamtree("check", "runs/topics", folder=run).stdout
 
-        return asyncio.run(ask())
 
-    def get(self, path):
-        return self.request("GET", path)
-
-    def post(self, path, json):
-        return self.request("POST", path, json=json)
+@contextlib.contextmanager
+def serving_labels(classifier, folder=None, **how):
+    """A classifier behind a real socket, whose changes go to a folder, and a client of it."""
+    with contextlib.nullcontext() if folder is None else contextlib.closing(Journal(folder)) as journal:
+        service = ClassifierService(LiveClassifier(classifier, journal), "run", **how)
+        with serving(service, make_classifier_app) as client:
+            yield client
 
 
 def test_the_service(run):
-    client = Client(bt.Classifier.load(run / "runs" / "topics"))
+    with serving_labels(bt.Classifier.load(run / "runs" / "topics")) as client:
+        check_service(client)
+
+
+def check_service(client):
     text = "topic3word1 topic3word2 topic3word3"
     found = client.post("/v1/labels", json={"text": text, "m": 3}).json()
     assert found["labels"][0]["label"] == "t03"
@@ -670,6 +876,7 @@ def test_the_service(run):
         ("labels", {"text": text, "m": 5000}, "over the limit"),
         ("labels", {"text": text, "allowed": ["none"]}, "none of the allowed labels"),
         ("labels", {"features": [{"0": 1.0}]}, "give texts, not a matrix"),
+        ("labels", {"features": []}, "there are no documents"),
         ("labels", {"text": text, "extra": 1}, "extra"),
         ("explain", {"text": text, "label": "none"}, "is unknown"),
     ):
@@ -678,12 +885,177 @@ def test_the_service(run):
         assert message in answer.json()["error"]
 
 
-def test_the_service_takes_features():
+def test_the_service_takes_features(tmp_path):
     rng = np.random.default_rng(0)
     x = np.eye(6)[rng.integers(0, 6, 100)] + 0.1 * rng.random((100, 6))
     classifier = bt.Classifier(group=2).fit(x, [[int(row.argmax())] for row in x], verbose=False)
-    client = Client(classifier)
-    found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
-    assert found["results"][0]["labels"][0]["label"] == "2"
-    for features in ({"9": 1.0}, {"x": 1.0}):
-        assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
+    with serving_labels(classifier, tmp_path) as client:
+        found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
+        assert found["results"][0]["labels"][0]["label"] == "2"
+        for features in ({"9": 1.0}, {"x": 1.0}):
+            assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
+        assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
+        found = client.post("/v1/labels", json={"features": [{"2": 1.0, "5": 1.0}], "m": 3}).json()
+        assert "both" in [each["label"] for each in found["results"][0]["labels"]]
+        for body, message in (
+            ({"name": "only a name"}, "it could never be found"),
+            ({"features": [{"9": 1.0}]}, "documents of 'other': feature '9' is not one of 0 … 5"),
+            ({"texts": ["text"]}, "documents of 'other': this classifier knows 6 features"),
+            ({"texts": ["text"], "features": [{"1": 1.0}]}, "not both"),
+        ):
+            answer = client.put("/v1/labels/other", json=body)
+            assert answer.status_code == 422
+            assert message in answer.json()["error"]
+
+
+# Labels that change
+
+
+TEXT = "topic1word1 topic2word2 topic1word3"
+
+
+def found_in(client, text=TEXT, m=20):
+    return [each["label"] for each in client.post("/v1/labels", json={"text": text, "m": m}).json()["labels"]]
+
+
+def test_live_labels_are_added_changed_and_hidden(fitted, tmp_path):
+    trained = fitted.predict(TEXT, m=5)
+    with serving_labels(fitted, tmp_path) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).json() == {
+            "changed": True, "version": "1", "count": 1,
+        }  # fmt: skip
+        assert not client.put("/v1/labels/lamp", json={"name": TEXT}).json()["changed"]  # the same again
+        assert "lamp" in found_in(client, m=5)
+        assert client.put("/v1/labels/chair", json={"texts": [TEXT] * 3}).json()["version"] == "2"
+        assert client.get("/v1/labels/chair").json() == {
+            "label": "chair", "name": "", "documents": 3, "hidden": False,
+        }  # fmt: skip
+        client.put("/v1/labels/chair", json={"texts": [TEXT]})  # instead of the three
+        assert client.get("/v1/labels/chair").json()["documents"] == 1
+        client.put("/v1/labels/chair", json={"name": "a chair"})  # texts are left out, so they stay
+        assert client.get("/v1/labels/chair").json()["documents"] == 1
+        assert client.delete("/v1/labels/t01").json()["changed"]
+        assert not client.delete("/v1/labels/t01").json()["changed"]
+        assert not client.delete("/v1/labels/none").json()["changed"]
+        assert "t01" not in found_in(client)
+        assert len(found_in(client)) == 20  # of 22 labels one is hidden
+        allowed = {"text": TEXT, "m": 3, "allowed": ["t01", "t02"]}
+        assert len(client.post("/v1/labels", json=allowed).json()["labels"]) == 1
+        many = {"labels": [{"label": "a/b", "name": "topic5word1"}, {"label": 7, "texts": [TEXT]}]}
+        assert client.put("/v1/labels", json=many).json()["count"] == 2
+        assert client.get("/v1/labels/a%2Fb").json()["name"] == "topic5word1"
+        assert [each["label"] for each in client.get("/v1/labels?query=CHAIR").json()["labels"]] == ["chair"]
+        before = client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")]
+        for path, body, message in (
+            ("/new", {}, "could never be found"),
+            ("/new", {"name": "zzz", "texts": ["yyy"]}, "could never be found"),
+            ("/new", {"texts": ["text"] * 300}, "over the limit"),
+            ("", {"labels": [{"label": "x", "name": TEXT}, {"label": "y"}]}, "label 'y' has no name or document"),
+            ("", {"labels": [{"label": "x", "name": TEXT}, {"label": "x"}]}, "occurs twice"),
+            ("/%20", {"name": TEXT}, "not a valid id"),
+        ):
+            answer = client.put(f"/v1/labels{path}", json=body)
+            assert (answer.status_code, message in answer.json()["error"]) == (422, True), answer.text
+        assert client.get("/v1/labels/x").status_code == 404  # all or none
+        assert before == (
+            client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")],
+        )  # fmt: skip
+        assert 'beamtree_changes_total{kind="put_label"} 6.0' in client.get("/metrics").text
+    with serving_labels(fitted, tmp_path) as client:  # after a restart
+        assert before == (
+            client.get("/v1/model").json(), [found_in(client, text) for text in (TEXT, "topic5word1")],
+        )  # fmt: skip
+        assert client.put("/v1/labels/t01").json()["changed"]  # shown again
+        assert "t01" in found_in(client)
+    assert fitted.predict(TEXT, m=5).equals(trained)  # the trained one never changes
+
+
+def test_changes_of_labels_need_a_folder_and_a_token(fitted, tmp_path):
+    with serving_labels(fitted) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).status_code == 409
+        assert client.delete("/v1/labels/t01").status_code == 409
+    with serving_labels(fitted, tmp_path, access=Access(None, "secret")) as client:
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}).status_code == 401
+        assert len(found_in(client)) == 20  # to ask needs none
+        assert client.put("/v1/labels/lamp", json={"name": TEXT}, headers={"Authorization": "Bearer secret"}).is_success
+    with serving_labels(fitted, tmp_path, limits=Limits(body=1000)) as client:
+        assert client.post("/v1/labels", json={"text": "word " * 1000}).status_code == 413
+
+
+def test_a_journal_of_labels_is_compacted_and_those_of_items_are_refused(fitted, tmp_path):
+    journal = Journal(tmp_path)
+    live = LiveClassifier(fitted, journal)
+    for number in range(5):
+        live.put_labels({"b": {"name": f"topic{number}word1"}, "a": {"documents": [TEXT]}})
+        live.remove_labels(["a", "t03"])
+    entries = compact(journal.entries)
+    assert [entry.get("label") for entry in entries] == [None, "b", "a", "t03"]
+    kept, journal.entries = journal.entries, entries
+    again = LiveClassifier(fitted, journal).snapshot
+    assert again.version == live.snapshot.version == len(kept)
+    arrays = again.classifier.model.arrays()
+    assert all(np.array_equal(each, arrays[name]) for name, each in live.snapshot.classifier.model.arrays().items())
+    assert again.classifier.labels[-2:] == ["b", "a"]
+    journal.append({"kind": "add", "item": "i1"})
+    with pytest.raises(ValueError, match="unknown kind of change 'add'"):
+        LiveClassifier(fitted, journal)
+    journal.close()
+
+
+def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):
+    """Two labels that are added and hidden together are found together or not at all, and no change is lost."""
+    seen, done = set(), threading.Event()
+    with serving_labels(fitted, tmp_path) as client:
+
+        def ask():
+            with httpx.Client(base_url=client.base_url, timeout=60) as own:
+                while not done.is_set():
+                    found = found_in(own)
+                    assert ("twin1" in found) == ("twin2" in found)
+                    assert len(found) == 20
+                    seen.add("twin1" in found)
+
+        def change(number):
+            with httpx.Client(base_url=client.base_url, timeout=60) as own:
+                for turn in range(4):
+                    own.put(
+                        f"/v1/labels/own{number}-{turn}", json={"texts": [f"topic{number}word1"]}
+                    ).raise_for_status()
+
+        twins = {"labels": [{"label": f"twin{number}", "texts": [TEXT] * 5} for number in (1, 2)]}
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            asking = [pool.submit(ask) for _ in range(2)]
+            changing = [pool.submit(change, number) for number in range(2)]
+            while seen != {True} and not any(each.done() for each in asking):
+                seen.clear()
+                client.put("/v1/labels", json=twins).raise_for_status()
+                time.sleep(0.01)
+            for each in changing:
+                each.result()
+            done.set()
+            for each in asking:
+                each.result()
+        added = {f"own{number}-{turn}" for number in range(2) for turn in range(4)}
+        listed = client.get("/v1/labels?query=own").json()["labels"]
+        assert added == {each["label"] for each in listed}
+        assert client.get("/v1/model").json()["changes"] == 10
+
+
+# The page
+
+
+def test_the_page_on_classification_runs(fitted, tmp_path):
+    """Its Python, with texts of topics for those of books."""
+    page = (Path(__file__).parent.parent / "docs" / "classification.md").read_text()
+    texts, labels = topic_texts(200)
+    words = "a history of lighthouses, offshore wind power: a text, another "
+    names = {
+        "texts": [words + text for text in texts], "labels": [[*each, "p1234"] for each in labels],
+        "test_texts": texts[:20], "test_labels": labels[:20], "text": words, "children_books": ["t01", "t02"],
+    }  # fmt: skip
+    with contextlib.chdir(tmp_path):
+        for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+            exec(compile(code, "classification.md", "exec"), names)
+        assert bt.Classifier.load("runs/subjects").labels[-1] == "t19"
+    assert names["subjects"].labels[-2:] == ["p9999", "p9998"]
+    assert "p1234" not in set(names["subjects"].predict(words, m=30)["label"])

@@ -1,7 +1,8 @@
 """Classifier: one object that learns which labels documents have, and finds them: text or features in, labels out."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic as time_now
@@ -10,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from beamtree.checks import positive_int
-from beamtree.classify.documents import check_ids, is_text, number_labels, open_documents, read_label_names
+from beamtree.classify.documents import (
+    check_ids,
+    is_text,
+    number_labels,
+    open_documents,
+    read_label_names,
+    relevant_labels,
+)
 from beamtree.classify.explain import explain_label
 from beamtree.classify.linear import COST
 from beamtree.classify.matrix import Matrix, empty, from_entries, stack
@@ -20,7 +28,7 @@ from beamtree.classify.part_weights import MEMORY, NAMES, choose_weights, mean_p
 from beamtree.classify.storage import load_classifier, save_classifier
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
-from beamtree.data.frames import make_frame
+from beamtree.data.frames import check_frame_kind, make_frame
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, all_cuts
 from beamtree.progress import Reporter, clock
@@ -29,6 +37,7 @@ BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
 SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
 GROUP = 256  # labels that a group has, about
+FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels, up to which all are one group
 COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
@@ -36,13 +45,14 @@ class Classifier:
     """Learns which labels documents have, and finds the best few of thousands or millions of labels.
 
     Documents are texts, or rows of features: a sparse matrix, or vectors from any encoder. The score of a label is a
-    sum of a linear part in trees over the labels, a memory of the nearest documents, and the names of labels; see
-    docs/classification.md.
+    sum of a linear part in trees over the labels, a memory of the nearest documents, the names of labels, and, where
+    there are few labels, an encoder; see docs/classification.md.
 
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
         trees: trees over the labels: more find a little more, and take as many times as long.
-        group: labels in a group.
+        group: labels in a group. Default: 256; where there are at most 1,000 labels, all of them in one tree, if
+            training each against all documents does not take long.
         cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
             on validation documents where there are at most 50,000 documents.
         least: weights below are dropped; larger ones make a smaller model.
@@ -55,7 +65,7 @@ class Classifier:
         *,
         beam_size: int = BEAM_SIZE,
         trees: int = 2,
-        group: int = GROUP,
+        group: int | None = None,
         cost: float | None = None,
         least: float = 0.1,
         seed: int = 0,
@@ -65,7 +75,9 @@ class Classifier:
         for name, value, least_value in (("cost", cost, 1e-6), ("least", least, 0.0)):
             if value is not None and not least_value <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
-        self.options = Options(positive_int("trees", trees), positive_int("group", group), cost, least, seed)
+        group = None if group is None else positive_int("group", group)
+        self.options = Options(positive_int("trees", trees), group, cost, least, seed)
+        check_frame_kind(frame)
         self._frame = frame
         self._model: LabelModel | None = None
         self._features: TextFeatures | None = None  # None where documents are features
@@ -94,6 +106,16 @@ class Classifier:
     def name_of(self, label: str) -> str:
         """The name of a label; empty where it has none."""
         return self._names.get(label, "")
+
+    def describe_label(self, label: str) -> dict[str, Any] | None:
+        """The name of a label, the number of its documents, and whether it is hidden; None where it is unknown."""
+        (number,) = self._ids.find([label])
+        if number is None:
+            return None
+        hidden = not self.model.visible[number]
+        return {
+            "label": label, "name": self.name_of(label), "documents": int(self._counts[number]), "hidden": bool(hidden),
+        }  # fmt: skip
 
     def fit(
         self,
@@ -141,6 +163,9 @@ class Classifier:
             z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
+            if self.options.group is None:
+                few = len(ids) <= FEW_LABELS and x.rows * len(ids) <= FEW_PAIRS
+                settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
             count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
@@ -149,8 +174,8 @@ class Classifier:
             if self.options.cost is None and count and x.rows <= SMALL:
                 trials: dict[float, float] = {}
                 for cost in COSTS:
-                    trial = train(*parts, **{**settings, "cost": cost, "trees": 1}, on_progress=report.progress)
-                    trial = replace(trial, weights=Weights(0.0, 0.0))
+                    alone = {**settings, "cost": cost, "trees": 1, "weights": Weights(0.0, 0.0)}
+                    trial = train(*parts, **alone, on_progress=report.progress)
                     trials[cost] = mean_precision(trial, *validation, self.beam_size)
                 settings["cost"] = max(trials, key=lambda cost: trials[cost])
             model = train(*parts, **settings, on_progress=report.progress)
@@ -170,7 +195,8 @@ class Classifier:
 
     def _describe(self, validation: int) -> list[str]:
         weights, trials = self.model.weights, self.report["validation"]
-        lines = [f"Weights: linear 1, memory {weights.memory:g}, names {weights.names:g}."]
+        parts = ", ".join(f"{name} {getattr(weights, name):g}" for name in ("memory", "names", "encoder"))
+        lines = [f"Weights: linear 1, {parts}."]
         if trials:
             found = ", ".join(f"{name} {value:.1%}" for name, value in trials.items())
             lines.append(f"Mean of P@1, P@3 and P@5 on {validation:,} validation documents: {found}.")
@@ -255,7 +281,7 @@ class Classifier:
             found[empty] = -1
         short = np.flatnonzero(found[:, -1] < 0)
         if len(short):
-            self._fill(found, scores, short, np.ones(model.num_labels, bool) if mask is None else mask)
+            self._fill(found, scores, short, model.visible if mask is None else mask & model.visible)
         return found, scores
 
     def _fill(self, found: np.ndarray, scores: np.ndarray, rows: np.ndarray, allowed: np.ndarray) -> None:
@@ -273,7 +299,7 @@ class Classifier:
     def _mask(self, allowed: Iterable[object] | None, exclude: Iterable[object] | None) -> np.ndarray | None:
         if allowed is None and exclude is None:
             return None
-        mask = np.full(self.model.num_labels, allowed is None)
+        mask = np.full(self.model.num_labels, allowed is None)  # hidden ones are left out by the search
         for given, value in ((allowed, True), (exclude, False)):
             if given is None:
                 continue
@@ -315,67 +341,76 @@ class Classifier:
         x = self.features_of(opened.features if opened.texts is None else opened.texts)
         cuts = all_cuts(m)
         found, _ = self.find(x, max(cuts), beam_size)
-        y = self._relevant(opened.labels)
-        return label_metrics(found, y, self._counts, self.model.labels.rows, cuts, tuple(metrics))
-
-    def _relevant(self, lists: Sequence[Sequence[str]] | Matrix) -> list[np.ndarray]:
-        """The numbers of the labels of each document; labels that are not known have numbers above all others."""
-        if isinstance(lists, Matrix):
-            names = self._ids.find([str(number) for number in range(lists.width)])
-            known = np.array([len(self._ids) + number if each is None else each for number, each in enumerate(names)])
-            return [known[lists.columns[a:b]] for a, b in zip(lists.offsets, lists.offsets[1:], strict=False)]
-        others: dict[str, int] = {}
-        rows = []
-        for each in lists:
-            numbers = self._ids.find(each)
-            rows.append(
-                np.array(
-                    [
-                        others.setdefault(as_id(label), len(self._ids) + len(others)) if number is None else number
-                        for label, number in zip(each, numbers, strict=True)
-                    ],
-                    np.int64,
-                )
-            )
-        return rows
+        y = relevant_labels(self._ids, opened.labels)
+        return label_metrics(
+            found, np.split(y.columns, y.offsets[1:-1]), self._counts, self.model.labels.rows, cuts, tuple(metrics)
+        )
 
     # Labels of a live model
 
-    def add_labels(self, labels: dict[str, Any], documents: Any = None) -> "Classifier":
+    def add_labels(self, labels: Mapping[str, Any], documents: Any = None) -> "Classifier":
         """Add labels without training: by their names, by a few documents, or both. Ids of other labels stay.
 
-        They are found by names and memory, which get a small weight where they had none.
+        They are found by names and memory, which get a small weight where they had none. A removed label is found
+        again.
 
         Args:
-            labels: names by id, None or "" where a label has none.
+            labels: names by id, None or "" where a label has none, or keeps the one that it has.
             documents: a dict from id to texts (or a matrix) of documents with this label; also for known labels.
         """
-        model = self.model
-        given = [as_id(each) for each in labels]
-        new = [each for each, number in zip(given, self._ids.find(given), strict=True) if number is None]
-        examples = {as_id(key): value for key, value in (documents or {}).items()}
-        unknown = [key for key in examples if key not in given and self._ids.find([key])[0] is None]
+        examples = {as_id(key): self.features_of(value) for key, value in (documents or {}).items()}
+        unknown = [key for key in examples if key not in map(as_id, labels) and self._ids.find([key])[0] is None]
         if unknown:
             raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")
-        bare = [each for each in new if not labels_name(labels, each) and each not in examples]
+        names = {as_id(key): str(value or "") for key, value in labels.items()}
+        self.__dict__.update(self.with_labels(names, examples).__dict__)
+        return self
+
+    def with_labels(
+        self, names: Mapping[str, str], documents: Mapping[str, Matrix], hidden: Iterable[str] = ()
+    ) -> "Classifier":
+        """A copy with labels added or changed; this one stays as it is.
+
+        Args:
+            names: by id of a label; an empty one changes nothing.
+            documents: their features, by id of a label.
+            hidden: ids of labels that are never found. The others that are given here are found again.
+        """
+        result, model = copy(self), self.model
+        given = list(dict.fromkeys([*names, *documents, *hidden]))
+        new = [each for each, number in zip(given, self._ids.find(given), strict=True) if number is None]
+        result._ids = ids = self._ids.extended(check_ids(new))
+        named = {label: name for label, name in names.items() if name}
+        numbers = np.array(ids.find(named), np.int64)
+        z = empty(len(named), model.num_features)
+        if self._features is not None:
+            z = self._features.transform(named.values())
+        x = stack(empty(0, model.num_features), *documents.values())
+        labels = np.repeat(np.array(ids.find(documents), np.int64), [each.rows for each in documents.values()])
+        known = {*numbers[np.diff(z.offsets) > 0].tolist(), *labels[np.diff(x.offsets) > 0].tolist()}
+        bare = [each for each in new if ids.find([each])[0] not in known]
         if bare:
-            raise ValueError(f"label {bare[0]!r} has neither a name nor documents: it could never be found")
-        ids = self._ids.extended(check_ids(new))
-        parts = [(number, self.features_of(examples[key])) for key in examples for number in ids.find([key])]
-        rows = np.concatenate([np.full(x.rows, number) for number, x in parts]) if parts else np.empty(0, np.int64)
-        x = stack(empty(0, model.num_features), *(features for _, features in parts))
-        y = from_entries(np.arange(len(rows)), rows, np.ones(len(rows)), (len(rows), len(ids)))
-        model = model.with_documents(x, y, len(ids))
-        names = self._names | {as_id(key): str(value) for key, value in labels.items() if value}
-        if self._features is not None and names:
-            model = model.with_names(self._features.transform(names.get(each, "") for each in ids))
-            if model.weights.names == 0:
-                model = replace(model, weights=model.weights._replace(names=NAMES[2]))
-        if parts and model.weights.memory == 0:
-            model = replace(model, weights=model.weights._replace(memory=MEMORY[1]))
+            raise ValueError(f"label {bare[0]!r} has no name or document with a known word: it could never be found")
+        y = from_entries(np.arange(len(labels)), labels, np.ones(len(labels)), (len(labels), len(ids)))
+        model, weights = model.with_documents(x, y, len(ids)), model.weights
+        if len(z.columns):
+            model = replace(model, names=model.names.with_rows(numbers, z))
+            weights = weights._replace(names=weights.names or NAMES[2])
+        if len(labels):
+            weights = weights._replace(memory=weights.memory or MEMORY[1])
+        off = np.union1d(np.setdiff1d(model.hidden, ids.find_known(given)), np.array(ids.find(hidden), np.int64))
+        result._model = replace(model, weights=weights, hidden=off)
+        result._names = self._names | named
         counts = np.concatenate([self._counts, np.zeros(len(new), np.int64)])
-        self._counts = counts + np.bincount(rows, minlength=len(ids))
-        self._model, self._ids, self._names = model, ids, names
+        result._counts = counts + np.bincount(labels, minlength=len(ids))
+        return result
+
+    def remove_labels(self, labels: Iterable[object]) -> "Classifier":
+        """Hide labels: they are never found until they are added again. What was learned about them stays."""
+        if isinstance(labels, str):
+            raise ValueError(f"labels {labels!r}: give a list of ids")
+        numbers = self._ids.find_known(labels)
+        self._model = replace(self.model, hidden=np.union1d(self.model.hidden, numbers).astype(np.int64))
         return self
 
     def explain(self, document: Any, label: object, *, features: int = 5, neighbours: int = 3) -> dict[str, Any]:
@@ -401,7 +436,8 @@ class Classifier:
     def save(self, folder: str | Path) -> None:
         """Write the classifier to a folder; an existing one is replaced only when the new one is complete."""
         settings = {
-            "beam_size": self.beam_size, "options": asdict(self.options), "report": self.report, "names": self._names,
+            "beam_size": self.beam_size, "frame": self._frame, "options": asdict(self.options), "report": self.report,
+            "names": self._names,
         }  # fmt: skip
         save_classifier(Path(folder), self.model, self._features, self._ids, self._counts, settings)
 
@@ -413,7 +449,7 @@ class Classifier:
         classifier.options = Options(**settings["options"])
         classifier.report, classifier._names = settings["report"], settings["names"]
         classifier._model, classifier._features, classifier._ids = model, features, ids
-        classifier._counts = counts
+        classifier._counts, classifier._frame = counts, settings.get("frame")
         return classifier
 
 
@@ -422,12 +458,7 @@ class Options:
     """How a classifier is trained."""
 
     trees: int
-    group: int
+    group: int | None
     cost: float | None
     least: float
     seed: int
-
-
-def labels_name(labels: dict[str, Any], label: str) -> str:
-    """The name that was given for a label."""
-    return next((str(value) for key, value in labels.items() if as_id(key) == label and value), "")

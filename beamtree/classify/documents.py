@@ -121,6 +121,19 @@ def number_labels(lists: Any, num_labels: int | None) -> tuple[Ids, Matrix]:
     return ids, y._replace(values=np.ones(len(y.columns), np.float32))
 
 
+def relevant_labels(ids: Ids, lists: Any) -> Matrix:
+    """Documents and their labels by number; labels that are not known have numbers above all others."""
+    if isinstance(lists, Matrix):
+        names, entries, offsets = [str(number) for number in range(lists.width)], lists.columns, lists.offsets
+    else:
+        index: dict[str, int] = {}
+        entries = np.array([index.setdefault(label, len(index)) for each in lists for label in each], np.int64)
+        names, offsets = list(index), np.cumsum([0, *map(len, lists)])
+    numbers = [len(ids) + place if each is None else each for place, each in enumerate(ids.find(names))]
+    columns = np.array(numbers, np.int64)[entries]
+    return Matrix(offsets, columns, np.ones(len(columns), np.float32), len(ids) + len(names))
+
+
 def check_ids(names: list[str]) -> list[str]:
     """The ids of labels; a ValueError where one has a line break, since they are saved as lines."""
     broken = next((name for name in names if len(name.splitlines()) != 1), None)

@@ -52,11 +52,14 @@ def explain_label(
     has = np.array([label in model.labels.columns[slice(*model.labels.offsets[row : row + 2])] for row in order], bool)
     memory = model.weights.memory * float(votes[has].sum() / max(votes.sum(), 1e-30))
     names = model.weights.names * float(_similarities(x, model.names, model.num_labels)[label] ** 2)
+    encoder = 0.0
+    if model.weights.encoder and label < len(model.encoder.biases):
+        encoder = model.weights.encoder * float(model.encoder.probabilities(x)[0, label])
     strongest = np.argsort(-np.abs(shares))[:features]
     return {
         "label": ids[label],
-        "score": probability + memory + names,
-        "parts": {"linear": probability, "memory": memory, "names": names},
+        "score": probability + memory + names + encoder,
+        "parts": {"linear": probability, "memory": memory, "names": names, "encoder": encoder},
         "features": [
             {"feature": words[x.columns[index]] if words else int(x.columns[index]), "weight": float(shares[index])}
             for index in strongest

@@ -5,14 +5,16 @@ features of the documents of each label, by spherical k-means. They need not be 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from beamtree.classify.matrix import Matrix, from_entries
+from beamtree.classify.matrix import Matrix, empty, from_entries, stack
 from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
 
+ENTRIES = 10_000_000  # of documents that are added up at once, about
 GROUPS = 512  # on one level, at most; with more there is a level above them
 ROUNDS = 8  # of k-means
 LARGEST = 2  # groups of more than so many times the wanted size are split
@@ -38,12 +40,17 @@ class Forest(NamedTuple):
 
 
 def label_means(features: Matrix, labels: Matrix) -> Matrix:
-    """The mean features of the documents of each label, of length 1."""
-    by_label = labels.transposed()
-    counts = np.diff(features.offsets)[by_label.columns]
-    documents = features.take(by_label.columns)
-    rows = np.repeat(by_label.row_of_entry(), counts)
-    return from_entries(rows, documents.columns, documents.values, (labels.width, features.width)).normalized()
+    """The mean features of the documents of each label, of length 1; some labels at a time, to need little memory."""
+    by_label, counts = labels.transposed(), np.diff(features.offsets)
+    before = starts_of(counts[by_label.columns])[by_label.offsets]  # entries of all documents of earlier labels
+    cuts = np.searchsorted(before, np.arange(0, before[-1], ENTRIES))
+    parts = [empty(0, features.width)]
+    for first, last in pairwise(np.unique([0, *cuts, labels.width]).tolist()):
+        own = by_label.take(np.arange(first, last))
+        documents = features.take(own.columns)
+        rows = np.repeat(own.row_of_entry(), counts[own.columns])
+        parts.append(from_entries(rows, documents.columns, documents.values, (own.rows, features.width)).normalized())
+    return stack(*parts)
 
 
 def label_trees(means: Matrix, *, group: int, trees: int = 1, seed: int = 0) -> Forest:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from beamtree.classify.label_tree import Forest
-from beamtree.classify.matrix import Matrix
+from beamtree.classify.matrix import Matrix, from_entries
 from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
 from beamtree.progress import OnProgress, no_progress
@@ -128,14 +128,17 @@ def _by_node(forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np
     return Linear(starts, feature[new].astype(np.int32), entries, children, halves, biases)
 
 
+def weight_matrix(forest: Forest, linear: Linear, width: int) -> Matrix:
+    """The weights of all nodes by feature [N, width]."""
+    parents, counts = np.repeat(np.arange(len(forest.parent)), np.diff(linear.starts)), np.diff(linear.entries)
+    nodes = np.repeat(forest.starts[parents], counts) + linear.children
+    features, values = np.repeat(linear.features, counts), linear.weights.view(np.float16)
+    return from_entries(nodes, features, values, (len(forest.parent), width))
+
+
 def log_probabilities(features: Matrix, forest: Forest, linear: Linear, tree: int) -> np.ndarray:
     """log p(n | x) of all labels [n, L]: the plain definition, for tests, explanations and small sets."""
-    nodes = np.repeat(np.arange(len(forest.parent)), np.diff(linear.starts))
-    counts = np.diff(linear.entries)
-    node = np.repeat(forest.starts[nodes], counts) + linear.children
-    weights = np.zeros((len(forest.parent), features.width), np.float32)
-    weights[node, np.repeat(linear.features, counts)] = linear.weights.view(np.float16)
-    z = features.dense() @ weights.T + linear.biases
+    z = features.dense() @ weight_matrix(forest, linear, features.width).dense().T + linear.biases
     total = np.zeros((features.rows, forest.leaf.shape[1]), np.float32)
     for of_labels in forest.above(tree):
         total -= np.maximum(0, 1 - z[:, of_labels]) ** 3

@@ -1,5 +1,6 @@
 """Sparse rows in NumPy: documents by features, and documents by labels."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +79,18 @@ def from_entries(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shap
     row, column = np.divmod(keys, max(shape[1], 1))
     offsets = starts_of(np.bincount(row, minlength=shape[0]))
     return Matrix(offsets, column.astype(np.int32), total, shape[1])
+
+
+def from_dicts(rows: Sequence[Mapping[str, float]], width: int) -> Matrix:
+    """Rows given as values by number of a feature; a ValueError where one is no number, or not below `width`."""
+    for row in rows:
+        for name, value in row.items():
+            if not (name.isascii() and name.isdigit() and int(name) < width and np.isfinite(value)):
+                raise ValueError(f"feature {name[:40]!r} is not one of 0 … {width - 1}, or not a number")
+    index = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    columns = np.array([int(name) for row in rows for name in row], np.int64)
+    values = np.array([value for row in rows for value in row.values()], np.float64)
+    return from_entries(index, columns, values, (len(rows), width))
 
 
 def from_any(source: Any) -> Matrix:

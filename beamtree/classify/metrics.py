@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.classify.matrix import Matrix
 from beamtree.errors import lookup
 from beamtree.evaluate import Evaluation, summarise
 from beamtree.metrics import METRICS, num_relevant
 from beamtree.tree import PAD
 
 PROPENSITY = (0.55, 1.5)  # A and B of Jain et al. (2016), as used for most sets
+PRECISIONS = (1, 3, 5)  # m of the precisions that settings are chosen by
 RARE = 5  # documents of a rare label, at most
 SETS = ("psp", "rare_recall")  # metrics that look at which labels were found
 
@@ -22,6 +24,14 @@ def propensities(counts: np.ndarray, documents: int) -> np.ndarray:
     c = (np.log(max(documents, 3)) - 1) * (b + 1) ** a
     result: np.ndarray = 1 / (1 + c * np.exp(-a * np.log(counts + b)))
     return result
+
+
+def precisions(found: np.ndarray, labels: Matrix) -> np.ndarray:
+    """P@1, P@3 and P@5 of each document [n, 3]; `found` [n, 5] has -1 where there are no more."""
+    pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
+    keys = np.arange(labels.rows)[:, None] * labels.width + found
+    hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
+    return np.stack([hit[:, :m].mean(1) for m in PRECISIONS], axis=1)
 
 
 def label_metrics(

@@ -1,37 +1,41 @@
 """A classifier without its names: features in, numbers of labels out.
 
-The score of a label is a sum of three parts, each between 0 and about 1:
+The score of a label is a sum of parts, each between 0 and about 1:
 
     s(x, l) = mean over trees of p(l | x)                the linear part, see `linear`
             + w_memory · share of the nearest documents  Σ cos^a over those of the 100 nearest that have l, of Σ cos^a
             + w_names · cos(x, name of l)²               where labels have names
+            + w_encoder · softmax of ⟨u(x), v_l⟩ + b_l   where there are few labels and it pays, see `encoder`
 
-A search adds up memory and names first: they give a score to few labels. In each tree a group then has the probability
-of the linear part, plus the highest score that these two give to a label below. So their part of the beam is exact. The
-labels of the best groups get the score of the linear part too; labels outside of the beam keep the score without it.
+A search adds up memory, names and encoder first. In each tree a group then has the probability of the linear part, plus
+the highest score that these give to a label below. So their part of the beam is exact. The labels of the best groups
+get the score of the linear part too; labels outside of the beam keep the score without it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.classify.encoder import Encoder, is_affordable, no_encoder, train_encoder
 from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
 from beamtree.classify.matrix import Matrix, stack
 from beamtree.kernels import classify as kernels
+from beamtree.kernels.sparse import starts_of
 from beamtree.progress import OnProgress, no_progress
 
 
 class Weights(NamedTuple):
-    """How much memory and names count beside the linear part, and how memory is read."""
+    """How much memory, names and encoder count beside the linear part, and how memory is read."""
 
     memory: float = 0.5
     names: float = 0.1
     power: float = 2.0  # of similarities
     neighbours: int = 100
     budget: int = 10_000  # rows of the inverted index that are read for a document, about
+    encoder: float = 0.0
 
 
 class Index(NamedTuple):
@@ -46,6 +50,21 @@ class Index(NamedTuple):
         """The index of the rows of a matrix."""
         by_feature = matrix.transposed()
         return cls(by_feature.offsets, by_feature.columns, by_feature.values.astype(np.float16).view(np.uint16))
+
+    def with_rows(self, numbers: np.ndarray, rows: Matrix) -> "Index":
+        """The index with these rows in the place of those that have the same numbers, or after all others."""
+        replaced = np.zeros(max(self.rows.max(initial=-1), numbers.max(initial=-1)) + 1, bool)
+        replaced[numbers] = True
+        kept, more = ~replaced[self.rows], Index.of(rows)
+        offsets = starts_of(kept)[self.offsets]
+        old = np.arange(offsets[-1]) + np.repeat(more.offsets[:-1], np.diff(offsets))
+        new = np.arange(len(more.rows)) + np.repeat(offsets[1:], np.diff(more.offsets))
+        result = Index(
+            offsets + more.offsets, *(np.empty(len(old) + len(new), array.dtype) for array in (self.rows, self.values))
+        )
+        result.rows[old], result.rows[new] = self.rows[kept], numbers[more.rows]
+        result.values[old], result.values[new] = self.values[kept], more.values
+        return result
 
     def matrix(self, rows: int) -> Matrix:
         """The rows that it was made of."""
@@ -63,6 +82,8 @@ class LabelModel:
     labels: Matrix  # of the documents
     names: Index  # by label; empty where there are no names
     weights: Weights
+    hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # labels that are never found
+    encoder: Encoder = field(default_factory=no_encoder)
 
     @property
     def num_labels(self) -> int:
@@ -80,7 +101,10 @@ class LabelModel:
 
         With `allowed` [L] the beam is as wide as needed to find m of the allowed labels, if there are so many.
         """
-        filters = self._everything if allowed is None else (allowed, self.allowed_below(allowed))
+        filters = self._everything
+        if allowed is not None:
+            allowed = allowed & self.visible
+            filters = allowed, self.allowed_below(allowed)
         sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
         return kernels.search(features.parts, (*self._parts, *filters), sizes, beam_size, m)
 
@@ -88,13 +112,20 @@ class LabelModel:
     def _parts(self) -> tuple[Any, ...]:
         """What the compiled search reads; plain tuples, because it would be compiled again for each named one."""
         memory = (*self.documents, self.labels.offsets, self.labels.columns)
-        return tuple(self.forest), tuple(self.linear), memory, tuple(self.names), _numbers(self.weights)
+        parts = tuple(self.forest), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
+        return *parts, _numbers(self.weights)
 
     @cached_property
     def _everything(self) -> tuple[np.ndarray, np.ndarray]:
         """The filters of a search for any label."""
-        allowed = np.ones(self.num_labels, bool)
-        return allowed, self.allowed_below(allowed)
+        return self.visible, self.allowed_below(self.visible)
+
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """Whether each label may be found [L]."""
+        visible = np.ones(self.num_labels, bool)
+        visible[self.hidden] = False
+        return visible
 
     def allowed_below(self, allowed: np.ndarray) -> np.ndarray:
         """The number of allowed labels below each node [N]."""
@@ -122,28 +153,31 @@ class LabelModel:
         total = near.sum(1, keepdims=True)
         memory = (near / np.where(total == 0, 1, total)) @ self.labels.dense()
         names = (features.dense() @ self.names.matrix(self.num_labels).dense().T) ** 2
-        return {"linear": linear, "memory": weights.memory * memory, "names": weights.names * names}
+        encoder = np.zeros((n, self.num_labels), np.float32)
+        if weights.encoder:
+            encoder[:, : len(self.encoder.biases)] = weights.encoder * self.encoder.probabilities(features)
+        return {
+            "linear": linear, "memory": weights.memory * memory, "names": weights.names * names, "encoder": encoder,
+        }  # fmt: skip
 
     def with_documents(self, features: Matrix, labels: Matrix, num_labels: int) -> "LabelModel":
         """The same with more documents in its memory, and more labels, which are in no tree."""
-        known = self.documents.matrix(self.labels.rows)
         both = stack(self.labels._replace(width=num_labels), labels._replace(width=num_labels))
         leaf = self.forest.leaf
         more = np.full((len(leaf), num_labels - leaf.shape[1]), -1)
         forest = self.forest._replace(leaf=np.ascontiguousarray(np.concatenate([leaf, more], axis=1)))
-        return replace(self, forest=forest, documents=Index.of(stack(known, features)), labels=both)
-
-    def with_names(self, names: Matrix) -> "LabelModel":
-        """The same with other names."""
-        return replace(self, names=Index.of(names))
+        documents = self.documents.with_rows(np.arange(self.labels.rows, both.rows), features)
+        return replace(self, forest=forest, documents=documents, labels=both)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as they are saved."""
         named: dict[str, Any] = {
             "forest": self.forest, "linear": self.linear, "documents": self.documents, "names": self.names,
+            "encoder": self.encoder,
         }  # fmt: skip
         arrays = {f"{part}.{field}": array for part, each in named.items() for field, array in each._asdict().items()}
-        return {**arrays, "labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+        labels = {"labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+        return {**arrays, **labels, "hidden": self.hidden}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], weights: Weights, num_labels: int) -> "LabelModel":
@@ -156,7 +190,8 @@ class LabelModel:
         labels = Matrix(arrays["labels.offsets"], columns, np.ones(len(columns), np.float32), num_labels)
         return cls(
             part(Forest, "forest"), part(Linear, "linear"), part(Index, "documents"), labels, part(Index, "names"),
-            weights,
+            weights, arrays.get("hidden", np.empty(0, np.int64)),
+            part(Encoder, "encoder") if "encoder.biases" in arrays else no_encoder(),
         )  # fmt: skip
 
 
@@ -173,14 +208,21 @@ def train(
     seed: int = 0,
     on_progress: OnProgress = no_progress,
 ) -> LabelModel:
-    """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without."""
+    """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without.
+
+    The encoder is trained where it has a weight, or where weights are still to be chosen and there are few labels.
+    """
     forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)
     pairs = positives_below(forest, labels)
     linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
-    return LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+    model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+    if weights.encoder if weights is not None else is_affordable(features, labels):
+        model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))
+    return model
 
 
-def _numbers(weights: Weights) -> tuple[float, float, float, int, int]:
+def _numbers(weights: Weights) -> tuple[float, float, float, int, int, float]:
     return (
         float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours), int(weights.budget),
+        float(weights.encoder),
     )  # fmt: skip

@@ -1,27 +1,29 @@
-"""How much memory and names count beside the linear part: chosen on validation documents."""
+"""How much memory, names and encoder count beside the linear part: chosen on validation documents."""
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from beamtree.classify.encoder import no_encoder
 from beamtree.classify.matrix import Matrix
+from beamtree.classify.metrics import PRECISIONS, precisions
 from beamtree.classify.model import LabelModel, Weights
 
-MEMORY = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # weights that are tried, as are the next two
+MEMORY = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # weights that are tried, as are the next three
 NAMES = (0.0, 0.05, 0.1, 0.2, 0.4)
+ENCODER = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 POWERS = (1.0, 2.0, 4.0)
 BUDGETS = (10_000, 40_000, 160_000)
-WORTH = 0.002  # that reading more of the memory must bring, since it takes longer
+WORTH = 0.002  # that the encoder, and reading more of the memory, must bring, since they take time
 FEW = 50_000  # documents up to which weights are chosen with the largest budget
 
 
 def choose_weights(
     model: LabelModel, features: Matrix, labels: Matrix, beam_size: int
 ) -> tuple[LabelModel, dict[str, float]]:
-    """The weights of memory and names with the best mean of P@1, P@3 and P@5 on validation documents."""
+    """The weights of memory, names and encoder with the best mean of P@1, P@3 and P@5 on validation documents."""
     if not features.rows:
-        return replace(model, weights=Weights(names=0.1 if len(model.names.rows) else 0.0)), {}
+        weights = Weights(names=0.1 if len(model.names.rows) else 0.0)
+        return replace(model, weights=weights, encoder=no_encoder()), {}
 
     def quality(weights: Weights) -> float:
         return mean_precision(replace(model, weights=weights), features, labels, beam_size)
@@ -29,9 +31,11 @@ def choose_weights(
     best = Weights(0.0, 0.0, budget=BUDGETS[-1 if model.labels.rows <= FEW else 0])
     alone = score = quality(best)
     tried = {best: score}
-    has_names = bool(len(model.names.rows))
+    fields: list[tuple[str, tuple[float, ...]]] = [("memory", MEMORY), ("power", POWERS)]
+    fields += [("names", NAMES)] if len(model.names.rows) else []
+    fields += [("encoder", ENCODER)] if len(model.encoder.biases) else []
     for _ in range(2):
-        for field, values in (("memory", MEMORY), ("power", POWERS), ("names", NAMES if has_names else ())):
+        for field, values in fields:
             for value in values if best.memory or field != "power" else ():
                 changed: dict[str, Any] = {field: value}
                 weights = best._replace(**changed)
@@ -39,6 +43,9 @@ def choose_weights(
                     tried[weights] = quality(weights)
                 if tried[weights] > score:
                     best, score = weights, tried[weights]
+    without = max((each for each in tried if not each.encoder), key=lambda each: tried[each])
+    if tried[without] + WORTH > score:
+        best, score, model = without, tried[without], replace(model, encoder=no_encoder())
     if best.memory:
         budgets = [best._replace(budget=budget) for budget in BUDGETS]
         tried |= {weights: quality(weights) for weights in budgets if weights not in tried}
@@ -49,13 +56,12 @@ def choose_weights(
         results["without memory"] = tried.get(best._replace(memory=0.0)) or quality(best._replace(memory=0.0))
     if best.names:
         results["without names"] = tried.get(best._replace(names=0.0)) or quality(best._replace(names=0.0))
+    if best.encoder:
+        results["without encoder"] = tried[without]
     return replace(model, weights=best), results
 
 
 def mean_precision(model: LabelModel, features: Matrix, labels: Matrix, beam_size: int) -> float:
     """The mean of P@1, P@3 and P@5 over documents."""
-    pairs = np.sort(labels.row_of_entry() * labels.width + labels.columns)
-    found, _ = model.search(features, 5, beam_size=beam_size)
-    keys = np.arange(features.rows)[:, None] * labels.width + found
-    hit = (pairs[np.searchsorted(pairs, keys).clip(max=len(pairs) - 1)] == keys) & (found >= 0)
-    return float(np.mean([hit[:, :cut].mean() for cut in (1, 3, 5)]))
+    found, _ = model.search(features, max(PRECISIONS), beam_size=beam_size)
+    return float(precisions(found, labels).mean())

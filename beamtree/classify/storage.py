@@ -35,6 +35,12 @@ def holds_classifier(folder: Path) -> bool:
     return (folder / SETTINGS).is_file()
 
 
+def refuse_classifier(folder: Path) -> None:
+    """Raise a ValueError where a folder that should be a run holds a classifier."""
+    if holds_classifier(folder):
+        raise ValueError(f"{folder} is a classifier of documents: see `beamtree classify --help` for its commands")
+
+
 def save_classifier(
     folder: Path,
     model: LabelModel,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from beamtree.classify.storage import holds_classifier, load_classifier
 from beamtree.cli.console import write
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
@@ -56,6 +57,8 @@ def _checks(folder: Path) -> Checks:
         yield f"the run in {folder}", lambda: read_run(folder)
     if holds_model(folder):
         yield f"the model in {folder}", lambda: _check_model(folder)
+    if holds_classifier(folder):
+        yield f"the classifier in {folder}", lambda: load_classifier(folder)
     for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         if path.name in (TRAINING, "best", DATA) or (path / RUN).exists() or holds_model(path):
             yield from _checks(path)

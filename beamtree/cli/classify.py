@@ -2,6 +2,7 @@
 
 import json as json_text
 import time
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from beamtree.checks import positive_int
 from beamtree.classify import Classifier
+from beamtree.classify.documents import open_documents, read_label_names
 from beamtree.cli import options
 from beamtree.cli.console import note, out, print_table, printable, write
-from beamtree.errors import requires
+from beamtree.cli.serve import option
+from beamtree.errors import lookup, requires
 from beamtree.files.atomic import check_writable, write_json
 from beamtree.threads import use_threads
 
@@ -29,6 +33,7 @@ ClassifierFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder 
 TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column of texts. Default: by its name.")]
 LabelColumn = Annotated[str | None, typer.Option("--labels", help="The column of labels. Default: by its name.")]
 Separator = Annotated[str | None, typer.Option(help="Between the labels of a text column, such as ';'.")]
+LabelNames = Annotated[Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that a search looks into.")]
 
 
@@ -36,14 +41,14 @@ Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that 
 def train(
     documents: Documents,
     out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    label_names: Annotated[
-        Path | None, typer.Option(help="Names of labels: a file with the columns label and name.")
-    ] = None,
+    label_names: LabelNames = None,
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
     trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: more find a little more.")] = 2,
-    group: Annotated[int, typer.Option(min=2, help="Labels in a group.")] = 256,
+    group: Annotated[
+        int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
+    ] = None,
     cost: Annotated[
         float | None, typer.Option(help="C of the linear classifiers. Default: 0.5, or chosen by validation documents.")
     ] = None,
@@ -147,20 +152,94 @@ def predict(
         write(json_text.dumps(classifier.explain(text, frame["label"][0]), indent=1, ensure_ascii=False))
 
 
+@options.command(classify, "compare")
+def compare(
+    documents: Annotated[Path, typer.Argument(metavar="TRAIN", help="A file of documents to train on.")],
+    test: Annotated[Path, typer.Argument(metavar="TEST", help="A file of documents to measure on.")],
+    label_names: LabelNames = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows separated by commas, such as beamtree,pecos,knn. Default: all.")
+    ] = None,
+    beam_sizes: Annotated[str, typer.Option(help="k, separated by commas.")] = "1,2,5,10,20",
+    text_column: TextColumn = None,
+    labels: LabelColumn = None,
+    separator: Separator = None,
+    threads: options.Threads = None,
+    json: options.Json = None,
+) -> None:
+    """Our classifier and parts of it beside nearest documents, PECOS, omikuji and napkinXC, on the same documents.
+
+    A setting of each of the others is chosen on validation documents of TRAIN; the strongest of them comes first.
+    beamtree-no-tree trains a classifier of each label against all documents, which takes long for many labels.
+    Packages are used where they are installed: pip install libpecos omikuji napkinxc.
+    """
+    use_threads(threads)
+    options.check_outputs(json)
+    with requires("compare", "`beamtree classify compare`"):
+        from beamtree.research import label_comparison as comparison
+    chosen = comparison.ALL if rows is None else options.parse_list(rows)
+    for row in chosen:
+        lookup(dict.fromkeys(comparison.ALL), "row", row)
+    beams = [
+        positive_int("beam_sizes", int(each) if each.isdigit() else each) for each in options.parse_list(beam_sizes)
+    ]
+    opened = [
+        open_documents(path, text=text_column, label_column=labels, separator=separator, needs_labels=True)
+        for path in (documents, test)
+    ]
+    sets = comparison.Sets.of(opened[0], opened[1], read_label_names(label_names))
+    missing = {row: why for row in chosen if (why := comparison.why_missing(row, sets))}
+    if missing:
+        by_reason = {why: [row for row in missing if missing[row] == why] for why in missing.values()}
+        note("Left out: " + "; ".join(f"{', '.join(each)} ({why})" for why, each in by_reason.items()))
+    found = comparison.compare_labels(sets, [row for row in chosen if row not in missing], beams, note)
+    if not found:
+        return
+    results = comparison.strongest_first(found)
+    if json is not None:
+        write_json(json, [result.record() for result in results])
+    table = Table(
+        title=f"{len(results[0].values):,} documents, %",
+        caption="± half of the 95 % interval of the mean over documents",
+    )
+    for head in ("row", "k", "P@1", "P@3", "P@5", "µs in a batch", "µs one by one", "s", "MB"):
+        table.add_column(head, justify="left" if head == "row" else "right", no_wrap=True)
+    for result in results:
+        cell = result.record()
+        precision = [f"{cell[f'p{m}']:.2f} ±{cell[f'p{m}_error']:.2f}" for m in (1, 3, 5)]
+        batch = "" if result.us_batch is None else f"{result.us_batch:.0f}"
+        costs = (batch, f"{result.us_single:.0f}", f"{result.tuning + result.seconds:.0f}", f"{result.mb:.0f}")
+        table.add_row(result.row, "" if result.k is None else str(result.k), *precision, *costs)
+    print_table(table)
+    for row, k, values, errors in comparison.gains(results):
+        cells = ", ".join(f"{100 * value:+.2f} ±{100 * error:.2f}" for value, error in zip(values, errors, strict=True))
+        write(f"{comparison.OURS} over {row} at k = {k}, P@1, P@3 and P@5: {cells}")
+
+
 @options.command(classify, "serve")
 def serve(
     run: ClassifierFolder,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at.")] = 8000,
+    host: Annotated[str, option("host", "The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, option("port", "The port to listen at; 0 for any.", "HTTP_PORT", min=0, max=65535)] = 8000,
+    changes: Annotated[
+        Path | None,
+        option("changes", "A folder that stores changes of labels across restarts; without it nothing can be changed."),
+    ] = None,
 ) -> None:
     """Serve a classifier over HTTP: POST /v1/labels {"text": "…", "m": 5} returns labels and scores.
 
-    GET /openapi.json describes all routes.
+    PUT and DELETE of /v1/labels/ID add, change and hide labels while others ask. GET /openapi.json describes all
+    routes. Tokens are the variables BEAMTREE_READ_TOKEN and BEAMTREE_CHANGE_TOKEN, as for `beamtree serve`.
     """
     with requires("serve", "`beamtree classify serve`"):
-        import uvicorn
-
-        from beamtree.serve.http.classify import make_classifier_app
-    app = make_classifier_app(Classifier.load(run), run.absolute().name)
-    note(f"{run} is served at http://{host}:{port}")
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+        from beamtree.live.journal import Journal
+        from beamtree.live.labels import LiveClassifier
+        from beamtree.serve.http.access import access_from_environment
+        from beamtree.serve.http.classify import ClassifierService, make_classifier_app
+        from beamtree.serve.http.server import listen, make_server, url_of
+    classifier, listening = Classifier.load(run), listen(host, port)
+    with nullcontext() if changes is None else closing(Journal(changes)) as journal:
+        live = LiveClassifier(classifier, journal)
+        service = ClassifierService(live, run.absolute().name, access_from_environment(host))
+        note(f"{service.name} is served at {url_of(listening)}")
+        make_server(make_classifier_app(service), service).run(sockets=[listening])

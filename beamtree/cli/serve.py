@@ -13,6 +13,7 @@ import torch
 import typer
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.classify.storage import refuse_classifier
 from beamtree.cli.console import note
 from beamtree.distributed.command import OpenModel, run_on_first
 from beamtree.distributed.group import PeerLostError, connect, should_report
@@ -88,6 +89,7 @@ def serve_run(
 
     For a model too large for one device use `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
     """
+    refuse_classifier(run)
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -99,8 +101,9 @@ def serve_run(
             from beamtree.live import Journal
             from beamtree.serve.engine.engine import EngineOptions
             from beamtree.serve.engine.served_run import last_served_run, open_run
-            from beamtree.serve.http.access import Access, Limits, is_local
-            from beamtree.serve.http.server import listen, make_server
+            from beamtree.serve.http.access import Limits, access_from_environment
+            from beamtree.serve.http.app import make_app
+            from beamtree.serve.http.server import listen, make_server, url_of
             from beamtree.serve.http.service import Service
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -132,18 +135,13 @@ def serve_run(
                     body=max_body,
                     changes=max_changes,
                 ),
-                access=Access(
-                    read=os.environ.get("BEAMTREE_READ_TOKEN") or None,
-                    change=os.environ.get("BEAMTREE_CHANGE_TOKEN") or None,
-                    open_changes=is_local(host),
-                ),
+                access=access_from_environment(host),
                 watch=watch,
             )
             if first.absolute() != run.absolute():
                 note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
-            address = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
-            note(f"{service.loaded.name} is served at {address}")
-            make_server(service, drain).run(sockets=[listening])
+            note(f"{service.loaded.name} is served at {url_of(listening)}")
+            make_server(make_app(service), service, drain).run(sockets=[listening])
 
     ranks = connect(device)
     if ranks.size == 1:

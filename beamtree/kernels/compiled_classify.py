@@ -10,6 +10,7 @@ from beamtree.kernels.compiled_search import REORDERED, _half, _rank, _select, _
 WHOLE = 3  # rounds of the solver in which no document is set aside
 BINS = 256  # of similarities
 SMALL = np.float32(-9)  # the log of probabilities that are left out where there are enough labels
+NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 LOW = np.uint64((1 << 32) - 1)  # bits
 
 
@@ -347,6 +348,32 @@ def _add_names(columns, values, names, votes, labels, number, similarity, touche
 
 
 @compiled(fastmath=REORDERED)
+def _add_encoder(columns, values, encoder, votes, labels, number, weight):
+    """Add the softmax of ⟨u(x), v⟩ + b over labels to `votes`; returns how many labels are listed."""
+    vectors, label_vectors, biases = encoder
+    u = np.zeros(vectors.shape[1], np.float32)
+    for index in range(len(columns)):
+        own, value = vectors[columns[index]], values[index]
+        for place in range(len(u)):
+            u[place] += value * own[place]
+    odds, highest, total = np.empty(len(biases), np.float32), -np.float32(np.inf), np.float32(0)
+    for label in range(len(biases)):
+        product = biases[label]
+        for place in range(len(u)):
+            product += u[place] * label_vectors[label, place]
+        odds[label] = product
+        highest = max(highest, product)
+    for label in range(len(odds)):
+        odds[label] = np.exp(odds[label] - highest)
+        total += odds[label]
+    for label in range(len(odds)):
+        share = odds[label] / total
+        if share > NEGLIGIBLE:
+            number = _add(label, weight * share, votes, labels, number)
+    return number
+
+
+@compiled(fastmath=REORDERED)
 def _children(node, columns, values, forest, linear, sums):
     """⟨w, x⟩ + b of the children of a node, by the features that both have."""
     starts, features, entry_starts, children, weights, biases = linear
@@ -429,8 +456,8 @@ def _clear(tree, labels, forest, lifted):
 
 @compiled()
 def search(
-    first, last, offsets, columns, values, forest, linear, memory, names, weights, allowed, allowed_below, scratch,
-    beam, most, found, scores,
+    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, allowed, allowed_below,
+    scratch, beam, most, found, scores,
 ):  # fmt: skip
     """The best labels of the documents first … last; see `beamtree.classify.model`.
 
@@ -445,7 +472,8 @@ def search(
         linear: per node the features that its children have weights for, and these weights.
         memory: an inverted index of the training documents, and their labels.
         names: an inverted index of the names of labels.
-        weights: of memory and names, power of similarities, neighbours, and rows that are read.
+        encoder: vectors of features and of labels, and biases.
+        weights: of memory and names, power of similarities, neighbours, rows that are read, and weight of the encoder.
         allowed: whether each label may be found.
         allowed_below: number of such labels below each node.
         scratch: zeros by label and by row of an index, room for as many numbers and one more, and zeros by node.
@@ -454,7 +482,7 @@ def search(
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
-    memory_weight, name_weight, power, neighbours, budget = weights
+    memory_weight, name_weight, power, neighbours, budget, encoder_weight = weights
     roots, label_of_node = forest[0], forest[5]
     totals, labels, similarity, touched, lifted = scratch
     for document in range(first, last):
@@ -467,6 +495,8 @@ def search(
             )
         if name_weight > 0:
             number = _add_names(x, v, names, totals, labels, number, similarity, touched, name_weight, budget)
+        if encoder_weight > 0:
+            number = _add_encoder(x, v, encoder, totals, labels, number, encoder_weight)
         votes, num_votes = totals[labels[:number]], number
         for least in (SMALL, -np.float32(np.inf)):
             for tree in range(len(roots)):

@@ -89,9 +89,11 @@ def compact(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     For an item, the last value of each field and the last removal are kept; earlier values too where an item added
     later refers to it. What was set before an item was forgotten is kept only there, and where a user chose the item.
-    For users, all events that are not retired are kept, in one entry per model served; for runs, the last one.
+    For users, all events that are not retired are kept, in one entry per model served; for runs and for each label of a
+    classifier, the last one.
     """
-    result = [*_compact_items(entries), *_compact_events(entries)]
+    labels = {entry["label"]: dict(entry) for entry in entries if entry["kind"] == "label"}
+    result = [*_compact_items(entries), *_compact_events(entries), *labels.values()]
     result += [dict(entry) for entry in entries if entry["kind"] == "run"][-1:]
     return [{"kind": "before", "changes": count_changes(entries) - count_changes(result)}, *result]
 
@@ -122,7 +124,7 @@ def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             needed = next_kind.get(item) != "forget"
             forgotten.add(item)
             set_later.pop(item, None)
-        elif kind in ("events", "retire", "requests", "run", "before"):
+        elif kind in ("events", "retire", "requests", "run", "label", "before"):
             continue
         else:
             raise unknown_kind(kind)

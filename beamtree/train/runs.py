@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from beamtree.checks import check_device
+from beamtree.classify.storage import refuse_classifier
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.files.staging import move_into_place, remove, staging_folder
@@ -87,6 +88,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     """The content of run.json; a ValueError where the folder is not a run."""
     path = folder / RUN
     if not path.exists():
+        refuse_classifier(folder)
         raise ValueError(f"{folder} is not a run: make one with `beamtree train DATA --out {folder}`")
     run: dict[str, Any] = read_json(path, "train again")
     if not isinstance(run, dict) or not isinstance(run.get("data"), str | None):

@@ -2,10 +2,11 @@
 
 import hmac
 import ipaddress
+import os
 from typing import NamedTuple
 
 PUBLIC_PATHS = {"/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/"}  # no token needed
-READ_ONLY_POSTS = {"/v1/recommend", "/v1/explain"}
+READ_ONLY_POSTS = {"/v1/recommend", "/v1/explain", "/v1/labels"}
 SCHEME = "bearer "
 
 
@@ -44,6 +45,12 @@ class Access(NamedTuple):
         if self.change is None:
             return 403, "this service does not accept changes", "start it with BEAMTREE_CHANGE_TOKEN to allow them"
         return 401, "the token for changes is required", "send the header Authorization: Bearer TOKEN"
+
+
+def access_from_environment(host: str) -> Access:
+    """The tokens of the environment; without a token for changes, only this machine may make them."""
+    read, change = (os.environ.get(f"BEAMTREE_{kind}_TOKEN") or None for kind in ("READ", "CHANGE"))
+    return Access(read, change, open_changes=is_local(host))
 
 
 def is_read_only(method: str, path: str) -> bool:

@@ -91,7 +91,8 @@ def health_routes(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(service.metrics.text(service.engine), media_type=CONTENT_TYPE)
+        service.metrics.read_engine(service.engine)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/load")
     async def load() -> Response:

@@ -1,21 +1,26 @@
-"""The FastAPI application of a classifier: labels of texts or features, and why."""
+"""The FastAPI application of a classifier: labels of texts or features, why, and labels that change."""
 
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
-import numpy as np
-from fastapi import FastAPI
+from fastapi import Body, FastAPI
 from pydantic import Field, StrictFloat, StrictInt, StringConstraints
 from starlette.responses import Response
 
 from beamtree import __version__
-from beamtree.classify import Classifier
-from beamtree.classify.matrix import Matrix, from_entries
-from beamtree.serve.http.errors import ApiError, add_error_handlers, check_limit, json_response
-from beamtree.serve.http.schemas import Id, RequestBody, Size
+from beamtree.classify.matrix import from_dicts
+from beamtree.data.catalogue import search_texts
+from beamtree.data.ids import as_id
+from beamtree.live.labels import LiveClassifier
+from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, add_error_handlers, check_limit, json_response
+from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
+from beamtree.serve.http.metrics import CONTENT_TYPE, Metrics
+from beamtree.serve.http.middleware import RequestGuard
+from beamtree.serve.http.schemas import ChangeResult, Id, RequestBody, Size, Text
 
-MAX_TEXT, MAX_TEXTS, MAX_M, MAX_BEAM, MAX_LISTED = 1 << 20, 256, 1000, 4000, 100_000
-DocumentText = Annotated[str, StringConstraints(strict=True, max_length=MAX_TEXT)]
+DocumentText = Annotated[str, StringConstraints(strict=True, max_length=1 << 20)]
 Features = dict[str, StrictFloat | StrictInt]
 
 
@@ -40,43 +45,113 @@ class ExplainBody(RequestBody):
     label: Id
 
 
-def make_classifier_app(classifier: Classifier, name: str) -> FastAPI:
-    """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel."""
+class LabelBody(RequestBody):
+    """A new label needs a name, or a few documents. A field that is left out keeps its value, null clears it."""
+
+    name: Text | None = None
+    texts: list[DocumentText] | None = Field(default=None, description="Documents with this label.")
+    features: list[Features] | None = Field(
+        default=None, description="For classifiers of features: documents with this label."
+    )
+
+
+class ListedLabel(LabelBody):
+    """A label of several."""
+
+    label: Id
+
+
+class ManyLabelsBody(RequestBody):
+    """Labels to add or to change."""
+
+    labels: list[ListedLabel] = Field(min_length=1)
+
+
+class ClassifierService:
+    """A classifier that is served over HTTP; its labels can change if it has a journal."""
+
+    def __init__(
+        self, live: LiveClassifier, name: str, access: Access | None = None, limits: Limits | None = None
+    ) -> None:
+        self.live, self.name = live, name
+        self.access, self.limits, self.metrics = access or Access(), limits or Limits(), Metrics()
+        self.stopping = False
+
+    def change(self, kind: str, change: Callable[[], int]) -> Response:
+        """Make a change; what it did."""
+        if self.live.journal is None:
+            raise ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
+        try:
+            count = change()
+        except ValueError as error:
+            raise ApiError(422, str(error), SCHEMA_HINT) from error
+        self.metrics.changes.labels(kind).inc(count)
+        return json_response({"changed": count > 0, "version": str(self.live.snapshot.version), "count": count})
+
+    def fields(self, body: LabelBody) -> dict[str, Any]:
+        """The fields of a label that were sent."""
+        sent = body.model_fields_set
+        if {"texts", "features"} <= sent:
+            raise ApiError(422, "give texts or features, not both", SCHEMA_HINT)
+        documents = body.texts if "texts" in sent else body.features
+        check_limit("documents", len(documents or ()), self.limits.histories, "documents")
+        fields: dict[str, Any] = {"name": body.name} if "name" in sent else {}
+        return fields | ({"documents": documents} if sent & {"texts", "features"} else {})
+
+
+def make_classifier_app(service: ClassifierService) -> FastAPI:
+    """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel.
+
+    A request reads the snapshot once, so that it has one consistent model while labels change.
+    """
     app = FastAPI(title="beamtree", version=__version__, description="Labels of documents.", docs_url=None)
     add_error_handlers(app)
+    app.add_middleware(RequestGuard, service=service)
+    live, limits = service.live, service.limits
 
     @app.get("/healthz")
     def healthy() -> Response:
         """Liveness probe."""
         return json_response({"live": True})
 
+    @app.get("/readyz")
+    def ready() -> Response:
+        """Readiness probe; 503 while the service stops."""
+        return json_response({"ready": not service.stopping}, 503 if service.stopping else 200)
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus metrics."""
+        service.metrics.changed.set(live.snapshot.version)
+        service.metrics.items.set(int(live.snapshot.classifier.model.visible.sum()))
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
     @app.get("/v1/model")
     def model() -> Response:
         """What is served."""
-        found = {"name": name, "labels": classifier.model.num_labels, "documents": classifier.model.labels.rows}
-        return json_response({**found, "beam_size": classifier.beam_size})
+        version, classifier = live.snapshot
+        found = {"name": service.name, "labels": classifier.model.num_labels, "documents": classifier.model.labels.rows}
+        return json_response({**found, "beam_size": classifier.beam_size, "changes": version})
 
     @app.post("/v1/labels")
     def labels(body: LabelsBody) -> Response:
         """The best labels of one or several documents."""
         given = [each for each in (body.text, body.texts, body.features) if each is not None]
         if len(given) != 1:
-            raise ApiError(422, "give exactly one of text, texts and features", "see /openapi.json for the schema")
-        check_limit("m", body.m, MAX_M, "labels")
-        check_limit("beam_size", body.beam_size or 1, MAX_BEAM, "groups")
-        check_limit("allowed and exclude", len(body.allowed or ()) + len(body.exclude), MAX_LISTED, "ids")
-        documents: Any = [body.text] if body.text is not None else body.texts
-        if documents is not None:
-            check_limit("texts", len(documents), MAX_TEXTS, "texts")
-        else:
-            check_limit("features", len(body.features or ()), MAX_TEXTS, "documents")
-            documents = _matrix(body.features or [], classifier.model.num_features)
-        exclude = body.exclude or None
+            raise ApiError(422, "give exactly one of text, texts and features", SCHEMA_HINT)
+        check_limit("m", body.m, limits.m, "labels")
+        check_limit("beam_size", body.beam_size or 1, limits.beam_size, "groups")
+        check_limit("allowed and exclude", len(body.allowed or ()) + len(body.exclude), limits.listed, "ids")
+        check_limit("documents", len(body.texts or body.features or ()), limits.histories, "documents")
+        classifier = live.snapshot.classifier
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a document without a known word is marked in its result
             try:
+                documents: Any = [body.text] if body.text is not None else body.texts
+                if body.features is not None:
+                    documents = from_dicts(body.features, classifier.model.num_features)
                 x = classifier.features_of(documents)
-                found, scores = classifier.find(x, body.m, body.beam_size, body.allowed, exclude)
+                found, scores = classifier.find(x, body.m, body.beam_size, body.allowed, body.exclude or None)
             except ValueError as error:
                 raise ApiError(422, str(error), "change the request") from error
         ids = classifier.labels
@@ -101,23 +176,47 @@ def make_classifier_app(classifier: Classifier, name: str) -> FastAPI:
     def explain(body: ExplainBody) -> Response:
         """Why a label has its score for a text."""
         try:
-            return json_response(classifier.explain(body.text, body.label))
+            return json_response(live.snapshot.classifier.explain(body.text, body.label))
         except ValueError as error:
             raise ApiError(422, str(error), "change the request") from error
 
+    # Labels
+
+    @app.get("/v1/labels")
+    def find_labels(query: SearchText = "", limit: Limit = 20) -> Response:
+        """Find labels by a part of their id or name."""
+        classifier = live.snapshot.classifier
+        texts = ((label.casefold(), classifier.name_of(label).casefold()) for label in classifier.labels)
+        found = [classifier.labels[number] for number in search_texts(texts, query, limit)]
+        return json_response({"labels": [classifier.describe_label(label) for label in found]})
+
+    @app.get("/v1/labels/{label:path}")
+    def get_label(label: str) -> Response:
+        """A label's name and number of documents, and whether it is hidden."""
+        found = live.snapshot.classifier.describe_label(as_id(label))
+        if found is None:
+            raise ApiError(404, "there is no such label", "search with /v1/labels?query=…")
+        return json_response(found)
+
+    @app.put("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
+    def put_label(label: str, body: Annotated[LabelBody | None, Body()] = None) -> Response:
+        """Add a label by its name or a few documents, show a removed one again, or change it; idempotent."""
+        labels = {parse_item_id(label): service.fields(body or LabelBody())}
+        return service.change("put_label", lambda: live.put_labels(labels))
+
+    @app.put("/v1/labels", responses={200: {"model": ChangeResult}})
+    def put_labels(body: ManyLabelsBody) -> Response:
+        """Add or change many labels, all or none of them."""
+        check_limit("labels", len(body.labels), limits.changes, "labels")
+        labels = {parse_item_id(as_id(each.label)): service.fields(each) for each in body.labels}
+        if len(labels) < len(body.labels):
+            raise ApiError(422, "labels: an id occurs twice", "list every label once")
+        return service.change("put_label", lambda: live.put_labels(labels))
+
+    @app.delete("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
+    def delete_label(label: str) -> Response:
+        """Hide a label until it is put again; idempotent."""
+        name = parse_item_id(label)
+        return service.change("delete_label", lambda: live.remove_labels([name]))
+
     return app
-
-
-def _matrix(rows: list[Features], width: int) -> Matrix:
-    """Features as a matrix of rows of length 1."""
-    index, columns, values = [], [], []
-    for row, features in enumerate(rows):
-        for name, value in features.items():
-            if not name.isdigit() or int(name) >= width or not np.isfinite(value):
-                raise ApiError(422, f"feature {name!r} is not one of 0 … {width - 1}, or not a number", "correct it")
-            index.append(row)
-            columns.append(int(name))
-            values.append(float(value))
-    if not rows:
-        raise ApiError(422, "there are no documents", "send at least one")
-    return from_entries(np.array(index, np.int64), np.array(columns, np.int64), np.array(values), (len(rows), width))

@@ -83,8 +83,12 @@ class Metrics:
         if reload.error is None:
             self.loaded.set(reload.at)
 
-    def text(self, engine: Engine) -> bytes:
+    def text(self) -> bytes:
         """All metrics in the text format of Prometheus."""
+        return bytes(generate_latest(self.registry))
+
+    def read_engine(self, engine: Engine) -> None:
+        """Set the metrics that are read from an engine."""
         run = engine.loaded
         self.waiting.set(engine.waiting)
         self.step.set(engine.steps_narrowed)
@@ -92,4 +96,3 @@ class Metrics:
         self.changed.set(run.live.version)
         self.version.clear()  # removes the previous model
         self.version.labels(run.name, run.digest).set(1)
-        return bytes(generate_latest(self.registry))

@@ -2,24 +2,34 @@
 
 import asyncio
 import time
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beamtree.serve.http.access import is_read_only
+from beamtree.serve.http.access import Access, Limits, is_read_only
 from beamtree.serve.http.errors import HINTS, error_response
-from beamtree.serve.http.service import Service
+from beamtree.serve.http.metrics import Metrics
 
 SEND_SECONDS = 30.0  # in which a client must accept a part of the response
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
 CLOSE = {"Connection": "close"}
 
 
+class Guarded(Protocol):
+    """What the guard needs to know of a service."""
+
+    access: Access
+    limits: Limits
+    metrics: Metrics
+    stopping: bool
+
+
 class RequestGuard:
     """Counts requests, checks tokens, and rejects bodies that are too large or too slow."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded) -> None:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,10 +8,10 @@ import threading
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from beamtree.serve.http.app import make_app
-from beamtree.serve.http.service import Service
+from beamtree.serve.http.middleware import Guarded
 
 HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the headers of a request
 KEEP_ALIVE_SECONDS = 75  # longer than most load balancers keep idle connections
@@ -73,7 +73,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Stops on a signal with exit code 0: reports not ready for `drain` seconds, then finishes requests in flight."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Guarded, drain: float) -> None:
         super().__init__(config)
         self._service, self._drain = service, drain
 
@@ -98,10 +98,16 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen at {host}:{port}, {error}: choose another `host` or `port`") from error
 
 
-def make_server(service: Service, drain: float = 1.0) -> Server:
-    """A server for a service; `drain` as in `Server`."""
+def url_of(listening: socket.socket) -> str:
+    """The address of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+
+
+def make_server(app: FastAPI, service: Guarded, drain: float = 1.0) -> Server:
+    """A server for the application of a service; `drain` as in `Server`."""
     config = uvicorn.Config(
-        make_app(service),
+        app,
         http=HeaderTimeoutProtocol,
         access_log=False,  # a line per request costs more than some responses, and would contain ids
         log_level=logging.ERROR,  # invalid requests must not fill the log
