@@ -36,6 +36,7 @@ from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
 from beamtree.kernels import classify as kernels
+from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
 from beamtree.live.journal import compact
 from beamtree.live.labels import LiveClassifier
@@ -1059,3 +1060,15 @@ def test_the_page_on_classification_runs(fitted, tmp_path):
         assert bt.Classifier.load("runs/subjects").labels[-1] == "t19"
     assert names["subjects"].labels[-2:] == ["p9999", "p9998"]
     assert "p1234" not in set(names["subjects"].predict(words, m=30)["label"])
+
+
+def test_a_document_is_listed_once_where_its_products_cancel():
+    """1 - 1 + 1 passes through 0, for every row of the index."""
+    rows = 4
+    starts, entries = np.arange(0, 3 * rows + 1, rows), np.tile(np.arange(rows), 3)
+    values = np.repeat(np.array([1, -1, 1], np.float16), rows).view(np.uint16)
+    similarity, touched = np.full(rows, np.nan, np.float32), np.full(rows + 1, -1)
+    document = np.arange(3, dtype=np.int32), np.ones(3, np.float32)
+    found = compiled_classify._similar(*document, starts, entries, values, 1000, similarity, touched)
+    assert touched[:found].tolist() == list(range(rows))
+    assert similarity.tolist() == [1.0] * rows

@@ -48,7 +48,7 @@ def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndar
     nearest, cosines = np.zeros((count, min(most, size)), np.int64), np.zeros((count, min(most, size)), np.float32)
 
     def find(span: tuple[int, int]) -> None:
-        scratch = np.zeros(size, np.float32), np.empty(size + 1, np.int64)
+        scratch = np.full(size, np.nan, np.float32), np.empty(size + 1, np.int64)
         compiled.nearest_rows(*span, *rows, index, *scratch, nearest, cosines)
 
     parallel_map(find, spans(count))
@@ -86,12 +86,12 @@ def search(
 
 
 def _scratch(sizes: tuple[int, int, int]) -> tuple[np.ndarray, ...]:
-    """Arrays that the searches of a thread share; a search leaves zeros where it found them."""
+    """Arrays that the searches of a thread share; a search leaves zeros and NaN where it found them."""
     if getattr(_SCRATCH, "sizes", None) != sizes:
         labels, rows, nodes = sizes
         _SCRATCH.sizes = None
         _SCRATCH.arrays = (
-            np.zeros(labels, np.float32), np.empty(labels, np.int64), np.zeros(rows, np.float32),
+            np.zeros(labels, np.float32), np.empty(labels, np.int64), np.full(rows, np.nan, np.float32),
             np.empty(rows + 1, np.int64), np.zeros(nodes, np.float32),
         )  # fmt: skip
     arrays: tuple[np.ndarray, ...] = _SCRATCH.arrays

@@ -226,6 +226,7 @@ def _best(scores, count, most):
 def _similar(columns, values, offsets, rows, row_values, budget, similarity, touched):
     """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
 
+    `similarity` is NaN where a row was not touched: sums of signed products may be 0.
     Features with the fewest rows come first, and those that would exceed `budget` rows in all are left out.
     """
     sizes = np.empty(len(columns), np.int64)
@@ -239,9 +240,11 @@ def _similar(columns, values, offsets, rows, row_values, budget, similarity, tou
         read += end - start
         for entry in range(start, end):
             row = rows[entry]
+            before = similarity[row]
+            is_new = before != before
             touched[number] = row
-            number += similarity[row] == 0  # no branch, which could not be foreseen
-            similarity[row] += value * _half(row_values[entry])
+            number += is_new  # no branch, which could not be foreseen
+            similarity[row] = (np.float32(0) if is_new else before) + value * _half(row_values[entry])
     return number
 
 
@@ -259,7 +262,7 @@ def _add(label, score, totals, labels, number):
 def _nearest(touched, similarity, found, most):
     """Move the `most` rows with the highest similarities to the front of `touched`, with those about as similar.
 
-    Returns how many these are; the similarities of the others are set to 0.
+    Returns how many these are; the similarities of the others are set to NaN.
     """
     if found <= most:
         return found
@@ -280,7 +283,7 @@ def _nearest(touched, similarity, found, most):
             touched[kept] = row
             kept += 1
         else:
-            similarity[row] = 0
+            similarity[row] = np.nan
     return kept
 
 
@@ -288,22 +291,23 @@ def _nearest(touched, similarity, found, most):
 def nearest_rows(first, last, offsets, columns, values, index, similarity, touched, nearest, cosines):
     """The rows of an inverted index with the highest products for each of the rows first … last, best first."""
     starts, others, other_values = index
-    most, seen = nearest.shape[1], np.full(len(similarity), -1, np.int64)
+    most = nearest.shape[1]
     for row in range(first, last):
         found = 0
         for place in range(offsets[row], offsets[row + 1]):
             value = values[place]
             for entry in range(starts[columns[place]], starts[columns[place] + 1]):
                 other = others[entry]
+                before = similarity[other]
+                is_new = before != before
                 touched[found] = other
-                found += seen[other] != row  # products of vectors may add up to 0
-                seen[other] = row
-                similarity[other] += value * other_values[entry]
+                found += is_new
+                similarity[other] = (np.float32(0) if is_new else before) + value * other_values[entry]
         found = _nearest(touched, similarity, found, most)
         scores = np.empty(found, np.float32)
         for place in range(found):
             scores[place] = max(similarity[touched[place]], np.float32(0))
-            similarity[touched[place]] = 0
+            similarity[touched[place]] = np.nan
         _select(touched, scores, found, most)
         count = min(found, most)
         _sort(touched, scores, count)
@@ -319,7 +323,7 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
     scores, total = np.empty(found, np.float32), np.float32(0)
     for index in range(found):
         scores[index] = max(similarity[touched[index]], np.float32(0))
-        similarity[touched[index]] = 0
+        similarity[touched[index]] = np.nan
     _select(touched, scores, found, most)
     nearest = min(found, most)
     for score in scores[:nearest]:
@@ -341,7 +345,7 @@ def _add_names(columns, values, names, votes, labels, number, similarity, touche
     for index in range(found):
         label = touched[index]
         share = weight * similarity[label] ** 2
-        similarity[label] = 0
+        similarity[label] = np.nan
         if share > 0:
             number = _add(label, share, votes, labels, number)
     return number
@@ -476,7 +480,8 @@ def search(
         weights: of memory and names, power of similarities, neighbours, rows that are read, and weight of the encoder.
         allowed: whether each label may be found.
         allowed_below: number of such labels below each node.
-        scratch: zeros by label and by row of an index, room for as many numbers and one more, and zeros by node.
+        scratch: zeros by label, room for as many numbers and one more, NaN by row of an index, the same room, and zeros
+            by node.
         beam: k.
         most: m.
         found: labels [n, m], -1 where there are no more.
