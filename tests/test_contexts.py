@@ -171,6 +171,12 @@ def test_values_that_are_missing_or_unknown_have_no_number():
     assert value_numbers(values, []).shape == (0, 2)
 
 
+def test_truth_values_are_found_as_columns_of_them_are_read():
+    contexts = [{"mobile": True}, {"mobile": np.False_}, {"mobile": "true"}]
+    assert value_numbers({"mobile": ["false", "true"]}, contexts).tolist() == [[1], [0], [1]]
+    assert value_numbers({"mobile": ["False", "True"]}, contexts).tolist() == [[1], [0], [PAD]]
+
+
 # Counting
 
 

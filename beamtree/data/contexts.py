@@ -40,7 +40,12 @@ class ValueIndex:
         """The numbers of the values of each context, PAD for one that is missing or unknown [N, columns]."""
 
         def number(column: str, value: object) -> int:
-            return PAD if value is None else self._numbers.get((column, as_id(value)), PAD)
+            if value is None:
+                return PAD
+            name = as_id(value)
+            if name in ("True", "False") and (column, name) not in self._numbers:
+                name = name.lower()  # as columns of truth values are read
+            return self._numbers.get((column, name), PAD)
 
         return [[number(column, context.get(column)) for column in self.columns] for context in contexts]
 

@@ -53,7 +53,7 @@ class SearchBody(RequestBody):
         default=None, description="Only items for which this is true: category == 'lamps' and price < 50"
     )
     rules: RulesBody | None = Field(default=None, description="Boosts, limits, pins and diversity.")
-    context: dict[str, Id | StrictFloat | None] | None = Field(
+    context: dict[str, Id | StrictFloat | StrictBool | None] | None = Field(
         default=None, description="What is known of the request, such as country and hour; see docs/context.md."
     )
     timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
