@@ -297,6 +297,21 @@ def test_groups_that_say_nothing_change_nothing(rare_log, plain):
     assert useless.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
 
 
+def test_a_memory_without_weight_gets_no_list(rare_log, plain, tmp_path):
+    """It would have to be multiplied by infinity; and a model without a memory learns from new events."""
+    shop, names = copy(plain), plain.ids.names
+    shop._model = plain.model.with_scorer(plain.model.scorer.with_parts({}).set_weights(memory=0.0))
+    table = pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]})
+    shop.use_features(table)
+    assert features_weight(shop.model) == 0
+    assert bool(shop.model.scorer.part("memory").recency.isfinite().all())
+    shop.model.scorer.hyperparameters["content"] = 0.1  # as after a training that set the weight of the memory to 0
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    loaded.update(pl.DataFrame({"user": ["new"] * 3, "item": [1, 2, 3], "time": [20, 21, 22]}))
+    assert "memory" not in loaded.model.scorer.names
+
+
 def test_a_copy_uses_features_of_its_own(plain):
     names = plain.ids.names
     other, again = copy(plain), copy(plain)

@@ -23,7 +23,7 @@ from beamtree.kernels import sparse
 from beamtree.live.edits import CONTENT, MEMORY, incoming, mean_partners
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import MemoryScorer, SumScorer
+from beamtree.scorers import MemoryScorer, SumScorer, with_contexts
 from beamtree.tree import PAD
 
 CANDIDATES = 200  # items with the most similar features, of which the similar ones are chosen
@@ -151,11 +151,14 @@ def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -
         users: validation users, by whom the weight is chosen.
     """
     scorer, tree = model.scorer, model.tree
-    if not isinstance(scorer, SumScorer) or MEMORY not in scorer.names or not len(users) or not content.width:
+    if not isinstance(scorer, SumScorer) or not len(users) or not content.width:
+        return model
+    if MEMORY not in scorer.names or not scorer.weight_of(MEMORY):
         return model
     partners = content.partners(tree.num_items)
     parts = {"model": scorer, CONTENT: MemoryScorer.from_partners([partners], [RECENCY]).to(tree.device)}
-    candidates = Candidates(tree, parts, users.sample(USERS), model.first_level, str(tree.device))
+    users_in_context = with_contexts(scorer, users.sample(USERS))
+    candidates = Candidates(tree, parts, users_in_context, model.first_level, str(tree.device))
     unit = float(candidates.units[1] / candidates.units[0])
     before = candidates.user_recalls({"model": 1.0, CONTENT: 0.0})
     trials = {step * unit: candidates.user_recalls({"model": 1.0, CONTENT: step * unit}) - before for step in STEPS}

@@ -62,7 +62,7 @@ def refit_parts(model: TreeModel, data: Prepared, events: Events, seed: int) -> 
     ).all_parts()
     # Parts with a weight of 0 were not saved.
     changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names if name in scorer.names}
-    if CONTENT in scorer.hyperparameters:  # features do not change
+    if CONTENT in scorer.hyperparameters and MEMORY in changed:  # features do not change
         before, fitted = scorer.part(MEMORY), changed[MEMORY]
         assert isinstance(before, MemoryScorer)
         assert isinstance(fitted, MemoryScorer)
