@@ -29,7 +29,7 @@ from beamtree.classify.documents import open_documents, relevant_labels
 from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
 from beamtree.classify.linear import positives_below, train_linear, weight_matrix
-from beamtree.classify.matrix import Matrix, empty, from_any, from_entries, stack
+from beamtree.classify.matrix import Matrix, empty, from_any, from_dicts, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
 from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
@@ -1001,6 +1001,32 @@ def test_a_journal_of_labels_is_compacted_and_those_of_items_are_refused(fitted,
     with pytest.raises(ValueError, match="unknown kind of change 'add'"):
         LiveClassifier(fitted, journal)
     journal.close()
+
+
+def test_changes_apply_to_a_classifier_that_was_trained_again(tmp_path):
+    """A label that it does not know any more, or has no known word for, is hidden; the others are as they were."""
+    texts, labels = ["red car", "blue sky", "green tree"] * 5, [["r"], ["b"], ["g"]] * 5
+    fitted = bt.Classifier(group=2).fit(texts, labels, verbose=False)
+    again = bt.Classifier(group=2).fit(texts[1::3] + texts[2::3], labels[1::3] + labels[2::3], verbose=False)
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        live = LiveClassifier(fitted, journal)
+        live.put_labels({"n": {"name": "car"}, "k": {"name": "sky"}})
+        live.remove_labels(["r", "b"])
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        with pytest.warns(UserWarning, match="'n' has no name or document with a known word"):
+            live = LiveClassifier(again, journal)
+        hidden = {label: live.snapshot.classifier.describe_label(label)["hidden"] for label in "nkrbg"}
+        assert hidden == {"n": True, "k": False, "r": True, "b": True, "g": False}
+        with pytest.raises(ValueError, match="'r' has no name or document"):
+            live.put_labels({"r": {}})
+        live.put_labels({"n": {"name": "tree"}})
+        assert not live.snapshot.classifier.describe_label("n")["hidden"]
+
+
+def test_values_of_features_must_be_finite_numbers_of_32_bits():
+    for value in (1e300, 10**400, math.nan, -math.inf):
+        with pytest.raises(ValueError, match="feature '1' is not one of"):
+            from_dicts([{"1": value}], 3)
 
 
 def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):

@@ -41,6 +41,14 @@ FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels,
 COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
+class NotFindableError(ValueError):
+    """New labels that no search could find."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__(f"label {labels[0]!r} has no name or document with a known word: it could never be found")
+        self.labels = labels
+
+
 class Classifier:
     """Learns which labels documents have, and finds the best few of thousands or millions of labels.
 
@@ -375,8 +383,10 @@ class Classifier:
             names: by id of a label; an empty one changes nothing.
             documents: their features, by id of a label.
             hidden: ids of labels that are never found. The others that are given here are found again.
+
+        Raises NotFindableError for new labels that are not hidden and have no known word or feature.
         """
-        result, model = copy(self), self.model
+        result, model, hidden = copy(self), self.model, list(hidden)
         given = list(dict.fromkeys([*names, *documents, *hidden]))
         new = [each for each, number in zip(given, self._ids.find(given), strict=True) if number is None]
         result._ids = ids = self._ids.extended(check_ids(new))
@@ -388,9 +398,10 @@ class Classifier:
         x = stack(empty(0, model.num_features), *documents.values())
         labels = np.repeat(np.array(ids.find(documents), np.int64), [each.rows for each in documents.values()])
         known = {*numbers[np.diff(z.offsets) > 0].tolist(), *labels[np.diff(x.offsets) > 0].tolist()}
+        known.update(ids.find_known(hidden))
         bare = [each for each in new if ids.find([each])[0] not in known]
         if bare:
-            raise ValueError(f"label {bare[0]!r} has no name or document with a known word: it could never be found")
+            raise NotFindableError(bare)
         y = from_entries(np.arange(len(labels)), labels, np.ones(len(labels)), (len(labels), len(ids)))
         model, weights = model.with_documents(x, y, len(ids)), model.weights
         if len(z.columns):

@@ -7,6 +7,8 @@ import numpy as np
 
 from beamtree.kernels.sparse import starts_of
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 class Matrix(NamedTuple):
     """Row i has the columns[offsets[i]:offsets[i + 1]], rising, with a value each."""
@@ -85,7 +87,7 @@ def from_dicts(rows: Sequence[Mapping[str, float]], width: int) -> Matrix:
     """Rows given as values by number of a feature; a ValueError where one is no number, or not below `width`."""
     for row in rows:
         for name, value in row.items():
-            if not (name.isascii() and name.isdigit() and int(name) < width and np.isfinite(value)):
+            if not (name.isascii() and name.isdigit() and int(name) < width and abs(value) <= LARGEST):
                 raise ValueError(f"feature {name[:40]!r} is not one of 0 … {width - 1}, or not a number")
     index = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     columns = np.array([int(name) for row in rows for name in row], np.int64)

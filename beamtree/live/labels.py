@@ -1,10 +1,12 @@
 """A live classifier: labels are added, changed and hidden while documents are classified."""
 
 import threading
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from beamtree.classify import Classifier
+from beamtree.classify.classifier import NotFindableError
 from beamtree.classify.matrix import Matrix, from_dicts
 from beamtree.data.ids import as_id
 from beamtree.live.journal import Journal, count_changes, unknown_kind
@@ -32,7 +34,8 @@ class LiveClassifier:
 
     `snapshot` is what to search: it is replaced on every change and never modified. A change is made from the trained
     classifier and all that was sent since, so the same label sent twice counts once. With a journal, a change is on
-    disk before it is visible, and the changes in the journal are applied on opening.
+    disk before it is visible, and the changes in the journal are applied on opening. Labels of the journal that another
+    classifier was given and this one could not find are hidden.
 
     Args:
         classifier: as it was trained.
@@ -52,8 +55,14 @@ class LiveClassifier:
                 raise unknown_kind(entry["kind"])
             if entry["kind"] == "label":
                 sent[entry["label"]] = LiveLabel(**{key: entry[key] for key in LiveLabel._fields if key in entry})
-        if sent:
+        if not sent:
+            return
+        try:
             self._apply(sent, count_changes(entries))
+        except NotFindableError as error:  # by a classifier that was trained again
+            warnings.warn(f"{error}; it is hidden until it is changed", stacklevel=2)
+            hidden = {label: sent[label]._replace(hidden=True) for label in error.labels}
+            self._apply({**sent, **hidden}, count_changes(entries))
 
     def put_labels(self, labels: Mapping[str, Mapping[str, Any]]) -> int:
         """Add labels, show hidden ones again, or change them, all or none; returns how many changed.
