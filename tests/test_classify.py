@@ -1023,6 +1023,17 @@ def test_changes_apply_to_a_classifier_that_was_trained_again(tmp_path):
         assert not live.snapshot.classifier.describe_label("n")["hidden"]
 
 
+def test_few_documents_can_be_compared():
+    train, test = (
+        open_documents(
+            pl.DataFrame({"text": ["red car", "blue sky"] * n, "labels": [["r"], ["b"]] * n}), needs_labels=True
+        )
+        for n in (3, 1)
+    )
+    results = compare_labels(Sets.of(train, test), [OURS, "knn"], [1], lambda line: None)
+    assert [result.values[:, 0].tolist() for result in results] == [[1, 1]] * 2
+
+
 def test_values_of_features_must_be_finite_numbers_of_32_bits():
     for value in (1e300, 10**400, math.nan, -math.inf):
         with pytest.raises(ValueError, match="feature '1' is not one of"):

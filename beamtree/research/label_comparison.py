@@ -229,7 +229,7 @@ def run_peer(sets: Sets, row: str, beams: Sequence[int], on_message: Callable[[s
     x, y = train_x[useful], sets.train_y.take(useful)
     start = time.perf_counter()
     order = np.random.default_rng(0).permutation(x.shape[0])
-    count = min(VALIDATION, x.shape[0] // 10)
+    count = min(VALIDATION, max(1, x.shape[0] // 10))
     held_out, kept = np.sort(order[:count]), np.sort(order[count:])
     scores = {}
     for setting in peer.settings:
@@ -278,13 +278,13 @@ def measure(
     start = time.perf_counter()
     found = find(documents, k)
     us_batch = (time.perf_counter() - start) / len(found) * 1e6 if batches else None
-    times = []
-    for each in [*singles[:20], *singles]:
+    warm, times = singles[:20], []
+    for each in [*warm, *singles]:
         start = time.perf_counter()
         find(each, k)
         times.append((time.perf_counter() - start) * 1e6)
     values = precisions(found, y)[np.diff(y.offsets) > 0]
-    return LabelResult(row, k, values, us_batch, statistics.median(times[20:]), **costs)
+    return LabelResult(row, k, values, us_batch, statistics.median(times[len(warm) :]), **costs)
 
 
 def megabytes(folder: Path) -> float:
