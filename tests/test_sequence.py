@@ -305,6 +305,13 @@ def test_settings_follow_the_log(walkers):
     assert settings.sampled is None
 
 
+def test_the_first_steps_on_a_gpu_are_checked_more_often(walkers):
+    checked = {device: sequence_settings(walkers.data, device).is_check for device in ("cpu", "cuda")}
+    assert [step for step in range(1, 2001) if checked["cpu"](step)] == [500, 1000, 1500, 2000]
+    assert [step for step in range(1, 2001) if checked["cuda"](step)] == [*range(125, 1001, 125), 1500, 2000]
+    assert checked["cuda"](10_000)
+
+
 # Inner nodes
 
 

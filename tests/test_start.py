@@ -149,6 +149,23 @@ def test_weights_find_the_part_that_knows(data):
     assert float(candidates.recalls((0.0, 1.0))[0]) > float(candidates.recalls((1.0, 0.0))[0])
 
 
+class TradeOff:
+    """Candidates where a second part finds 3 % more at one cut and 2 % less at another."""
+
+    names, units = ("known", "new"), torch.ones(2)
+
+    def recalls(self, weights):
+        known, new = weights
+        return torch.tensor([0.2, 0.5]) * (known > 0) * torch.tensor([1 + 0.03 * (new > 0), 1 - 0.02 * (new > 0)])
+
+
+@pytest.mark.parametrize(("loss", "is_used"), [(1.0, True), (2.0, False)])
+def test_a_loss_at_one_cut_can_count_more_than_a_gain_at_another(loss, is_used):
+    weights = choose_weights(TradeOff(), {"known": 1.0, "new": 0.0}, loss=loss)
+    assert weights["known"] > 0
+    assert (weights["new"] > 0) == is_used
+
+
 def test_only_sums_with_a_learned_part_are_weighed(data):
     model = started(data)
     before = model.scorer.weights.clone()

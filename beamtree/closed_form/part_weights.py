@@ -124,26 +124,37 @@ def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
         return scores.masked_fill(leaves == PAD, 0.0)
 
 
-def choose_weights(candidates: Candidates, begin: Mapping[str, float] | None = None) -> dict[str, float]:
+def weigh_losses(change: Tensor, loss: float) -> Tensor:
+    """Changes, the negative ones multiplied by `loss`."""
+    return change.where(change > 0, change * loss)
+
+
+def choose_weights(
+    candidates: Candidates, begin: Mapping[str, float] | None = None, *, loss: float = 1.0
+) -> dict[str, float]:
     """Weights of the parts, one changed at a time while the mean of the relative recalls rises.
 
-    It starts from the weights `begin`, or from the best part alone.
+    It starts from the weights `begin`, or from the best part alone. With `begin`, a cut that finds less than with these
+    weights counts `loss` times.
     """
     names, units = candidates.names, candidates.units.tolist()
     alone = [[float(one == other) for other in names] for one in names]
     base = torch.stack([candidates.recalls(each) for each in alone]).amax(0).clamp(min=1e-9)
+    scaled: list[float] = []
+    if begin is not None and any(begin.values()):
+        scaled = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
+        scaled = [weight / max(scaled) for weight in scaled]
+    first = candidates.recalls(scaled) / base if scaled else torch.zeros_like(base)
 
     @cache
     def measured(weights: tuple[float, ...]) -> float:
-        return float((candidates.recalls(weights) / base).mean())
+        relative = candidates.recalls(weights) / base
+        return float((first + weigh_losses(relative - first, loss)).mean())
 
     def quality(weights: Sequence[float]) -> float:
         return measured(tuple(weights))
 
-    weights = max(alone, key=quality)
-    if begin is not None and any(begin.values()):
-        scaled = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
-        weights = [weight / max(scaled) for weight in scaled]
+    weights = scaled or max(alone, key=quality)
     best = quality(weights)
     for _ in range(ROUNDS):
         before = best

@@ -52,7 +52,8 @@ class Events:
 
     def confidence(self) -> Tensor | None:
         """The same, above 0 also for events that are not to be predicted."""
-        return None if self.weights is None else self.weights[self.span()].abs()
+        weights = self.own_weights()
+        return None if weights is None else weights.abs()
 
     def of(self, users: Tensor, name: str) -> "Events":
         """The events of some users, in their order."""

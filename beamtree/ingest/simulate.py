@@ -74,6 +74,28 @@ class Market:
         return number
 
 
+@dataclass(frozen=True)
+class Sales:
+    """Where and when each item is sold, by its position [M]."""
+
+    kind: Floats  # in [0, 1): below LOCAL in one country only, below LOCAL + DAILY at some hours only
+    country: Ints
+    opens: Ints  # the first of these hours
+
+    @classmethod
+    def draw(cls, items: int, rng: np.random.Generator) -> "Sales":
+        """Drawn at random."""
+        return cls(rng.random(items), rng.integers(len(COUNTRIES), size=items), rng.integers(24, size=items))
+
+    def sell(self, position: Ints, country: Ints, hour: Ints) -> NDArray[np.bool_]:
+        """Whether items are sold to countries at hours [E]."""
+        kind = self.kind[position]
+        abroad = (kind < LOCAL) & (self.country[position] != country)
+        is_daily = (kind >= LOCAL) & (kind < LOCAL + DAILY)
+        sold: NDArray[np.bool_] = ~(abroad | (is_daily & ((hour - self.opens[position]) % 24 >= DAYPART)))
+        return sold
+
+
 def simulate(
     out: Path,
     *,
@@ -105,15 +127,15 @@ def simulate(
     counts = _events_per_user(users, events, rng)
     item_ids = _ids("i", market.number)
     sold = np.zeros(items, np.int64)
+    sales = Sales.draw(items, np.random.default_rng([seed, 0])) if contexts else None
 
     def frames() -> Iterator[pl.DataFrame]:
         for block, (first, last) in enumerate(_blocks(counts)):
             block_rng = np.random.default_rng([seed, block + 1])
             user, leaf, position, time = _draw_events(market, counts[first:last], block_rng)
             more: dict[str, pl.Series] = {}
-            if contexts:
-                rules = np.random.default_rng([seed, 0])  # the same for all blocks
-                position, more = _in_context(market, user, leaf, position, time, rules, block_rng)
+            if sales is not None:
+                position, more = _in_context(market, sales, user, leaf, position, time, block_rng)
             sold[:] += np.bincount(position, minlength=items)
             user_ids = _ids("u", np.arange(first, last))
             columns = {"user": user_ids.gather(user), "item": item_ids.gather(position), "timestamp": time}
@@ -207,27 +229,14 @@ def _draw_events(market: Market, counts: Ints, rng: np.random.Generator) -> tupl
 
 
 def _in_context(
-    market: Market,
-    user: Ints,
-    leaf: Ints,
-    position: Ints,
-    time: Ints,
-    rules: np.random.Generator,
-    rng: np.random.Generator,
+    market: Market, sales: Sales, user: Ints, leaf: Ints, position: Ints, time: Ints, rng: np.random.Generator
 ) -> tuple[Ints, dict[str, pl.Series]]:
-    """The positions of the items of events [E], drawn again where a context does not sell them; and the contexts.
-
-    `rules` draws which contexts sell each item.
-    """
-    kind, home = rules.random(len(market.number)), rules.integers(len(COUNTRIES), size=len(market.number))
-    opens = rules.integers(24, size=len(market.number))
+    """The positions of the items of events [E], drawn again where a context does not sell them; and the contexts."""
     country = rng.choice(len(COUNTRIES), size=user.max() + 1, p=list(COUNTRIES.values()))[user]
     device = rng.choice(len(DEVICES), size=len(user), p=list(DEVICES.values()))
     hour = time // 3600 % 24
     for _ in range(DRAWS):
-        abroad = (kind[position] < LOCAL) & (home[position] != country)
-        is_daily = (kind[position] >= LOCAL) & (kind[position] < LOCAL + DAILY)
-        refused = np.flatnonzero(abroad | (is_daily & ((hour - opens[position]) % 24 >= DAYPART)))
+        refused = np.flatnonzero(~sales.sell(position, country, hour))
         position[refused] = market.draw(leaf[refused], DEPTH, ITEM, rng.random(len(refused)))
     names = {"country": (COUNTRIES, country), "device": (DEVICES, device)}
     return position, {column: pl.Series(list(of)).gather(number) for column, (of, number) in names.items()}

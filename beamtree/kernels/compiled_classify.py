@@ -222,6 +222,16 @@ def _best(scores, count, most):
     return indices[:most]
 
 
+@compiled()
+def _add_product(row, product, similarity, touched, number):
+    """Add to the similarity of a row, which is NaN if it was not touched before; returns how many rows are touched."""
+    before = similarity[row]
+    is_new = before != before
+    touched[number] = row
+    similarity[row] = (np.float32(0) if is_new else before) + product
+    return number + is_new  # no branch, which could not be foreseen
+
+
 @compiled(fastmath=REORDERED)
 def _similar(columns, values, offsets, rows, row_values, budget, similarity, touched):
     """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
@@ -239,12 +249,7 @@ def _similar(columns, values, offsets, rows, row_values, budget, similarity, tou
             break
         read += end - start
         for entry in range(start, end):
-            row = rows[entry]
-            before = similarity[row]
-            is_new = before != before
-            touched[number] = row
-            number += is_new  # no branch, which could not be foreseen
-            similarity[row] = (np.float32(0) if is_new else before) + value * _half(row_values[entry])
+            number = _add_product(rows[entry], value * _half(row_values[entry]), similarity, touched, number)
     return number
 
 
@@ -297,12 +302,7 @@ def nearest_rows(first, last, offsets, columns, values, index, similarity, touch
         for place in range(offsets[row], offsets[row + 1]):
             value = values[place]
             for entry in range(starts[columns[place]], starts[columns[place] + 1]):
-                other = others[entry]
-                before = similarity[other]
-                is_new = before != before
-                touched[found] = other
-                found += is_new
-                similarity[other] = (np.float32(0) if is_new else before) + value * other_values[entry]
+                found = _add_product(others[entry], value * other_values[entry], similarity, touched, found)
         found = _nearest(touched, similarity, found, most)
         scores = np.empty(found, np.float32)
         for place in range(found):

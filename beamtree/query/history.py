@@ -27,9 +27,7 @@ class History(NamedTuple):
     items: list[int]  # numbers of the items that the model knows
     unknown: Sequence[str] = ()  # ids that it does not know
     dislikes: Sequence[int] = ()  # items that the user does not want
-    context: Sequence[
-        int
-    ] = ()  # numbers of the values of the context, as the model has them; none where nothing is known
+    context: Sequence[int] = ()  # numbers of the values of the context; none where nothing is known
 
 
 # Parsing

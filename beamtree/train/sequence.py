@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, softplus
 
-from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights
+from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights, weigh_losses
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
@@ -34,7 +34,9 @@ LAYERS = 2
 LR, WARM_UP, BETAS = 3e-3, 200, (0.9, 0.98)
 BATCH = 128  # windows in a step
 AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
-PATIENCE = 3  # checks without a rise after which training stops
+PATIENCE = 1_500  # steps without a rise after which training stops
+EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
+LOSS = 2.0  # how much a loss of recall at one cut counts, beside gains at others
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # logits that are computed at once
 
@@ -53,6 +55,12 @@ class SequenceSettings:
     layers: int = LAYERS
     lr: float = LR
     batch_size: int = BATCH
+    check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
+
+    def is_check(self, step: int) -> bool:
+        """Whether the model is measured after this step."""
+        every = self.check_early if self.check_early and step <= EARLY else self.check_every
+        return step % every == 0 or step == self.steps
 
     @property
     def targets(self) -> int:
@@ -76,6 +84,7 @@ def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
         check_every=500,
         sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
         batch_size=32 if on_cpu else BATCH,
+        check_early=0 if on_cpu else 125,
     )
 
 
@@ -137,29 +146,31 @@ class Selection:
         self._active = {name: active.part(name) for name in active.names}
         self._start = {name: active.weight_of(name) for name in active.names} | {SEQUENCE: 0.0}
         self.users = data.val.sample(USERS)
-        self.best = 0.0  # the gain of the sum, relative to its recall without the part
+        self.best = 0.0  # what the best part gains; losses at a cut count LOSS times
+        self.gain = 0.0  # what it gains in mean recall, relative to the sum without it
         self.scorer: SequenceScorer | None = None
         self.weights: dict[str, float] = {}
         self.calibration = parts.calibration
-        self._alone, self._since_best = 0.0, 0
+        self._alone, self._best_step = 0.0, 0
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
         """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
         parts = {**self._active, SEQUENCE: scorer}
         candidates = Candidates(self.tree, parts, self.users, self.first_level, self.device)
-        weights = choose_weights(candidates, self._start)
+        weights = choose_weights(candidates, self._start, loss=LOSS)
         before, after = candidates.user_recalls(self._start), candidates.user_recalls(weights)
-        rise = ((after - before) / before.mean(0).clamp(min=1e-9)).mean(1)  # of each user
-        gain, error = float(rise.mean()), float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
+        rise = (after - before) / before.mean(0).clamp(min=1e-9)  # of each user at each cut
+        gain, worth = float(rise.mean()), float(weigh_losses(rise.mean(0), LOSS).mean())
+        error = float(rise.mean(1).std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
         alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in parts}).mean())
         log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, 100 * alone, 100 * gain)
-        self._since_best += 1
         if alone > self._alone:
-            self._alone, self._since_best = alone, 0
-        if weights[SEQUENCE] and gain > max(self.best, error):  # more than chance on few users
-            self.best, self.scorer, self.weights, self._since_best = gain, scorer, weights, 0
+            self._alone, self._best_step = alone, step
+        if weights[SEQUENCE] and worth > max(self.best, error):  # more than chance on few users
+            self.best, self.gain, self.scorer, self.weights = worth, gain, scorer, weights
+            self._best_step = step
             self.calibration = candidates.calibration(weights).cpu()
-        return self._since_best >= PATIENCE
+        return step - self._best_step >= PATIENCE
 
     def result(self) -> SumScorer:
         """The sum with the best part, or without one."""
@@ -167,7 +178,7 @@ class Selection:
         if self.scorer is not None:
             scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).set_weights(**self.weights)
             scorer.calibration = self.calibration
-        scorer.hyperparameters[SEQUENCE] = {"gain": self.best, "users": len(self.users)}
+        scorer.hyperparameters[SEQUENCE] = {"gain": self.gain, "users": len(self.users)}
         return scorer
 
 
@@ -237,8 +248,7 @@ def fit_sequence(
             optimizer.step()
             with torch.no_grad():
                 torch._foreach_lerp_(means, [weight.detach() for weight in weights], max(AVERAGE, 1 / (t + 10)))
-            due = (t + 1) % settings.check_every == 0 or t + 1 == settings.steps
-            if due and on_check(t + 1, *averaged()):
+            if settings.is_check(t + 1) and on_check(t + 1, *averaged()):
                 break
     return averaged()
 
