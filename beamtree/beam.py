@@ -180,7 +180,7 @@ def retrieve(
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
     mask = model.tree.mask_of(allowed)
-    if mask.is_empty or not len(x):
+    if mask.is_empty or not x.shape[0]:
         no_items = torch.full((len(x), m), PAD, device=x.device)
         return no_items, no_items.float().fill_(-torch.inf)
 
@@ -220,7 +220,6 @@ def _graphs_of(model: TreeModel) -> CudaGraphCache:
     return cached[1]
 
 
-@torch.no_grad()
 def _check_users(model: TreeModel, x: Tensor) -> None:
     """Raise a ValueError where x are not users that the model can score."""
     if not isinstance(x, Tensor):

@@ -10,6 +10,7 @@ import json
 import math
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ import beamtree as bt
 from beamtree.data import Ids
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest, RecommendResponse
-from beamtree.serve.engine.engine import Engine, EngineOptions
+from beamtree.serve.engine.engine import Engine, EngineOptions, Job
 from beamtree.serve.engine.served_run import LoadedRun
 
 
@@ -46,8 +47,9 @@ def query_all(
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         room.acquire()
-        future = engine.submit(RecommendRequest([histories[len(futures) % len(histories)]], m=m))
+        future = Future()
         future.add_done_callback(lambda _: room.release())
+        engine.submit(Job(future, request=RecommendRequest([histories[len(futures) % len(histories)]], m=m)))
         futures.append(future)
     return [future.result() for future in futures]
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 
 import httpx
@@ -14,7 +15,7 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.live import LiveModel
 from beamtree.query import History, RecommendRequest
-from beamtree.serve.engine.engine import Engine, EngineOptions
+from beamtree.serve.engine.engine import Engine, EngineOptions, Job
 from beamtree.serve.engine.served_run import LoadedRun, open_run
 from beamtree.serve.http.app import make_app
 from beamtree.serve.http.server import listen, make_server
@@ -74,7 +75,7 @@ class Gate:
 
     def __init__(self, engine):
         self._open, self._inside = threading.Event(), threading.Event()
-        engine.read(self._wait)
+        engine.submit(Job(Future(), read=self._wait))
         assert self._inside.wait(60)
 
     def _wait(self, searcher):
@@ -87,7 +88,9 @@ class Gate:
 
 def submit(engine, *histories, seconds=60.0, **options):
     """Submit a request; its future."""
-    return engine.submit(RecommendRequest(list(histories), **options), time.monotonic() + seconds)
+    job = Job(Future(), time.monotonic() + seconds, RecommendRequest(list(histories), **options))
+    engine.submit(job)
+    return job.future
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """The engine: batching, load control, load shedding, deadlines, and swaps between batches."""
 
+import asyncio
 import json
 import shutil
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from serving import ITEMS, Gate, SteadyLoad, loaded, make_engine, make_model, op
 
 import beamtree as bt
 from beamtree.query import Filter, MaskCache, RecommendRequest, Searcher, allowed_items
-from beamtree.serve.engine.engine import BusyError, DeadlineError, StoppedError
+from beamtree.serve.engine.engine import BusyError, DeadlineError, Job, StoppedError
 from beamtree.serve.engine.load_control import MAX_STEPS, LoadControl, narrow_beam
+from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher
 from beamtree.serve.engine.served_run import LoadedRun, read_tuned_beam
 from beamtree.storage.tuned import save_tuned_beam
@@ -82,11 +85,55 @@ def test_what_was_asked_together_may_differ_in_its_filter(engine):
     assert [each.result(60).short for each in (some, books, none)] == [0, 0, 0]
 
 
+def test_a_loop_gets_every_result_once_from_another_thread():
+    async def wait_for_all():
+        results = LoopResults(asyncio.get_running_loop())
+        futures = [LoopFuture(results) for _ in range(2000)]
+        for future in futures[::7]:
+            future.waiter.cancel()
+
+        def settle():
+            for number, future in enumerate(futures):
+                if number % 3 == 0:
+                    future.set_exception(KeyError(number))
+                else:
+                    future.set_result(number)
+                if number % 100 == 0:
+                    time.sleep(0.001)  # in which the loop takes what is there
+
+        thread = threading.Thread(target=settle)
+        thread.start()
+        found = await asyncio.gather(*(future.waiter for future in futures), return_exceptions=True)
+        thread.join()
+        return futures, found
+
+    futures, found = asyncio.run(wait_for_all())
+    for number, (future, result) in enumerate(zip(futures, found, strict=True)):
+        assert future.set_running_or_notify_cancel() is False
+        if number % 7 == 0:
+            assert isinstance(result, asyncio.CancelledError)
+        elif number % 3 == 0:
+            assert isinstance(result, KeyError)
+        else:
+            assert result == number
+
+
+def test_results_for_a_closed_loop_are_dropped():
+    loop = asyncio.new_event_loop()
+    results = LoopResults(loop)
+    futures = [LoopFuture(results) for _ in range(2)]
+    loop.close()
+    for future in futures:
+        future.set_result(1)
+    assert not any(future.done() for future in futures)
+
+
 def test_a_search_that_fails_spoils_no_other(engine):
     gate = Gate(engine)
     good, bad = submit(engine, ["i1"], m=3), submit(engine, [object()], m=3)
     wrong = submit(engine, ["i1"], m=30, beam_size=20)
-    failing = engine.read(lambda searcher: 1 / 0)
+    failing = Future()
+    engine.submit(Job(failing, read=lambda searcher: 1 / 0))
     gate.open()
     assert len(good.result(60).results[0].items) == len(bad.result(60).results[0].items) == 3
     assert isinstance(wrong.exception(60), ValueError)

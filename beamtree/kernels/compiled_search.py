@@ -56,27 +56,28 @@ def _read_half(typing_context, bits):
     return types.float32(types.uint16), generate
 
 
-def _prefetch_row(typing_context, rows, index):
-    """Have a row of a matrix read from memory, while something else is computed."""
+def _prefetch_rows(typing_context, rows, start, stop):
+    """Have some rows of a contiguous array read from memory, while something else is computed."""
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        strides, size = cgutils.unpack_tuple(builder, array.strides), ir.IntType(64)
+        stride, size = cgutils.unpack_tuple(builder, array.strides)[0], ir.IntType(64)
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        first = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], strides[0])])
+        first = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], stride)])
         kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        lines = builder.udiv(builder.add(strides[0], size(CACHE_LINE - 1)), size(CACHE_LINE))
+        length = builder.mul(builder.sub(arguments[2], arguments[1]), stride)
+        lines = builder.udiv(builder.add(length, size(CACHE_LINE - 1)), size(CACHE_LINE))
         with cgutils.for_range(builder, lines) as loop:
             line = builder.gep(first, [builder.mul(loop.index, size(CACHE_LINE))])
             builder.call(function, [line, flag(0), flag(3), flag(1)])  # to read, and to keep in all caches
         return context.get_dummy_value()
 
-    return types.none(rows, index), generate
+    return types.none(rows, types.int64, types.int64), generate
 
 
 _half: Any = intrinsic(_read_half)
-_prefetch: Any = intrinsic(_prefetch_row)
+_prefetch: Any = intrinsic(_prefetch_rows)
 
 
 @compiled(fastmath=REORDERED)
@@ -262,7 +263,13 @@ def _remember(
 
     Returns the number of `leaves` that are written, some of them several times.
     """
-    count, num_items = 0, len(leaf_of_item) - 1
+    count, num_items = ZERO, len(leaf_of_item) - 1
+    for t in range(len(x)):
+        for part in range(len(recency)):
+            if x[t] != PAD and recency[part, t] != 0:
+                row = part * num_items + x[t]
+                _prefetch(partners, offsets[row], offsets[row + 1])
+                _prefetch(weights, offsets[row], offsets[row + 1])
     for t in range(len(x)):
         item = x[t]
         if item == PAD:
@@ -275,15 +282,14 @@ def _remember(
             for entry in range(offsets[row], offsets[row + 1]):
                 leaf = leaf_of_item[partners[entry]]
                 if leaf != PAD:
-                    if maxima[leaf] == 0:
-                        leaves[count] = leaf
-                        count += 1
-                    maxima[leaf] += share * _half(weights[entry])
+                    before = maxima[leaf]
+                    leaves[count] = leaf
+                    count += before == 0  # no branch, which could not be foreseen
+                    maxima[leaf] = before + share * _half(weights[entry])
         leaf = leaf_of_item[item]
         if leaf != PAD and repeats[t] != 0:
-            if maxima[leaf] == 0:
-                leaves[count] = leaf
-                count += 1
+            leaves[count] = leaf
+            count += maxima[leaf] == 0
             maxima[leaf] += repeats[t]
     for i in range(count):
         node, score = leaves[i], maxima[leaves[i]]
@@ -473,11 +479,11 @@ def search(
                 value = maxima[node]
                 if i + AHEAD < kept:
                     if share_a != 0:
-                        _prefetch(rows_a, beam[i + AHEAD])
+                        _prefetch(rows_a, beam[i + AHEAD], beam[i + AHEAD] + 1)
                     if share_b != 0:
-                        _prefetch(rows_b, beam[i + AHEAD])
+                        _prefetch(rows_b, beam[i + AHEAD], beam[i + AHEAD] + 1)
                     if share_c != 0:
-                        _prefetch(rows_c, beam[i + AHEAD])
+                        _prefetch(rows_c, beam[i + AHEAD], beam[i + AHEAD] + 1)
                 if share_a != 0:
                     value += share_a * _dot(rows_a[node], users_a[b])
                 if share_b != 0:

@@ -18,6 +18,10 @@ from beamtree.tree import Tree
 _ZEROS: list[Any] = []  # arrays of zeros that no search uses now
 _LOCK = Lock()
 
+# What a search is given in place of parts and filters that it does not have.
+NO_TABLE, NO_VECTORS = (np.empty((0, 1), np.uint16), np.zeros(65, np.float32)), np.empty((0, 1), np.float32)
+ALL_ENTERED, NONE_BEFORE, NONE_HIDDEN = np.empty(0, np.bool_), np.empty(0, np.int32), np.empty((0, 0), np.int64)
+
 
 class Memory(NamedTuple):
     """Lists of partners: those of the first list for all items, then those of the next."""
@@ -50,7 +54,7 @@ class SearchParts(NamedTuple):
 
     memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
     repeats: Any  # the score that each event gives its own item [≥ T]
-    products: list[tuple[Any, Any]]  # rows as bits, and weights of levels: at most three
+    products: list[tuple[Any, Any]]  # three of them: rows as bits, and weights of levels
     deep: tuple[Any, ...]  # see `compiled_search.search`
 
 
@@ -69,7 +73,7 @@ def search_arrays(
     return SearchParts(
         (offsets.numpy(), partners.numpy(), _bits(weights), recency.contiguous().numpy()),
         repeats.contiguous().numpy(),
-        [(_bits(rows), np.array(levels, np.float32)) for rows, levels in products],
+        [*((_bits(rows), np.array(levels, np.float32)) for rows, levels in products), *[NO_TABLE] * 3][:3],
         (levels, vectors, windows, network.lift, tuple(_pack(*layer) for layer in network.layers)),
     )
 
@@ -114,13 +118,12 @@ def search(
     """
     function = compiled().search
     histories, leaf_of_item, item_of_slot = x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
-    none = np.empty((0, 1), np.uint16), np.zeros(tree.height + 1, np.float32)
-    tables = (*parts.products, none, none, none)[:3]
-    vectors = [*(user.contiguous().numpy() for user in users), *[np.empty((len(x), 1), np.float32)] * 3][:3]
-    entered = np.empty(0, np.bool_) if mask.full_to == tree.height else mask.entered.numpy()
-    before = np.empty(0, np.int32) if excluded is None else mask._allowed_before.numpy()
-    hidden = np.empty((0, 0), np.int64) if excluded is None else excluded.numpy()
-    items, scores = np.empty((len(x), m), np.int64), np.empty((len(x), m), np.float32)
+    count, tables = x.shape[0], parts.products
+    vectors = [*(user.contiguous().numpy() for user in users), *[NO_VECTORS] * (len(tables) - len(users))]
+    entered = ALL_ENTERED if mask.full_to == tree.height else mask.entered.numpy()
+    before = NONE_BEFORE if excluded is None else mask._allowed_before.numpy()
+    hidden = NONE_HIDDEN if excluded is None else excluded.numpy()
+    items, scores = np.empty((count, m), np.int64), np.empty((count, m), np.float32)
     sizes = np.array(widths)
 
     def run(rows: slice) -> None:
@@ -135,11 +138,11 @@ def search(
         with _LOCK:
             _ZEROS.append(zeros)
 
-    step = -(-len(x) // torch.get_num_threads())
-    if step == len(x):
+    step = -(-count // torch.get_num_threads())
+    if step == count:
         run(slice(0, step))
     else:
-        parallel_map(run, [slice(start, start + step) for start in range(0, len(x), step)])
+        parallel_map(run, [slice(start, start + step) for start in range(0, count, step)])
     return torch.from_numpy(items), torch.from_numpy(scores)
 
 

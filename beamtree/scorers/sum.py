@@ -56,23 +56,25 @@ class SumScorer(TableScorer):
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
-        return any(self.part(name).reads_items for name in self.names)
+        return any(part.reads_items for part in self.scorers().values())
 
     @property
     def reads_context(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
-        return any(self.part(name).reads_context for name in self.names)
+        return any(part.reads_context for part in self.scorers().values())
 
     @property
     def names(self) -> list[str]:
         """The parts, in the order of their weights."""
-        return list(self.parts)
+        return list(self.scorers())
+
+    def scorers(self) -> Mapping[str, Scorer]:
+        """The parts by name, without the detours of `nn.Module`: every search asks for them several times."""
+        return self._modules["parts"]._modules  # type: ignore[union-attr, return-value]
 
     def part(self, name: str) -> Scorer:
         """One of the parts."""
-        part = self.parts[name]
-        assert isinstance(part, Scorer)
-        return part
+        return self.scorers()[name]
 
     def learner(self) -> Scorer:
         return self if self.learned is None else self.part(self.learned)
@@ -234,5 +236,6 @@ class SumScorer(TableScorer):
         return cls(parts, settings["height"], settings["learned"], settings["made"])
 
     def check(self, x: Tensor) -> None:
-        for part in map(self.part, self.names):
-            part.check(x if part.reads_context else histories_of(self, x))
+        histories = histories_of(self, x)
+        for part in self.scorers().values():
+            part.check(x if part.reads_context else histories)

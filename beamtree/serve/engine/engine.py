@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
-from beamtree.query import Filter, MaskCache, RecommendRequest, RecommendResponse, Rules, Searcher
+from beamtree.query import Filter, MaskCache, RecommendRequest, Rules, Searcher
 from beamtree.serve.engine.load_control import LoadControl, narrow_beam
+from beamtree.serve.engine.loop_future import LoopFuture
 from beamtree.serve.engine.served_run import LoadedRun
 
 log = logging.getLogger("beamtree")
-T = TypeVar("T")
 MIN_BATCH = 8  # histories that are always searched together: one by one they take longer
 SMOOTHING = 0.1  # weight of the newest batch in the moving average of the time per history
 
@@ -36,10 +36,14 @@ class DeadlineError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A queued request, or a function that reads the model, and the future of its result."""
+    """A request, or a function that reads the model in the search thread, and the future of its result.
 
-    future: "Future[Any]"
-    deadline: float  # by time.monotonic
+    The future raises DeadlineError if the job is still in the queue at its deadline. One that is cancelled in the queue
+    is not searched.
+    """
+
+    future: "Future[Any] | LoopFuture[Any]"
+    deadline: float = math.inf  # by time.monotonic
     request: RecommendRequest | None = None
     read: Callable[[Searcher], Any] | None = None
     submitted: float = field(default_factory=time.monotonic)
@@ -102,19 +106,8 @@ class Engine:
         """The beam of requests that do not set one, at present."""
         return narrow_beam(self.beam_size, self.steps_narrowed, 1, self._loaded.fitting_tuned_beam)
 
-    def submit(self, request: RecommendRequest, deadline: float = math.inf) -> "Future[RecommendResponse]":
-        """Queue a request; raises BusyError or StoppedError where it is not accepted.
-
-        The future raises DeadlineError for a request that was still in the queue at its deadline. A future that is
-        cancelled in the queue is not searched.
-        """
-        return self._enqueue(Job(Future(), deadline, request))
-
-    def read(self, function: Callable[[Searcher], T], deadline: float = math.inf) -> "Future[T]":
-        """Queue a function that reads the model, to be called in the search thread."""
-        return self._enqueue(Job(Future(), deadline, read=function))
-
-    def _enqueue(self, job: Job) -> "Future[Any]":
+    def submit(self, job: Job) -> None:
+        """Queue a job; raises BusyError or StoppedError where it is not accepted."""
         with self._condition:
             if self._stopped:
                 raise StoppedError("the service is stopping")
@@ -126,7 +119,6 @@ class Engine:
             self.waiting += job.rows
             if self._idle:
                 self._condition.notify()
-        return job.future
 
     def swap(self, run: LoadedRun) -> LoadedRun:
         """Serve another run from the next batch on; returns the previous one, which is no longer read."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
 
 from beamtree import __version__
 from beamtree.diagnose.explore import catalogue_map, describe_model, inspect_for_page, losses_as_dict, page
@@ -45,7 +46,7 @@ MAX_SCORED_LEAVES = 20_000_000  # by /v1/losses, which inspects as many users as
 MIN_USERS, MAX_USERS = 20, 200
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: Service) -> ASGIApp:
     """The application of a service, which is closed with it."""
 
     @asynccontextmanager
@@ -63,12 +64,10 @@ def make_app(service: Service) -> FastAPI:
         responses=ERRORS,
     )
     add_error_handlers(app)
-    app.add_middleware(RecommendShortcut, service=service)
-    app.add_middleware(RequestGuard, service=service)  # around it
     for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes):
         app.include_router(routes(service))
     add_examples(app, service)
-    return app
+    return RequestGuard(RecommendShortcut(app, service), service)  # around all layers of FastAPI, which take their time
 
 
 def health_routes(service: Service) -> APIRouter:

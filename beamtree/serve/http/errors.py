@@ -52,6 +52,11 @@ def response_of(error: "ApiError | HTTPException") -> Response:
     return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
 
 
+def internal_error() -> Response:
+    """The JSON of an error of the service itself."""
+    return error_response(500, "internal error", "see the log of the service")
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Return all errors of an application as `error_response`."""
 
@@ -76,4 +81,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def handle_unexpected_error(_: Request, error: Exception) -> Response:
-        return error_response(500, "internal error", "see the log of the service")
+        return internal_error()

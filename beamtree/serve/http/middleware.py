@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Protocol
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,6 +15,7 @@ from beamtree.serve.http.metrics import Metrics
 SEND_SECONDS = 30.0  # in which a client must accept a part of the response
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
 CLOSE = {"Connection": "close"}
+READ_HEADERS = {b"authorization", b"content-type", b"content-length"}
 
 
 class Guarded(Protocol):
@@ -57,8 +58,11 @@ class RequestGuard:
             self.service.metrics.duration.labels(route).observe(time.perf_counter() - start)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, service = Headers(scope=scope), self.service
-        denied = service.access.check(scope["method"], scope["path"], headers.get("authorization", ""))
+        service, headers = self.service, dict[bytes, str]()
+        for name, value in scope["headers"]:
+            if name in READ_HEADERS:
+                headers.setdefault(name, value.decode("latin-1"))
+        denied = service.access.check(scope["method"], scope["path"], headers.get(b"authorization", ""))
         if denied is not None:
             service.metrics.rejected.labels("unauthorized").inc()
             status, error, hint = denied
@@ -68,14 +72,14 @@ class RequestGuard:
         if scope["method"] not in METHODS_WITH_BODY:
             await self.app(scope, receive, send)
             return
-        if not is_json(headers.get("content-type", "")):
+        if not is_json(headers.get(b"content-type", "")):
             # A browser posts other types to other sites without a preflight request: such a change is rejected.
             if scope["method"] == "POST" and not is_read_only(scope["method"], scope["path"]):
                 error = "the header Content-Type: application/json is missing"
                 await error_response(415, error, HINTS[415], CLOSE)(scope, receive, send)
                 return
             MutableHeaders(scope=scope)["content-type"] = "application/json"
-        length = headers.get("content-length", "0")
+        length = headers.get(b"content-length", "0")
         if length.isdigit() and int(length[:20]) > service.limits.body:
             service.metrics.rejected.labels("too_large").inc()
             error = f"the body has {length[:20]} bytes, over the limit of {service.limits.body}"

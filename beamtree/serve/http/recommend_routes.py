@@ -1,6 +1,6 @@
 """Routes that search the model: recommend, similar, explain."""
 
-import json
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,11 +29,13 @@ from beamtree.query import (
     parse_rules,
     similar_request,
 )
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response, response_of
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, internal_error, json_response, response_of
 from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
+log = logging.getLogger("beamtree")
 RECOMMEND = "/v1/recommend"
+ROUTE = SimpleNamespace(path=RECOMMEND)  # for metrics
 MAX_EXPLAINED = 100  # items whose path one request may follow
 MAX_UNKNOWN = 100  # unknown ids that a result lists
 
@@ -51,22 +53,31 @@ class RecommendShortcut:
         if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", RECOMMEND):
             await self.app(scope, receive, send)
             return
-        start, request = time.perf_counter(), Request(scope, receive)
+        start, content = time.perf_counter(), b""
         try:
-            content = await request.body()
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                content += message.get("body", b"")
+                if not message.get("more_body", False):
+                    break
         except HTTPException as error:
             await response_of(error)(scope, receive, send)
             return
         try:
-            body = RecommendBody.model_validate(json.loads(content))
-        except (ValueError, RecursionError):
+            body = RecommendBody.model_validate_json(content)
+        except ValueError:
             await self.app(scope, replay(content, receive), send)
             return
-        scope["route"] = SimpleNamespace(path=RECOMMEND)  # for metrics
+        scope["route"] = ROUTE
         try:
             response = await recommend_response(self.service, parse_request(body), start, body.timeout_ms)
         except ApiError as error:
             response = response_of(error)
+        except Exception:
+            log.exception("a request failed")
+            response = internal_error()
         await response(scope, receive, send)
 
 
@@ -85,7 +96,11 @@ async def recommend_response(
 ) -> Response:
     """The answer to a request that arrived at `start`."""
     response = await service.recommend(request, timeout_ms)
-    return json_response(recommend_json(service.loaded.name, request, response, start))
+    content = recommend_json(service.loaded.name, request, response, start)
+    try:
+        return Response(to_json(content), media_type="application/json")
+    except PydanticSerializationError:  # half of a pair of surrogates, in an unknown id
+        return json_response(content)
 
 
 def recommend_routes(service: Service) -> APIRouter:

@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from beamtree.serve.http.middleware import Guarded
@@ -22,30 +22,31 @@ SHUTDOWN_SECONDS = 30  # for requests in flight
 class HeaderTimeoutProtocol(HttpToolsProtocol):
     """HTTP that closes connections whose headers are too slow or too large."""
 
-    _timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None  # stays while requests come and go: they are many, and few are slow
     _header_bytes = 0
-    _in_headers = False
+    _begun: float | None = None  # when the headers that are not complete began
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        self._begin_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._header_bytes += len(data)
-        if self._in_headers and self._header_bytes > HEADER_BYTES:
+        if self._begun is not None and self._header_bytes > HEADER_BYTES:
             self._close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._start_timer()
+        self._begin_headers()
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
+        self._begun = None
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -54,16 +55,19 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         self.transport.write(headers + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
         self.transport.close()
 
-    def _start_timer(self) -> None:
-        self._stop_timer()
-        self._header_bytes, self._in_headers = 0, True
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._close)
+    def _begin_headers(self) -> None:
+        self._header_bytes, self._begun = 0, self.loop.time()
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._check_headers)
 
-    def _stop_timer(self) -> None:
-        self._in_headers = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _check_headers(self) -> None:
+        self._timer = None
+        if self._begun is not None:
+            left = self._begun + HEADER_SECONDS - self.loop.time()
+            if left <= 0:
+                self._close()
+            else:
+                self._timer = self.loop.call_later(left, self._check_headers)
 
     def _close(self) -> None:
         if not self.transport.is_closing():
@@ -104,7 +108,7 @@ def url_of(listening: socket.socket) -> str:
     return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
-def make_server(app: FastAPI, service: Guarded, drain: float = 1.0) -> Server:
+def make_server(app: ASGIApp, service: Guarded, drain: float = 1.0) -> Server:
     """A server for the application of a service; `drain` as in `Server`."""
     config = uvicorn.Config(
         app,
@@ -113,6 +117,7 @@ def make_server(app: FastAPI, service: Guarded, drain: float = 1.0) -> Server:
         log_level=logging.ERROR,  # invalid requests must not fill the log
         ws="none",
         server_header=False,
+        proxy_headers=False,  # no response depends on the address of a client
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         limit_concurrency=MAX_CONNECTIONS,

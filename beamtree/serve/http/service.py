@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from beamtree.live import LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
-from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, StoppedError
+from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
+from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun
 from beamtree.serve.http.access import Access, Limits
@@ -51,6 +52,7 @@ class Service:
         self.run, self.timeout = run, timeout
         self.limits, self.access, self.metrics = limits or Limits(), access or Access(), Metrics()
         self.stopping = False
+        self._results: LoopResults | None = None
         loaded, options = open_run(first or run), options or EngineOptions()
         smoke_test(loaded, options.beam_size)
         self.engine = Engine(loaded, options, self.metrics.count_batch)
@@ -76,15 +78,14 @@ class Service:
     async def recommend(self, request: RecommendRequest, timeout_ms: int | None = None) -> RecommendResponse:
         """Answer a request, with others in one batch."""
         self.check_limits(request)
-        response = await self._in_engine(
-            lambda deadline: self.engine.submit(request, deadline), request.rows, timeout_ms
-        )
+        response: RecommendResponse = await self._in_engine(request, None, timeout_ms)
         self.metrics.count_response(response)
         return response
 
     async def read(self, function: Callable[[Searcher], T], timeout_ms: int | None = None) -> T:
         """Call a function that reads the model, in the search thread."""
-        return await self._in_engine(lambda deadline: self.engine.read(function, deadline), 1, timeout_ms)
+        result: T = await self._in_engine(None, function, timeout_ms)
+        return result
 
     def check_limits(self, request: RecommendRequest) -> None:
         """Raise a 422 where the request or its beam is too large, or the beam too narrow for m."""
@@ -104,14 +105,21 @@ class Service:
         if widths and widths[-1] < m:
             raise ApiError(422, f"m={m} is over beam_size={widths[-1]}", "use a beam_size of at least m")
 
-    async def _in_engine(self, submit: Callable[[float], "Future[T]"], rows: int, timeout_ms: int | None) -> T:
-        """Submit to the engine with a deadline, and wait."""
-        seconds = self.seconds_for(rows)
+    async def _in_engine(
+        self, request: RecommendRequest | None, read: Callable[[Searcher], Any] | None, timeout_ms: int | None
+    ) -> Any:
+        """Submit a request, or a function that reads the model, to the engine with a deadline, and wait."""
+        seconds = self.seconds_for(1 if request is None else request.rows)
         if timeout_ms is not None:
             seconds = min(seconds, timeout_ms / 1000)
+        loop = asyncio.get_running_loop()
+        if self._results is None or self._results.loop is not loop:
+            self._results = LoopResults(loop)
+        future = LoopFuture[Any](self._results)
+        timer = loop.call_later(seconds, _expire, future.waiter)
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(submit(time.monotonic() + seconds))
+            self.engine.submit(Job(future, time.monotonic() + seconds, request, read))
+            return await future.waiter
         except BusyError as error:
             raise self._rejection("queue_full", 429, str(error)) from error
         except StoppedError as error:
@@ -120,6 +128,8 @@ class Service:
             raise self._rejection("deadline", 504, f"no answer within {seconds * 1000:.0f} ms") from error
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
+        finally:
+            timer.cancel()
 
     def seconds_for(self, rows: int) -> float:
         """The timeout for a number of histories or changes."""
@@ -156,3 +166,8 @@ class Service:
             raise self._rejection("deadline", 503, "other changes are in progress") from error
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
+
+
+def _expire(waiter: "asyncio.Future[Any]") -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
