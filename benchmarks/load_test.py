@@ -11,6 +11,7 @@ Run it on another machine than the service if possible.
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import os
@@ -174,6 +175,8 @@ async def send(url: httpx.URL, head: bytes, bodies: Sequence[bytes], due: Sequen
             idle.append(connection)
             return answer
 
+    gc.freeze()  # collections would delay requests
+    gc.disable()
     start = loop.time()
 
     async def send_one(at: float, body: bytes) -> Reply:
@@ -194,6 +197,7 @@ async def send(url: httpx.URL, head: bytes, bodies: Sequence[bytes], due: Sequen
         await asyncio.sleep(max(0.0, start + at - loop.time()))  # also when late, so that answers are read
         tasks.append(loop.create_task(send_one(at, bodies[number % len(bodies)])))
     replies = list(await asyncio.gather(*tasks))
+    gc.enable()
     for connection in idle:
         assert connection.transport is not None
         connection.transport.close()
