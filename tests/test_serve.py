@@ -1,6 +1,7 @@
 """The service over HTTP: what it answers, what it refuses and how, what it counts, and how it stops."""
 
 import concurrent.futures
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -81,6 +83,13 @@ def test_a_history_is_answered_as_the_library_answers_it(client, runs):
     assert told["degraded"] is None
     assert told["milliseconds"] > 0
     assert (told["model"], told["version"]) == ("shop", client.get("/v1/model").json()["version"])
+
+
+def test_a_run_whose_name_is_not_utf_8_is_served(runs):
+    with serving(make_service(runs / "run0", partial(served_run.open_run, name="shop\udcff"))) as client:
+        told = client.post("/v1/recommend", json={"history": ["i3"], "m": 2})
+        assert told.status_code == 200
+        assert json.loads(told.content)["model"] == "shop\udcff"
 
 
 def test_several_histories_are_answered_in_their_order(client):

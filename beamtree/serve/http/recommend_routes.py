@@ -98,8 +98,8 @@ async def recommend_response(
     response = await service.recommend(request, timeout_ms)
     content = recommend_json(service.loaded.name, request, response, start)
     try:
-        return Response(to_json(content), media_type="application/json")
-    except PydanticSerializationError:  # half of a pair of surrogates, in an unknown id
+        return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
+    except PydanticSerializationError:  # the name of a folder that is not UTF-8
         return json_response(content)
 
 
