@@ -12,7 +12,8 @@ The encoder part of a classifier gives u(x) and the leaves, which stay as they a
 
 Trained rows begin as means, scaled to probabilities level by level. A beam in training is as wide as in search. The
 answer are the best of the leaves below the last beam. With all parts, every label has its score of linear part and
-memory, and those leaves a softmax of the encoder's logits besides.
+memory, and those leaves p of the encoder besides. A beam does not know the total of the softmax over all labels, so its
+logarithm is a linear function of u(x), fitted to the training documents.
 """
 
 import argparse
@@ -99,15 +100,26 @@ def scaled_means(tree: Tree, means: Tensor, data: Instances) -> Tensor:
     return rows
 
 
+def best_is_right(tree: Tree, leaves: Tensor, data: Instances) -> float:
+    """The share of the nodes of the first level above a right label whose best label below is right."""
+    slots = tree.items()
+    logits = (data.x @ leaves.T)[:, slots.clamp(min=0)].masked_fill(slots == PAD, -torch.inf)
+    right = any_relevant(tree, data.y)[-1].at(torch.tensor(tree.level(tree.height)).unsqueeze(0))
+    logits, right = logits.unflatten(1, (ARITY, -1)), right.unflatten(1, (ARITY, -1))
+    best = right.gather(2, logits.argmax(2, keepdim=True)).squeeze(2)
+    return float(best[right.any(2)].float().mean())
+
+
 @torch.no_grad()
-def search(model: TreeModel, u: Tensor, k: int) -> np.ndarray:
-    """The softmax over the labels below the last beam; 0 for all other labels [n, L]."""
+def search(model: TreeModel, u: Tensor, k: int, log_total: Tensor) -> np.ndarray:
+    """p of the labels below the last beam, as a softmax with given totals [n]; 0 for all other labels [n, L]."""
     query = model.query(u)
     for step in walk(query, k):
         leaves = step.candidates
     labels = model.tree.item_of_leaf(leaves).expand(len(u), -1)
     result = torch.zeros(len(u), model.tree.num_items + 1)  # the last is for PAD
-    result.scatter_(1, labels % result.shape[1], query.logits(model.tree.height, leaves).softmax(1))
+    logits = query.logits(model.tree.height, leaves)
+    result.scatter_(1, labels % result.shape[1], (logits - log_total.unsqueeze(1)).exp())
     return result[:, :-1].numpy()
 
 
@@ -125,6 +137,8 @@ def main() -> None:
         data, u = instances(encoder, x, sets.train_y), vectors(encoder, x_test)
         leaves = torch.from_numpy(np.concatenate([encoder.labels, encoder.biases[:, None]], axis=1))
         tree = vector_tree(leaves[:, :-1], arity=ARITY)
+        shares = [best_is_right(tree, leaves, each) for each in (data, instances(encoder, x_test, sets.test_y))]
+        print(json.dumps({"set": name, "best_is_right": [round(100 * share, 1) for share in shares]}), flush=True)
         table = NodeTable.from_rows(torch.zeros(tree.num_nodes, leaves.shape[1]))
         table.add_means(tree, leaves, share=False)
         means = table.weight.detach()
@@ -136,6 +150,8 @@ def main() -> None:
             bt.fit(model, data, method, epochs=EPOCHS, batch_size=BATCH, schedule=Schedule(LR))
             return model
 
+        totals = (data.x @ leaves.T).logsumexp(1, keepdim=True)
+        log_total = (u @ torch.linalg.lstsq(data.x, totals).solution).squeeze(1)
         plt = trained(bt.plt())
         for k in map(int, args.beams.split(",")):
             rows = {
@@ -145,14 +161,15 @@ def main() -> None:
                 "means": TreeModel(tree, NodeVectors(tree, means)),
                 "maxima": TreeModel(tree, NodeVectors(tree, maxima)),
             }
-            p = {row: search(model, u, k) for row, model in rows.items()}
+            p = {row: search(model, u, k, log_total) for row, model in rows.items()}
             p["every label"] = encoder.probabilities(x_test)
-            for part, weight, others in (
-                ("encoder", 1.0, np.zeros_like(parts["linear"])),
-                ("all parts", classifier.weights.encoder, parts["linear"] + parts["memory"]),
+            nothing = np.zeros_like(parts["linear"])
+            for part, weight, others, more in (
+                ("encoder", 1.0, nothing, {}),
+                ("all parts", classifier.weights.encoder, parts["linear"] + parts["memory"], {"no encoder": nothing}),
             ):
                 first = None
-                for row, each in p.items():
+                for row, each in {**p, **more}.items():
                     scores = others + weight * each
                     found = np.argsort(-scores, axis=1, kind="stable")[:, :5]
                     found = np.where(np.take_along_axis(scores, found, 1) > 0, found, -1)
