@@ -1023,6 +1023,41 @@ def test_changes_apply_to_a_classifier_that_was_trained_again(tmp_path):
         assert not live.snapshot.classifier.describe_label("n")["hidden"]
 
 
+def test_features_that_a_classifier_trained_again_does_not_have_are_left_out(tmp_path):
+    """As unknown words of texts are; what was sent stays in the journal, also when the label is changed."""
+    wide, narrow = (bt.Classifier(group=2).fit(np.eye(n), [[f"l{i}"] for i in range(n)], verbose=False) for n in (6, 4))
+    texts = bt.Classifier(group=2).fit(["red car", "blue sky"], [["l0"], ["l1"]], verbose=False)
+    sent = {"some": [{"1": 1.0, "2": 1.0}, {"1": 1.0, "5": 1.0}], "none": [{"5": 1.0}], "all": [{"0": 1.0, "1": 1.0}]}
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        LiveClassifier(wide, journal).put_labels({label: {"documents": each} for label, each in sent.items()})
+
+    @contextlib.contextmanager
+    def restarted(classifier, *lines):
+        with contextlib.closing(Journal(tmp_path)) as journal:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                live = LiveClassifier(classifier, journal)
+            assert [str(each.message).startswith(line) for line, each in zip(lines, caught, strict=True)] == [True] * 2
+            yield live
+
+    def states(live):
+        each_of = [live.snapshot.classifier.describe_label(label) for label in sent]
+        return [(each["documents"], each["hidden"]) for each in each_of]
+
+    unknown = "documents of 'some': feature '5' is not one of 0 … 3, or not a number"
+    left_out = f"{unknown}; what cannot be read is left out, of 2 labels in all"
+    with restarted(narrow, left_out, "label 'none' has no name or document") as live:
+        live.put_labels({"some": {"name": "x"}})
+        assert states(live) == [(2, False), (1, True), (1, False)]
+        model = live.snapshot.classifier.model
+        rows = model.documents.matrix(model.labels.rows).dense()[-4:-2]
+        assert np.allclose(rows, [[0, 0.5**0.5, 0.5**0.5, 0], [0, 1, 0, 0]], atol=1e-3)
+    with restarted(texts, "documents of 'some': this classifier was fitted to texts", "label 'some' has no") as live:
+        assert states(live) == [(0, True)] * 3
+    with contextlib.closing(Journal(tmp_path)) as journal:  # everything is still there
+        assert states(LiveClassifier(wide, journal)) == [(2, False), (1, False), (1, False)]
+
+
 def test_few_documents_can_be_compared():
     train, test = (
         open_documents(
@@ -1032,6 +1067,25 @@ def test_few_documents_can_be_compared():
     )
     results = compare_labels(Sets.of(train, test), [OURS, "knn"], [1], lambda line: None)
     assert [result.values[:, 0].tolist() for result in results] == [[1, 1]] * 2
+
+
+def test_one_document_has_no_interval(run):
+    pl.read_parquet(run / "test.parquet").head(1).write_parquet(run / "one.parquet")
+    words = ["compare", "train.parquet", "one.parquet", "--rows", "beamtree,knn", "--beam-sizes", "10"]
+    done = beamtree("classify", *words, "--json", "one.json", folder=run)
+    cells = json.loads((run / "one.json").read_text())
+    assert [(each["row"], each["p1"], each["p1_error"]) for each in cells] == [
+        ("beamtree", 100.0, None), ("knn", 100.0, None),
+    ]  # fmt: skip
+    assert "beamtree over knn at k = 10, P@1, P@3 and P@5: +0.00, " in done.stdout
+    assert "±" not in done.stdout.replace("± half of the 95 %", "")
+    assert "Warning" not in done.stderr
+
+
+def test_a_comparison_needs_a_test_document_with_a_label():
+    train, test = (open_documents(np.eye(3), labels, needs_labels=True) for labels in ([[0], [1], [2]], [[], [], []]))
+    with pytest.raises(ValueError, match="no test document has a label"):
+        Sets.of(train, test)
 
 
 def test_values_of_features_must_be_finite_numbers_of_32_bits():
