@@ -1045,7 +1045,7 @@ def test_features_that_a_classifier_trained_again_does_not_have_are_left_out(tmp
         return [(each["documents"], each["hidden"]) for each in each_of]
 
     unknown = "documents of 'some': feature '5' is not one of 0 … 3, or not a number"
-    left_out = f"{unknown}; what cannot be read is left out, of 2 labels in all"
+    left_out = f"{unknown}; what cannot be read is left out (labels: 2)"
     with restarted(narrow, left_out, "label 'none' has no name or document") as live:
         live.put_labels({"some": {"name": "x"}})
         assert states(live) == [(2, False), (1, True), (1, False)]

@@ -83,7 +83,7 @@ class LiveClassifier:
                 with suppress(ValueError):  # features for a classifier of texts, or the reverse
                     self._features[label] = self._features_of(label, known)
         if errors:
-            message = f"{errors[0]}; what cannot be read is left out, of {len(errors):,} labels in all"
+            message = f"{errors[0]}; what cannot be read is left out (labels: {len(errors):,})"
             warnings.warn(message, stacklevel=3)
 
     def put_labels(self, labels: Mapping[str, Mapping[str, Any]]) -> int:
