@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 import threading
 import time
 import warnings
@@ -13,6 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -22,6 +24,7 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
 from serving import serving
 
 import beamtree as bt
@@ -40,7 +43,16 @@ from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
 from beamtree.live.journal import compact
 from beamtree.live.labels import LiveClassifier
-from beamtree.research.label_comparison import OURS, Row, Sets, compare_labels, gains, sparse, strongest_first
+from beamtree.research.label_comparison import (
+    OURS,
+    Row,
+    Sets,
+    compare_labels,
+    gains,
+    sparse,
+    strongest_first,
+    why_missing,
+)
 from beamtree.research.label_peers import knn
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.classify import ClassifierService, make_classifier_app
@@ -676,6 +688,74 @@ def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkey
     assert [(row, k) for row, k, _, _ in gains(results)] == [("strong", 1), ("strong", 10)]
     assert np.allclose(gains(results)[0][2], results[0].values.mean(0) - results[2].values.mean(0))
     assert "strong, setting 2: 51.11% on validation documents" in lines
+
+
+class FakePecos:
+    """What is called of PECOS, with the types that it takes; it finds the nearest means, if C is 1, and else no label.
+
+    A beam of k finds at most k labels.
+    """
+
+    def __init__(self, cost):
+        self.cost = cost
+
+    @staticmethod
+    def create(y, x, method):
+        assert (y.format, x.format, y.dtype, x.dtype, method) == ("csr", "csr", np.float32, np.float32, "pifa")
+        means = (y.T @ x).toarray()
+        return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+    @staticmethod
+    def gen(means, indexer_type, nr_splits, max_leaf_size, seed, threads):
+        assert indexer_type == "hierarchicalkmeans"
+        return "chain", means
+
+    @classmethod
+    def train(cls, x, y, *, C, Cp, Cn, threads):  # noqa: N803
+        assert (y.format, C[0], Cp) == ("csc", "chain", Cn)
+        assert x.shape[0] == y.shape[0]
+        model = cls(Cp)
+        model.means = C[1]
+        return model
+
+    def save(self, folder):
+        Path(folder).mkdir()
+        np.savez(Path(folder) / "model.npz", cost=self.cost, means=self.means)
+
+    @classmethod
+    def load(cls, folder, is_predict_only):
+        saved = np.load(Path(folder) / "model.npz")
+        model = cls(float(saved["cost"]))
+        model.means = saved["means"]
+        return model
+
+    def predict(self, x, beam_size, only_topk, threads):
+        assert (x.format, x.dtype, threads) == ("csr", np.float32, 1)
+        scores = x @ self.means.T * (self.cost == 1.0)
+        least = np.sort(scores, axis=1)[:, -min(beam_size, only_topk)][:, None]
+        return csr_matrix(np.where((scores >= least) & (scores > 0), scores, 0))
+
+
+def test_pecos_is_called_as_it_is_documented(monkeypatch):
+    names = {"LabelEmbeddingFactory": FakePecos, "Indexer": FakePecos, "XLinearModel": FakePecos}
+    for module in ("pecos", "pecos.xmc", "pecos.xmc.xlinear", "pecos.xmc.xlinear.model"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    texts, labels = topic_texts(200)
+    train_set, test_set = (
+        open_documents(texts[part], labels[part], needs_labels=True) for part in (slice(150), slice(150, 200))
+    )
+    sets, lines = Sets.of(train_set, test_set), []
+    assert [why_missing(row, sets) for row in ("pecos", "pecos-our-features")] == [None, None]
+    results = compare_labels(sets, ["pecos", "pecos-our-features"], [1, 10], lines.append)
+    assert [(each.row, each.k, each.setting) for each in results] == [
+        ("pecos", 1, 1.0), ("pecos", 10, 1.0), ("pecos-our-features", 1, 1.0), ("pecos-our-features", 10, 1.0),
+    ]  # fmt: skip
+    for narrow, wide in (results[:2], results[2:]):
+        assert narrow.values[:, 0].tolist() == wide.values[:, 0].tolist()
+        assert narrow.values[:, 0].mean() > 0.9
+        assert (3 * narrow.values[:, 1]).max() == pytest.approx(1)
+        assert (3 * wide.values[:, 1]).max() > 1
+    assert "pecos, setting 0.3: 0.00% on validation documents" in lines
 
 
 # Bad input
