@@ -505,11 +505,19 @@ def encoder_validation() -> str:
     return grid(["set", "documents", "labels", "difference"], lines)
 
 
-def label_methods() -> str:
-    """What training under the beam brings to trees over labels, with intervals of the difference to PLT."""
-    names = {"plt": "PLT", "tdm": "TDM", "beam": "PLT, negatives of the beam", "otm": "OTM"}
+def label_methods(name: str) -> str:
+    """What training under the beam brings to trees over labels, with intervals of the difference to PLT.
+
+    With all parts there is little to see, so only the narrowest beam is shown.
+    """
+    names = {
+        "plt": "PLT", "tdm": "TDM", "beam": "PLT, negatives of the beam", "otm": "OTM", "means": "means of the leaves",
+        "maxima": "fitted to maxima", "every label": "every label scored", "no encoder": "without the encoder",
+    }  # fmt: skip
     lines = []
-    for cell in cells_of("label_methods"):
+    for cell in cells_of(name):
+        if cell["parts"] == "all parts" and cell["k"] > 1:
+            continue
         gains = [f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True)]
         values = [f"{value:.1f}" for value in cell["p"]]
         shown = values if cell["row"] == "plt" else gains
@@ -605,7 +613,8 @@ PARTS = {
     "classification_cost": classification_cost,
     "encoder": encoder,
     "encoder_validation": encoder_validation,
-    "label_methods": label_methods,
+    "encoder_methods": partial(label_methods, "encoder_methods"),
+    "label_methods": partial(label_methods, "label_methods"),
     "context_market": partial(recalls_by_row, "context", "simulated market"),
     "context_visitors": partial(recalls_by_row, "context", "new visitors"),
     "context_movielens": partial(recalls_by_row, "context", "movielens-1m"),

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 import threading
 import time
 import warnings
@@ -13,6 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -22,6 +24,7 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
 from serving import serving
 
 import beamtree as bt
@@ -40,7 +43,16 @@ from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
 from beamtree.live.journal import compact
 from beamtree.live.labels import LiveClassifier
-from beamtree.research.label_comparison import OURS, Row, Sets, compare_labels, gains, sparse, strongest_first
+from beamtree.research.label_comparison import (
+    OURS,
+    Row,
+    Sets,
+    compare_labels,
+    gains,
+    sparse,
+    strongest_first,
+    why_missing,
+)
 from beamtree.research.label_peers import knn
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.classify import ClassifierService, make_classifier_app
@@ -678,6 +690,74 @@ def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkey
     assert "strong, setting 2: 51.11% on validation documents" in lines
 
 
+class FakePecos:
+    """What is called of PECOS, with the types that it takes; it finds the nearest means, if C is 1, and else no label.
+
+    A beam of k finds at most k labels.
+    """
+
+    def __init__(self, cost):
+        self.cost = cost
+
+    @staticmethod
+    def create(y, x, method):
+        assert (y.format, x.format, y.dtype, x.dtype, method) == ("csr", "csr", np.float32, np.float32, "pifa")
+        means = (y.T @ x).toarray()
+        return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+    @staticmethod
+    def gen(means, indexer_type, nr_splits, max_leaf_size, seed, threads):
+        assert indexer_type == "hierarchicalkmeans"
+        return "chain", means
+
+    @classmethod
+    def train(cls, x, y, *, C, Cp, Cn, threads):  # noqa: N803
+        assert (y.format, C[0], Cp) == ("csc", "chain", Cn)
+        assert x.shape[0] == y.shape[0]
+        model = cls(Cp)
+        model.means = C[1]
+        return model
+
+    def save(self, folder):
+        Path(folder).mkdir()
+        np.savez(Path(folder) / "model.npz", cost=self.cost, means=self.means)
+
+    @classmethod
+    def load(cls, folder, is_predict_only):
+        saved = np.load(Path(folder) / "model.npz")
+        model = cls(float(saved["cost"]))
+        model.means = saved["means"]
+        return model
+
+    def predict(self, x, beam_size, only_topk, threads):
+        assert (x.format, x.dtype, threads) == ("csr", np.float32, 1)
+        scores = x @ self.means.T * (self.cost == 1.0)
+        least = np.sort(scores, axis=1)[:, -min(beam_size, only_topk)][:, None]
+        return csr_matrix(np.where((scores >= least) & (scores > 0), scores, 0))
+
+
+def test_pecos_is_called_as_it_is_documented(monkeypatch):
+    names = {"LabelEmbeddingFactory": FakePecos, "Indexer": FakePecos, "XLinearModel": FakePecos}
+    for module in ("pecos", "pecos.xmc", "pecos.xmc.xlinear", "pecos.xmc.xlinear.model"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    texts, labels = topic_texts(200)
+    train_set, test_set = (
+        open_documents(texts[part], labels[part], needs_labels=True) for part in (slice(150), slice(150, 200))
+    )
+    sets, lines = Sets.of(train_set, test_set), []
+    assert [why_missing(row, sets) for row in ("pecos", "pecos-our-features")] == [None, None]
+    results = compare_labels(sets, ["pecos", "pecos-our-features"], [1, 10], lines.append)
+    assert [(each.row, each.k, each.setting) for each in results] == [
+        ("pecos", 1, 1.0), ("pecos", 10, 1.0), ("pecos-our-features", 1, 1.0), ("pecos-our-features", 10, 1.0),
+    ]  # fmt: skip
+    for narrow, wide in (results[:2], results[2:]):
+        assert narrow.values[:, 0].tolist() == wide.values[:, 0].tolist()
+        assert narrow.values[:, 0].mean() > 0.9
+        assert (3 * narrow.values[:, 1]).max() == pytest.approx(1)
+        assert (3 * wide.values[:, 1]).max() > 1
+    assert "pecos, setting 0.3: 0.00% on validation documents" in lines
+
+
 # Bad input
 
 
@@ -1023,6 +1103,41 @@ def test_changes_apply_to_a_classifier_that_was_trained_again(tmp_path):
         assert not live.snapshot.classifier.describe_label("n")["hidden"]
 
 
+def test_features_that_a_classifier_trained_again_does_not_have_are_left_out(tmp_path):
+    """As unknown words of texts are; what was sent stays in the journal, also when the label is changed."""
+    wide, narrow = (bt.Classifier(group=2).fit(np.eye(n), [[f"l{i}"] for i in range(n)], verbose=False) for n in (6, 4))
+    texts = bt.Classifier(group=2).fit(["red car", "blue sky"], [["l0"], ["l1"]], verbose=False)
+    sent = {"some": [{"1": 1.0, "2": 1.0}, {"1": 1.0, "5": 1.0}], "none": [{"5": 1.0}], "all": [{"0": 1.0, "1": 1.0}]}
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        LiveClassifier(wide, journal).put_labels({label: {"documents": each} for label, each in sent.items()})
+
+    @contextlib.contextmanager
+    def restarted(classifier, *lines):
+        with contextlib.closing(Journal(tmp_path)) as journal:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                live = LiveClassifier(classifier, journal)
+            assert [str(each.message).startswith(line) for line, each in zip(lines, caught, strict=True)] == [True] * 2
+            yield live
+
+    def states(live):
+        each_of = [live.snapshot.classifier.describe_label(label) for label in sent]
+        return [(each["documents"], each["hidden"]) for each in each_of]
+
+    unknown = "documents of 'some': feature '5' is not one of 0 … 3, or not a number"
+    left_out = f"{unknown}; what cannot be read is left out (labels: 2)"
+    with restarted(narrow, left_out, "label 'none' has no name or document") as live:
+        live.put_labels({"some": {"name": "x"}})
+        assert states(live) == [(2, False), (1, True), (1, False)]
+        model = live.snapshot.classifier.model
+        rows = model.documents.matrix(model.labels.rows).dense()[-4:-2]
+        assert np.allclose(rows, [[0, 0.5**0.5, 0.5**0.5, 0], [0, 1, 0, 0]], atol=1e-3)
+    with restarted(texts, "documents of 'some': this classifier was fitted to texts", "label 'some' has no") as live:
+        assert states(live) == [(0, True)] * 3
+    with contextlib.closing(Journal(tmp_path)) as journal:  # everything is still there
+        assert states(LiveClassifier(wide, journal)) == [(2, False), (1, False), (1, False)]
+
+
 def test_few_documents_can_be_compared():
     train, test = (
         open_documents(
@@ -1032,6 +1147,25 @@ def test_few_documents_can_be_compared():
     )
     results = compare_labels(Sets.of(train, test), [OURS, "knn"], [1], lambda line: None)
     assert [result.values[:, 0].tolist() for result in results] == [[1, 1]] * 2
+
+
+def test_one_document_has_no_interval(run):
+    pl.read_parquet(run / "test.parquet").head(1).write_parquet(run / "one.parquet")
+    words = ["compare", "train.parquet", "one.parquet", "--rows", "beamtree,knn", "--beam-sizes", "10"]
+    done = beamtree("classify", *words, "--json", "one.json", folder=run)
+    cells = json.loads((run / "one.json").read_text())
+    assert [(each["row"], each["p1"], each["p1_error"]) for each in cells] == [
+        ("beamtree", 100.0, None), ("knn", 100.0, None),
+    ]  # fmt: skip
+    assert "beamtree over knn at k = 10, P@1, P@3 and P@5: +0.00, " in done.stdout
+    assert "±" not in done.stdout.replace("± half of the 95 %", "")
+    assert "Warning" not in done.stderr
+
+
+def test_a_comparison_needs_a_test_document_with_a_label():
+    train, test = (open_documents(np.eye(3), labels, needs_labels=True) for labels in ([[0], [1], [2]], [[], [], []]))
+    with pytest.raises(ValueError, match="no test document has a label"):
+        Sets.of(train, test)
 
 
 def test_values_of_features_must_be_finite_numbers_of_32_bits():

@@ -480,6 +480,13 @@ def test_an_error_beside_is_a_note_where_a_disk_is_full_and_a_traceback_otherwis
         threading.excepthook = before
 
 
+def test_a_warning_is_one_line_and_says_where_a_library_gave_it():
+    ours = errors.format_warning(UserWarning("left\nout"), UserWarning, "lib/beamtree/live/labels.py", 3)
+    assert ours == "note: left\\nout\n"
+    other = errors.format_warning("slow", UserWarning, "lib/torch/nn.py", 3, "call()")
+    assert other == "note: lib/torch/nn.py:3: UserWarning: slow\n"
+
+
 @pytest.mark.parametrize("flag", ["--steps", "--epochs"])
 def test_a_training_without_end_is_refused(copy, flag):
     assert "must be at most" in refused(copy, "train", "data", "--out", "other", flag, "9" * 20)

@@ -1,7 +1,9 @@
 """`beamtree classify`: learn which labels documents have, and find them."""
 
 import json as json_text
+import math
 import time
+from collections.abc import Iterable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -205,15 +207,20 @@ def compare(
     for head in ("row", "k", "P@1", "P@3", "P@5", "µs in a batch", "µs one by one", "s", "MB"):
         table.add_column(head, justify="left" if head == "row" else "right", no_wrap=True)
     for result in results:
-        cell = result.record()
-        precision = [f"{cell[f'p{m}']:.2f} ±{cell[f'p{m}_error']:.2f}" for m in (1, 3, 5)]
+        precision = in_percent(result.values.mean(0), comparison.half_interval(result.values))
         batch = "" if result.us_batch is None else f"{result.us_batch:.0f}"
         costs = (batch, f"{result.us_single:.0f}", f"{result.tuning + result.seconds:.0f}", f"{result.mb:.0f}")
         table.add_row(result.row, "" if result.k is None else str(result.k), *precision, *costs)
     print_table(table)
     for row, k, values, errors in comparison.gains(results):
-        cells = ", ".join(f"{100 * value:+.2f} ±{100 * error:.2f}" for value, error in zip(values, errors, strict=True))
+        cells = ", ".join(in_percent(values, errors, "+"))
         write(f"{comparison.OURS} over {row} at k = {k}, P@1, P@3 and P@5: {cells}")
+
+
+def in_percent(values: Iterable[float], errors: Iterable[float], sign: str = "") -> list[str]:
+    """Means with half of their intervals, where there are any."""
+    halves = ["" if math.isnan(error) else f" ±{100 * error:.2f}" for error in errors]
+    return [f"{100 * value:{sign}.2f}{half}" for value, half in zip(values, halves, strict=True)]
 
 
 @options.command(classify, "serve")

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from functools import cache
@@ -36,6 +37,7 @@ PR_SET_PDEATHSIG = 1  # of prctl: a signal when the parent dies
 def run(app: typer.Typer) -> NoReturn:
     """Run the command and exit with its code."""
     threading.excepthook = report_thread_error
+    warnings.formatwarning = format_warning
     try:
         code = app(standalone_mode=False)
     except Exception as error:
@@ -107,6 +109,14 @@ def report_thread_error(error: threading.ExceptHookArgs) -> None:
         print(f"note: {name} could not write: {error.exc_value.strerror or error.exc_value}", file=sys.stderr)
     else:
         threading.__excepthook__(error)
+
+
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of our own on one line; those of libraries say where they come from."""
+    where = "" if "beamtree" in Path(filename).parts else f"{filename}:{lineno}: {category.__name__}: "
+    return f"note: {where}{printable(str(message))}\n"
 
 
 def run_guarded(command: Callable[[], None], arguments: list[str]) -> None:

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beamtree.classify import Classifier
@@ -34,8 +35,9 @@ class LiveClassifier:
 
     `snapshot` is what to search: it is replaced on every change and never modified. A change is made from the trained
     classifier and all that was sent since, so the same label sent twice counts once. With a journal, a change is on
-    disk before it is visible, and the changes in the journal are applied on opening. Labels of the journal that another
-    classifier was given and this one could not find are hidden.
+    disk before it is visible, and the changes in the journal are applied on opening. What another classifier was given
+    and this one cannot read, such as features that it does not have, is left out, and labels that it could then not
+    find are hidden; the journal keeps both.
 
     Args:
         classifier: as it was trained.
@@ -57,12 +59,32 @@ class LiveClassifier:
                 sent[entry["label"]] = LiveLabel(**{key: entry[key] for key in LiveLabel._fields if key in entry})
         if not sent:
             return
+        self._labels = sent
+        self._read_documents()
         try:
             self._apply(sent, count_changes(entries))
         except NotFindableError as error:  # by a classifier that was trained again
             warnings.warn(f"{error}; it is hidden until it is changed", stacklevel=2)
             hidden = {label: sent[label]._replace(hidden=True) for label in error.labels}
             self._apply({**sent, **hidden}, count_changes(entries))
+
+    def _read_documents(self) -> None:
+        """Features of the documents in the journal, without those that a classifier trained again does not have."""
+        width, errors = self._trained.model.num_features, []
+        for label, state in self._labels.items():
+            if not state.documents:
+                continue
+            try:
+                self._features[label] = self._features_of(label, state.documents)
+            except ValueError as error:
+                errors.append(error)
+                rows = [each for each in state.documents if isinstance(each, dict)]
+                known = [{name: value for name, value in row.items() if int(name) < width} for row in rows]
+                with suppress(ValueError):  # features for a classifier of texts, or the reverse
+                    self._features[label] = self._features_of(label, known)
+        if errors:
+            message = f"{errors[0]}; what cannot be read is left out (labels: {len(errors):,})"
+            warnings.warn(message, stacklevel=3)
 
     def put_labels(self, labels: Mapping[str, Mapping[str, Any]]) -> int:
         """Add labels, show hidden ones again, or change them, all or none; returns how many changed.
@@ -94,6 +116,8 @@ class LiveClassifier:
         """Make the next snapshot, write the changes down, and only then show it."""
         features = dict(self._features)
         for label, state in changed.items():
+            if label in self._labels and state.documents == self._labels[label].documents:
+                continue
             features.pop(label, None)
             if state.documents:
                 features[label] = self._features_of(label, state.documents)

@@ -76,6 +76,8 @@ class Sets(NamedTuple):
         """Features of two lists of documents. Labels that are not in the training are never found."""
         ids, y = number_labels(train.labels, train.num_labels)
         test_y = relevant_labels(ids, test.labels)
+        if not len(test_y.columns):
+            raise ValueError("no test document has a label: there is nothing to measure")
         if (train.texts is None) != (test.texts is None):
             raise ValueError("training and test documents must both be texts, or both features")
         if train.texts is None or test.texts is None:
@@ -119,10 +121,11 @@ class LabelResult:
     mb: float
 
     def record(self) -> dict[str, Any]:
-        """Precision in % with half of its 95 % interval, and costs."""
+        """Precision in % with half of its 95 % interval, None for one document, and costs."""
         record: dict[str, Any] = {"row": self.row, "k": self.k}
         for m, value, error in zip(PRECISIONS, self.values.mean(0), half_interval(self.values), strict=True):
-            record |= {f"p{m}": round(100 * float(value), 2), f"p{m}_error": round(100 * float(error), 2)}
+            half = None if np.isnan(error) else round(100 * float(error), 2)
+            record |= {f"p{m}": round(100 * float(value), 2), f"p{m}_error": half}
         costs = {name: getattr(self, name) for name in ("us_batch", "us_single", "tuning", "seconds", "mb")}
         rounded = {name: None if value is None else round(value, 1) for name, value in costs.items()}
         return {**record, **rounded, "setting": self.setting}
@@ -137,7 +140,9 @@ def strongest_first(results: Sequence[LabelResult]) -> list[LabelResult]:
 
 
 def half_interval(values: np.ndarray) -> np.ndarray:
-    """Half of the 95 % interval of the mean over documents."""
+    """Half of the 95 % interval of the mean over documents; NaN for one document."""
+    if len(values) == 1:
+        return np.full(values.shape[1], np.nan)
     result: np.ndarray = 1.96 * values.std(0, ddof=1) / len(values) ** 0.5
     return result
 
