@@ -44,6 +44,28 @@ def compact_spans(events, start, stop, newest_first, weights, worth, offsets, it
 
 
 @compiled()
+def distinct_crops(start, cut, stop, crops, times):
+    """The distinct crops of each user, of R each [R, U], into crops [3, R U] and times [R U]; returns how many."""
+    count = 0
+    for user in range(start.shape[1]):
+        first = count
+        for drawn in range(len(start)):
+            same = first
+            while same < count and (
+                crops[0, same] != start[drawn, user]
+                or crops[1, same] != cut[drawn, user]
+                or crops[2, same] != stop[drawn, user]
+            ):
+                same += 1
+            if same == count:
+                crops[0, same], crops[1, same], crops[2, same] = start[drawn, user], cut[drawn, user], stop[drawn, user]
+                times[same] = 0
+                count += 1
+            times[same] += 1
+    return count
+
+
+@compiled()
 def starts_of(numbers, start):
     """Where each number begins when they are sorted: into start [most + 2], zeros before; returns a copy [most + 1]."""
     for number in numbers:

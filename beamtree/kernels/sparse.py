@@ -36,6 +36,15 @@ def distinct_spans(
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 
 
+def distinct_crops(start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The start, cut and end of the distinct crops of each user [n] each, given R of everyone [R, U], and how often
+    each of them occurs [n].
+    """
+    crops, times = np.empty((3, start.numel()), np.int64), np.empty(start.numel(), np.float32)
+    count = _compiled().distinct_crops(start.numpy(), cut.numpy(), stop.numpy(), crops, times)
+    return *torch.from_numpy(crops[:, :count]), torch.from_numpy(times[:count])
+
+
 def sum_products(first: Rows, second: Rows, size: int) -> Rows:
     """Σ_r a_ri b_rj over the rows of two matrices with columns 0 … size - 1, as rows of i whose columns j rise."""
     compiled_sparse = _compiled()
