@@ -21,7 +21,6 @@ from beamtree.closed_form import contexts as counted
 from beamtree.data import HISTORY, load_data
 from beamtree.data.contexts import EventContexts, value_numbers
 from beamtree.diagnose.explain import explain
-from beamtree.ingest import prepare as ingest
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
 from beamtree.live.update import refit_parts
@@ -109,9 +108,14 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
         prepare(frame.drop("timestamp"), tmp_path / "data", context="hour")
     with pytest.raises(ValueError, match="hour needs dates or Unix times"):
         prepare(frame.with_columns(timestamp=pl.int_range(len(frame))), tmp_path / "data", context="hour")
-    monkeypatch.setattr(ingest, "MAX_CONTEXTS", 3)
-    with pytest.raises(ValueError, match="combinations of device, hour, and 3 are possible: leave a column out"):
+    prepare(frame.with_columns(device=pl.lit("phone")), tmp_path / "one", context="device")
+    monkeypatch.setattr("beamtree.ingest.contexts.MAX_CONTEXTS", 1)
+    with pytest.raises(ValueError, match="combinations of device, hour, and 1 are possible: leave a column out"):
         prepare(frame, tmp_path / "data", context="device,hour")
+    data, more = load_data(tmp_path / "one"), frame.with_columns(pl.col("timestamp") + 10**6)
+    append_log(data, data.items, more.with_columns(device=pl.lit("phone")), tmp_path / "grown")
+    with pytest.raises(ValueError, match="11 combinations of device, and 1 are possible: leave a column out"):
+        append_log(data, data.items, more.with_columns(device=pl.col("item").str.slice(3)), tmp_path / "data")
     with pytest.raises(ValueError, match="no column 'country'; its columns are device, other"):
         shop.recommend(["i001"], context={"country": "DE"})
     with pytest.raises(ValueError, match="2 contexts for 1 histories"):
@@ -169,6 +173,16 @@ def test_values_that_are_missing_or_unknown_have_no_number():
     contexts = [{"hour": 20, "country": "DE"}, {"country": " 7 "}, {"country": 7.0, "hour": None}, {"hour": "x"}, {}]
     assert value_numbers(values, contexts).tolist() == [[0, 2], [1, PAD], [1, PAD], [PAD, PAD], [PAD, PAD]]
     assert value_numbers(values, []).shape == (0, 2)
+
+
+def test_a_number_is_found_however_it_is_written():
+    values = {"hour": ["8", "20"], "price": ["0.5", "1"], "area": ["08", "9"], "country": ["DE", "8"]}
+    contexts = [{"hour": hour} for hour in ("08", "8", 8, 8.0, "8.0", " 8 ", np.int64(8), "8x", "nan")]
+    assert [row[0] for row in value_numbers(values, contexts).tolist()] == [0] * 7 + [PAD] * 2
+    assert value_numbers(values, [{"price": "0.50"}, {"price": "1.0"}])[:, 1].tolist() == [2, 3]
+    # Numbers with zeros before them are text, and so is a column with other values than numbers.
+    assert value_numbers(values, [{"area": "08"}, {"area": 8}, {"area": "09"}])[:, 2].tolist() == [4, PAD, PAD]
+    assert value_numbers(values, [{"country": "08"}])[:, 3].tolist() == [PAD]
 
 
 def test_truth_values_are_found_as_columns_of_them_are_read():
