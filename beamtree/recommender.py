@@ -50,7 +50,7 @@ from beamtree.query import (
     similar_request,
 )
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
-from beamtree.scorers import Scorer
+from beamtree.scorers import Scorer, context_part
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import remove_stale_beam
@@ -550,7 +550,9 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        return read_users(data, self.ids, **columns, exclude_seen=exclude_seen)
+        part = context_part(self.model.scorer)
+        context = () if part is None else tuple(part.values)
+        return read_users(data, self.ids, **columns, exclude_seen=exclude_seen, context=context)
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
         """Add items that can be recommended at once, all or none of them; returns how many were new or changed.

@@ -13,9 +13,10 @@ from beamtree.closed_form import ridge
 from beamtree.closed_form.als import implicit_als, rotate
 from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
-from beamtree.closed_form.transitions import next_partners, past_and_future
-from beamtree.data import Events
+from beamtree.closed_form.transitions import next_partners, pairs_of_cuts, past_and_future
+from beamtree.data import HISTORY, Events
 from beamtree.data.csr import group_rows, strongest, strongest_in_rounds
+from beamtree.kernels import sparse
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 
 NUM_ITEMS = 12
@@ -94,6 +95,20 @@ def test_what_followed_is_counted_from_the_past_to_the_future():
     assert dense(future)[1, 3] == pytest.approx(4 * 0.5)
     assert dense(future)[2, 3] == pytest.approx(4 * 0.5)
     assert float(dense(future).sum()) == pytest.approx(4.0)
+
+
+def test_a_cut_counts_as_often_as_it_was_drawn(monkeypatch):
+    """Sessions are short, and most of their cuts are drawn again and again."""
+    monkeypatch.setattr("beamtree.closed_form.transitions.PAIRS_AT_ONCE", 25 * HISTORY**2)
+    events, recency = make_events(users=60, longest=4), torch.linspace(1, 0.1, 69)
+    found = past_and_future(events, NUM_ITEMS, recency, readings=20, seed=3)
+    plain = pairs_of_cuts(events, recency, readings=20, seed=3)
+    for matrix, entries in zip(found, plain, strict=True):
+        expected = sum_entries(entries, NUM_ITEMS, torch.device("cpu"))
+        torch.testing.assert_close(dense(matrix), dense(expected), rtol=1e-4, atol=1e-4)
+    start, cut, stop = (torch.tensor(rows) for rows in ([[0, 5], [1, 5], [0, 5]], [[2, 6]] * 3, [[3, 9]] * 3))
+    crops = sparse.distinct_crops(start, cut, stop)
+    assert torch.stack(crops).T.tolist() == [[0, 2, 3, 2], [1, 2, 3, 1], [5, 6, 9, 3]]
 
 
 def test_the_newest_of_each_item_is_marked():

@@ -19,9 +19,10 @@ import beamtree as bt
 from beamtree import PAD, beam
 from beamtree.closed_form import contexts as counted
 from beamtree.data import HISTORY, load_data
+from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import EventContexts, value_numbers
 from beamtree.diagnose.explain import explain
-from beamtree.ingest import prepare as ingest
+from beamtree.diagnose.explore import record, variants
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
 from beamtree.live.update import refit_parts
@@ -109,9 +110,14 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
         prepare(frame.drop("timestamp"), tmp_path / "data", context="hour")
     with pytest.raises(ValueError, match="hour needs dates or Unix times"):
         prepare(frame.with_columns(timestamp=pl.int_range(len(frame))), tmp_path / "data", context="hour")
-    monkeypatch.setattr(ingest, "MAX_CONTEXTS", 3)
-    with pytest.raises(ValueError, match="combinations of device, hour, and 3 are possible: leave a column out"):
+    prepare(frame.with_columns(device=pl.lit("phone")), tmp_path / "one", context="device")
+    monkeypatch.setattr("beamtree.ingest.contexts.MAX_CONTEXTS", 1)
+    with pytest.raises(ValueError, match="combinations of device, hour, and 1 are possible: leave a column out"):
         prepare(frame, tmp_path / "data", context="device,hour")
+    data, more = load_data(tmp_path / "one"), frame.with_columns(pl.col("timestamp") + 10**6)
+    append_log(data, data.items, more.with_columns(device=pl.lit("phone")), tmp_path / "grown")
+    with pytest.raises(ValueError, match="11 combinations of device, and 1 are possible: leave a column out"):
+        append_log(data, data.items, more.with_columns(device=pl.col("item").str.slice(3)), tmp_path / "data")
     with pytest.raises(ValueError, match="no column 'country'; its columns are device, other"):
         shop.recommend(["i001"], context={"country": "DE"})
     with pytest.raises(ValueError, match="2 contexts for 1 histories"):
@@ -169,6 +175,16 @@ def test_values_that_are_missing_or_unknown_have_no_number():
     contexts = [{"hour": 20, "country": "DE"}, {"country": " 7 "}, {"country": 7.0, "hour": None}, {"hour": "x"}, {}]
     assert value_numbers(values, contexts).tolist() == [[0, 2], [1, PAD], [1, PAD], [PAD, PAD], [PAD, PAD]]
     assert value_numbers(values, []).shape == (0, 2)
+
+
+def test_a_number_is_found_however_it_is_written():
+    values = {"hour": ["8", "20"], "price": ["0.5", "1"], "area": ["08", "9"], "country": ["DE", "8"]}
+    contexts = [{"hour": hour} for hour in ("08", "8", 8, 8.0, "8.0", " 8 ", np.int64(8), "8x", "nan")]
+    assert [row[0] for row in value_numbers(values, contexts).tolist()] == [0] * 7 + [PAD] * 2
+    assert value_numbers(values, [{"price": "0.50"}, {"price": "1.0"}])[:, 1].tolist() == [2, 3]
+    # Numbers with zeros before them are text, and so is a column with other values than numbers.
+    assert value_numbers(values, [{"area": "08"}, {"area": 8}, {"area": "09"}])[:, 2].tolist() == [4, PAD, PAD]
+    assert value_numbers(values, [{"country": "08"}])[:, 3].tolist() == [PAD]
 
 
 def test_truth_values_are_found_as_columns_of_them_are_read():
@@ -242,6 +258,45 @@ def test_a_context_part_finds_more_and_only_the_useful_column_counts(shop):
     found = bt.evaluate(shop.model, test, m=10, metrics="recall")["recall", 10]
     blind = replace(test, events=replace(test.events, contexts=None))
     assert found > 1.2 * bt.evaluate(shop.model, blind, m=10, metrics="recall")["recall", 10]
+
+
+def test_users_of_another_log_are_evaluated_in_their_contexts(shop, tmp_path):
+    """The context of a user is that of the first event to be found."""
+    log = device_log(users=25, seed=5).sample(fraction=1.0, shuffle=True, seed=2)
+    repeated = pl.concat([log, log.with_columns(device=pl.lit("watch"))])  # the first of equal events counts
+    expected = {"device": [], "none": []}
+    for rows in log.sort("user", "timestamp").partition_by("user", maintain_order=True):
+        half = len(rows) // 2
+        history, targets, device = rows["item"][:half].to_list(), set(rows["item"][half:]), rows["device"][half]
+        for name, context in (("device", {"device": device}), ("none", None)):
+            found = shop.recommend(history, m=10, context=context)["item"]
+            expected[name].append(len(targets & set(found)) / len(targets))
+    assert np.mean(expected["device"]) != np.mean(expected["none"])
+    for other, name in ((log, "device"), (repeated, "device"), (log.drop("device", "other"), "none")):
+        assert shop.evaluate(10, metrics="recall", data=other)["recall", 10] == pytest.approx(np.mean(expected[name]))
+    shop.save(tmp_path / "run")
+    log.write_parquet(tmp_path / "log.parquet")
+    words = ["evaluate", "run", "--log", "log.parquet", "--m", "10", "--metrics", "recall", "--json", "out.json"]
+    beamtree(*words, folder=tmp_path)
+    assert pl.read_json(tmp_path / "out.json")["value"].item() == pytest.approx(np.mean(expected["device"]))
+
+
+def test_searches_of_the_page_are_in_the_context_of_their_user(shop):
+    data, size, m = shop.data, 40, 40
+    pack = record(variants("shop", shop.model), data.test, [""] * len(data.test), Catalogue.of_ids(shop.ids),
+                  count=6, beam_sizes=[size])  # fmt: skip
+    contexts = data.test.events.contexts
+    rows = torch.linspace(0, len(data.test) - 1, 6).long()
+    first = data.test.target_index(rows)[:, 0].tolist()
+    models = {model["name"]: model for model in pack["models"]}
+    for user, index, with_context, without in zip(
+        pack["users"], first, models["shop"]["searches"], models["shop without context"]["searches"], strict=True
+    ):
+        history = [pack["items"]["id"][item] for item in user["history"]][::-1]  # it is recorded newest first
+        assert with_context[0]["found"] != without[0]["found"]
+        context = contexts.contexts[int(contexts.number[index])]
+        expected = shop.recommend(history, m=m, beam_size=size, context=context)["score"].to_list()
+        assert [score for _, score in with_context[0]["found"]] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_context_of_a_request_decides(shop):

@@ -143,3 +143,25 @@ def test_the_largest_of_each_column(generator):
     found = sparse.largest_of_columns(weights, 4)
     expected = weights.abs().topk(4, dim=0).indices
     assert torch.equal(found.sort(dim=0).values, expected.sort(dim=0).values)
+
+
+def sparse_system(generator, penalty):
+    """A Gram matrix of few entries plus a penalty, as a dense matrix [600, 600]."""
+    first = distinct_rows(torch.randint(600, (600, 3), generator=generator), torch.rand(3, generator=generator) + 0.5)
+    return dense(sparse.sum_products(first, first, 600), 600) + penalty * torch.eye(600)
+
+
+@pytest.mark.parametrize("penalty", [3.0, 100.0])
+def test_a_sparse_system_is_solved(generator, penalty):
+    system, right = sparse_system(generator, penalty), torch.randn(600, 7, generator=generator)
+    right[:, 3] = 0
+    found = sparse.solve_sparse(system, right)
+    expected = torch.linalg.solve(system.double(), right.double())
+    torch.testing.assert_close(found.double(), expected, atol=2e-6 / penalty, rtol=1e-5)
+
+
+def test_a_system_that_conjugate_gradients_do_not_suit_is_left_to_others(generator):
+    right = torch.randn(600, 7, generator=generator)
+    many_entries = torch.ones(600, 600) + 100 * torch.eye(600)
+    assert sparse.solve_sparse(many_entries, right) is None
+    assert sparse.solve_sparse(sparse_system(generator, 1e-6), right) is None  # nearly singular

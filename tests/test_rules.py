@@ -22,6 +22,8 @@ from beamtree.ingest.item_tables import read_catalogue
 from beamtree.query import History, RecommendRequest, Rules, Searcher, make_filter, parse_rules, read_rules, selection
 from beamtree.query.flow import Flow
 from beamtree.query.selection import AppliedRules, Found, Selection
+from beamtree.serve.batch.files import open_histories, write_results
+from beamtree.serve.batch.job import make_searcher
 
 COLUMNS = ("brand", "category")
 
@@ -406,8 +408,20 @@ def test_the_command_answers_by_rules(priced, tmp_path):
     pl.DataFrame({"user": ["u"], "history": [["i31", "i32"]]}).write_parquet(tmp_path / "in.parquet")
     words = ["retrieve", "run", "--m", "8", "--input", "in.parquet", "--output", "out", "--rules"]
     beamtree(*words, "rules.json", folder=tmp_path)
-    assert pl.read_parquet(tmp_path / "out" / "in.parquet")["item"].to_list() == [row["item"] for row in answer]
+    in_file = pl.read_parquet(tmp_path / "out" / "in.parquet")
+    assert in_file.columns == ["user", "rank", "item", "score", "rules"]
+    assert in_file["item"].to_list() == [row["item"] for row in answer]
+    assert in_file["rules"].to_list() == ["; ".join(row["rules"]) for row in answer]
     assert "rules" in beamtree(*words, '{"pins": ["i01"]}', folder=tmp_path, check=False).stderr  # another job
+    request = RecommendRequest(m=8, beam_size=60, rules=parse_rules(RULES))
+    searcher = make_searcher(tmp_path / "run", priced.model, request)
+    for name in ("out.csv", "out.jsonl"):
+        write_results(searcher, request, open_histories(tmp_path / "in.parquet"), tmp_path / name)
+    as_text = pl.read_csv(tmp_path / "out.csv").fill_null("")  # an empty field is read as null
+    assert as_text.columns == in_file.columns
+    assert as_text.drop("score").equals(in_file.drop("score"))
+    lines = pl.read_ndjson(tmp_path / "out.jsonl")
+    assert lines["rules"].to_list() == [in_file["rules"].to_list()]
 
 
 def test_the_service_answers_by_rules_and_explains_them(priced, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries, sum_products
-from beamtree.data.csr import CSR, concatenate, strongest
+from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
 from beamtree.data.views import HISTORY, RandomCrops, random_crops
 from beamtree.kernels import sparse
@@ -80,13 +80,15 @@ def past_and_future(
     """
     device = events.offsets.device
     if device.type == "cpu":
-        before, after = list[CSR](), list[CSR]()
         view, items = crops_of(events), events.items
+        drawn = zip(*drawn_crops(view, readings, seed), strict=True)
+        start, cut, stop, times = sparse.distinct_crops(*(torch.cat(each).view(readings, len(view)) for each in drawn))
+        past = CSR(*sparse.distinct_spans(items, start, cut, recency, newest_first=True))
         targets = torch.ones(view.targets)
-        for start, cut, stop in drawn_crops(view, readings, seed):
-            before.append(CSR(*sparse.distinct_spans(items, start, cut, recency, newest_first=True)))
-            after.append(CSR(*sparse.distinct_spans(items, cut, stop, targets, events.weights, newest_first=False)))
-        past, future = concatenate(before), concatenate(after)
+        future = CSR(*sparse.distinct_spans(items, cut, stop, targets, events.weights, newest_first=False))
+        for rows in (past, future):
+            assert rows.values is not None
+            rows.values.mul_(times.sqrt().repeat_interleave(rows.counts()))
         return sum_products(past, past, num_items), sum_products(future, past, num_items)
     with one_thread():
         entries = pairs_of_cuts(events, recency, readings, seed)

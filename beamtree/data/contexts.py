@@ -35,6 +35,7 @@ class ValueIndex:
         self.columns = list(values)
         pairs = ((column, value) for column, names in values.items() for value in names)
         self._numbers = {pair: number for number, pair in enumerate(pairs)}
+        self._numeric = {column for column, names in values.items() if all(as_number(name) == name for name in names)}
 
     def find(self, contexts: Iterable[Context]) -> list[list[int]]:
         """The numbers of the values of each context, PAD for one that is missing or unknown [N, columns]."""
@@ -43,11 +44,22 @@ class ValueIndex:
             if value is None:
                 return PAD
             name = as_id(value)
-            if name in ("True", "False") and (column, name) not in self._numbers:
-                name = name.lower()  # as columns of truth values are read
+            if (column, name) not in self._numbers:
+                if name in ("True", "False"):
+                    name = name.lower()  # as columns of truth values are read
+                elif column in self._numeric:
+                    name = as_number(name) or name
             return self._numbers.get((column, name), PAD)
 
         return [[number(column, context.get(column)) for column in self.columns] for context in contexts]
+
+
+def as_number(text: str) -> str | None:
+    """A number as columns of numbers are read, such as 8 for 08 and 8.0; None for other text."""
+    try:
+        return as_id(float(text))
+    except ValueError:
+        return None
 
 
 def value_numbers(values: Values, contexts: Iterable[Context]) -> Tensor:

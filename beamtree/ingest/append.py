@@ -19,6 +19,7 @@ from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest.arrays import Array, summarize
+from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.readers import open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
@@ -82,6 +83,7 @@ def append_log(
     if "context" in usable.columns:
         known = pl.Series("context", Ids(data.folder / "contexts.txt").names)
         contexts = pl.concat([known, usable["context"]]).unique(maintain_order=True)
+        check_contexts(len(contexts), settings["context"])
         tables["context"] = contexts.to_frame().with_row_index("number")
     for column, table in tables.items():
         usable = usable.join(table, on=column, how="left", maintain_order="left")

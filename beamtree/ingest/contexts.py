@@ -30,6 +30,13 @@ def context_columns(columns: Sequence[str], context: str | Iterable[str] | None,
     return wanted
 
 
+def check_contexts(count: int, columns: Sequence[str]) -> None:
+    """A ValueError where a log has more distinct contexts than are possible."""
+    if count > MAX_CONTEXTS:
+        found = f"{count:,} combinations of {', '.join(columns)}"
+        raise ValueError(f"context: the log has {found}, and {MAX_CONTEXTS:,} are possible: leave a column out")
+
+
 def context_expression(names: Sequence[str], given: Sequence[str], scale: TimeScale | None) -> pl.Expr:
     """The context of a row as JSON, from columns `context NAME` of text where they are given, or from `time`."""
     values: dict[str, pl.Expr] = {}

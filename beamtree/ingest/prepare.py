@@ -29,7 +29,7 @@ from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
-from beamtree.ingest.contexts import MAX_CONTEXTS
+from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
     IDS,
@@ -275,9 +275,7 @@ def _number(
         paths = list(executor.run(write_distinct, jobs))
         names[column], rows[column], report[f"merged_{column}s"] = number_ids(paths, column, work / f"{column}.ids")
     report.pop("merged_contexts", None)  # none is
-    if len(names.get("context", ())) > MAX_CONTEXTS:
-        found = f"{len(names['context']):,} combinations of {', '.join(log.context)}"
-        raise ValueError(f"context: the log has {found}, and {MAX_CONTEXTS:,} are possible: leave a column out")
+    check_contexts(len(names.get("context", ())), log.context)
     on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
     folder, at_once = work / "numbered", math.ceil(arrays.EVENTS_AT_ONCE / 4)
     folder.mkdir()

@@ -1,13 +1,17 @@
 """Logs that are read into memory: new events by user, and users to evaluate on."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 import torch
 
 from beamtree.data import BeforeAfter, Events, Ids
+from beamtree.data.contexts import EventContexts
 from beamtree.data.views import OtherUsers
 from beamtree.errors import short_message
+from beamtree.ingest.contexts import DERIVED
 from beamtree.ingest.readers import open_logs
 from beamtree.ingest.sources import find_logs
 
@@ -46,6 +50,7 @@ def read_users(
     time: str | None = None,
     time_format: str | None = None,
     exclude_seen: bool = False,
+    context: Sequence[str] = (),
 ) -> BeforeAfter:
     """The users of another log, to evaluate a model on: the first half of their events is history.
 
@@ -60,9 +65,10 @@ def read_users(
         time: the column of times; without one, rows are in order.
         time_format: how dates are written, as in strptime; detected unless given.
         exclude_seen: whether unknown items of a user's history are no targets.
+        context: the columns of the model's contexts; those that the log does not have are not known.
     """
-    rows = _sorted_rows(log, user, item, time, time_format)
-    rows = rows.select(name for name in ("user", "item", "time") if name in rows.columns)
+    rows = _sorted_rows(log, user, item, time, time_format, context)
+    rows = rows.select(name for name in ("user", "item", "time", "context") if name in rows.columns)
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     rows = rows.with_columns(after=position >= count // 2, count=count).filter(pl.col("count") > 1)
     if not len(rows):
@@ -81,15 +87,29 @@ def read_users(
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     times = torch.from_numpy(rows["time"].to_numpy().copy()) if "time" in rows.columns else None
     items = torch.from_numpy(rows["number"].to_numpy().copy())
-    events = Events(offsets, items, "another log", ids, times=times)
+    contexts = None
+    if "context" in rows.columns:
+        number = rows["context"].rank("dense").cast(pl.Int32) - 1
+        distinct = rows["context"].unique().sort()
+        contexts = EventContexts(torch.from_numpy(number.to_numpy().copy()), list(map(json.loads, distinct)))
+    events = Events(offsets, items, "another log", ids, times=times, contexts=contexts)
     return OtherUsers(events, cuts, num_items=len(ids))
 
 
 def _sorted_rows(
-    log: Any, user: str | None, item: str | None, time: str | None, time_format: str | None
+    log: Any,
+    user: str | None,
+    item: str | None,
+    time: str | None,
+    time_format: str | None,
+    context: Sequence[str] = (),
 ) -> pl.DataFrame:
-    """The rows of a log by user and time, cleaned as in `prepare`."""
-    opened = open_logs(find_logs(log), None, user, item, time, time_format)
+    """The rows of a log by user and time, cleaned as in `prepare`, with the columns of a context that it has."""
+    logs = find_logs(log)
+    opened = open_logs(logs, None, user, item, time, time_format)
+    has = {*opened.ignored, *opened.columns, *(DERIVED if opened.columns.time is not None else ())}
+    if known := [name for name in context if name in has]:
+        opened = open_logs(logs, None, user, item, time, time_format, context=known)
     usable = (pl.col("user") != "") & (pl.col("item") != "")
     try:
         rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars()).collect()
@@ -97,5 +117,7 @@ def _sorted_rows(
         raise ValueError(f"the log cannot be read: {short_message(error)}") from error
     if opened.columns.time is None:
         return rows.filter(usable).sort("user", maintain_order=True)
-    rows = rows.filter(usable & pl.col("time").is_not_null()).unique(keep="first", maintain_order=True)
+    rows = rows.filter(usable & pl.col("time").is_not_null()).unique(
+        ["user", "item", "time"], keep="first", maintain_order=True
+    )
     return rows.sort("user", "time", maintain_order=True)

@@ -44,6 +44,28 @@ def compact_spans(events, start, stop, newest_first, weights, worth, offsets, it
 
 
 @compiled()
+def distinct_crops(start, cut, stop, crops, times):
+    """The distinct crops of each user, of R each [R, U], into crops [3, R U] and times [R U]; returns how many."""
+    count = 0
+    for user in range(start.shape[1]):
+        first = count
+        for drawn in range(len(start)):
+            same = first
+            while same < count and (
+                crops[0, same] != start[drawn, user]
+                or crops[1, same] != cut[drawn, user]
+                or crops[2, same] != stop[drawn, user]
+            ):
+                same += 1
+            if same == count:
+                crops[0, same], crops[1, same], crops[2, same] = start[drawn, user], cut[drawn, user], stop[drawn, user]
+                times[same] = 0
+                count += 1
+            times[same] += 1
+    return count
+
+
+@compiled()
 def starts_of(numbers, start):
     """Where each number begins when they are sorted: into start [most + 2], zeros before; returns a copy [most + 1]."""
     for number in numbers:
@@ -327,6 +349,74 @@ def dense_block(chosen, offsets, columns, values, rank, dense, place, system):
                     system[at - 1, i] = values[entry]
     for item in chosen:
         place[item] = 0
+
+
+@compiled()
+def compress(matrix, offsets, columns, values):
+    """The entries of a dense matrix that are not 0, row by row, while there is room; returns how many there are."""
+    count = 0
+    for row in range(len(matrix)):
+        offsets[row] = count
+        for column in range(matrix.shape[1]):
+            if matrix[row, column] != 0:
+                if count < len(columns):
+                    columns[count], values[count] = column, matrix[row, column]
+                count += 1
+    offsets[len(matrix)] = count
+    return count
+
+
+@compiled(fastmath=REORDERED)
+def conjugate_gradients(offsets, columns, values, diagonal, right, rounds, tolerance, solution):
+    """Solve a positive definite system for all columns of a right side [S, b]; returns whether it converged.
+
+    The system is scaled by its diagonal. Residuals are to fall to `tolerance` times those of 0 in at most so many
+    rounds, at an even rate; where they do not, the rest is not computed. `solution` [S, b] are zeros before.
+    """
+    size, width = right.shape
+    residual, direction, image = right.copy(), np.empty_like(right), np.empty_like(right)
+    norm, first, along, step = np.zeros((4, width), np.float32)
+    for row in range(size):
+        scale = np.float32(1) / diagonal[row]
+        for i in range(width):
+            direction[row, i] = residual[row, i] * scale
+            norm[i] += residual[row, i] * direction[row, i]
+    first[:] = norm
+    for done in range(1, rounds + 1):
+        along[:] = 0
+        for row in range(size):
+            total, own = image[row], direction[row]
+            total[:] = 0
+            for entry in range(offsets[row], offsets[row + 1]):
+                value, other = values[entry], direction[columns[entry]]
+                for i in range(width):
+                    total[i] += value * other[i]
+            for i in range(width):
+                along[i] += total[i] * own[i]
+        for i in range(width):
+            step[i] = norm[i] / along[i] if along[i] > 0 else np.float32(0)
+        along[:] = 0  # from here on the new norm
+        for row in range(size):
+            scale, x, r, p, q = np.float32(1) / diagonal[row], solution[row], residual[row], direction[row], image[row]
+            for i in range(width):
+                x[i] += step[i] * p[i]
+                r[i] -= step[i] * q[i]
+                along[i] += r[i] * r[i] * scale
+        worst = np.float32(0)
+        for i in range(width):
+            if first[i] > 0:
+                worst = max(worst, along[i] / first[i])
+            step[i] = along[i] / norm[i] if norm[i] > 0 else np.float32(0)
+            norm[i] = along[i]
+        if worst <= tolerance**2:
+            return True
+        if worst > 100 * tolerance ** (2 * done / rounds):
+            return False
+        for row in range(size):
+            scale, r, p = np.float32(1) / diagonal[row], residual[row], direction[row]
+            for i in range(width):
+                p[i] = r[i] * scale + step[i] * p[i]
+    return False
 
 
 @compiled()

@@ -11,6 +11,9 @@ from torch import Tensor
 from beamtree.threads import parallel_map
 
 ROWS_AT_ONCE = 512  # that a thread solves for
+READ = 0.2  # entries that conjugate gradients read in all rounds, as a share of the cells: they take half of Cholesky
+ROUNDS = 4  # of conjugate gradients, at least
+TOLERANCE = 1e-6  # as exact as Cholesky with float32
 
 Rows = tuple[Tensor, Tensor, Tensor]  # offsets, columns and values of compressed rows
 _SCRATCH = local()  # zeros that the functions of a thread share
@@ -31,6 +34,15 @@ def distinct_spans(
     _compiled().compact_spans(*spans_of, newest_first, weights.numpy(), own, offsets, items, values)
     count = offsets[-1]
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
+
+
+def distinct_crops(start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The start, cut and end of the distinct crops of each user [n] each, given R of everyone [R, U], and how often
+    each of them occurs [n].
+    """
+    crops, times = np.empty((3, start.numel()), np.int64), np.empty(start.numel(), np.float32)
+    count = _compiled().distinct_crops(start.numpy(), cut.numpy(), stop.numpy(), crops, times)
+    return *torch.from_numpy(crops[:, :count]), torch.from_numpy(times[:count])
 
 
 def sum_products(first: Rows, second: Rows, size: int) -> Rows:
@@ -184,6 +196,25 @@ def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tens
     arrays = [part.numpy() for part in (*rows, rank, dense)]
     _compiled().dense_block(chosen.numpy(), *arrays, _zeros(len(rank))[1], system)
     return torch.from_numpy(system)
+
+
+def solve_sparse(system: Tensor, right: Tensor) -> Tensor | None:
+    """The solution of a positive definite system [S, S], mostly zeros, for a right side [S, b].
+
+    It is found by conjugate gradients. None where the system has too many entries for that, or they do not converge.
+    """
+    most = int(READ * system.numel() / ROUNDS)
+    offsets, columns = np.empty(len(system) + 1, np.int64), np.empty(most, np.int32)
+    values = np.empty(most, np.float32)
+    count = _compiled().compress(system.numpy(), offsets, columns, values)
+    if count > most:
+        return None
+    diagonal, rounds = system.diagonal().contiguous().numpy(), int(READ * system.numel() / count)
+    solution = np.zeros(right.shape, np.float32)
+    converged = _compiled().conjugate_gradients(
+        offsets, columns, values, diagonal, right.contiguous().numpy(), rounds, TOLERANCE, solution
+    )
+    return torch.from_numpy(solution) if converged else None
 
 
 def largest_of_columns(weights: Tensor, most: int) -> Tensor:

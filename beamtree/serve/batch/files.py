@@ -10,11 +10,11 @@ A file of histories has one of two layouts.
 
 Ids are text from end to end, without white space around them. Results collect in a folder beside the output, become
 one file at the end, and get their name in one move. Parquet and CSV have the columns user, rank, item and score, JSON
-lines one object per user with lists of items and scores.
+lines one object per user with lists of items and scores. With rules there is one more column or list, rules.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -163,6 +163,7 @@ def write_results(
     """
     check_output(output)
     summary = BatchSummary()
+    schema = RESULTS if request.rules is None else {**RESULTS, "rules": pl.List(pl.String)}
 
     def frames() -> Iterator[pl.DataFrame]:
         for chunk in histories.chunks():
@@ -173,7 +174,10 @@ def write_results(
                 count = int(batch["rows"].sum())
                 summary.rows += count
                 items, scores = [result.items for result in results], [result.scores for result in results]
-                yield pl.DataFrame({"user": batch["user"].to_list(), "items": items, "scores": scores}, schema=RESULTS)
+                columns = {"user": batch["user"].to_list(), "items": items, "scores": scores}
+                if "rules" in schema:
+                    columns["rules"] = [["; ".join(names) for names in result.rules or ()] for result in results]
+                yield pl.DataFrame(columns, schema=schema)
                 if on_rows is not None:
                     on_rows(count)
 
@@ -182,7 +186,7 @@ def write_results(
         staging_folder(output) as folder,
         _polars_errors(f"{output} cannot be written"),
     ):
-        _write_parts(frames(), folder, batches=max(1, MAX_RESULT_ITEMS // (BATCH * request.m)))
+        _write_parts(frames(), folder, schema, batches=max(1, MAX_RESULT_ITEMS // (BATCH * request.m)))
         if not summary.users and not allow_empty:
             raise ValueError("there is no user in the input: nothing to recommend")
         complete = folder / f"complete{output.suffix.lower()}"
@@ -205,18 +209,19 @@ def _ids_of(history: Sequence[str | None] | str | None) -> list[str]:
     return [name.strip() for name in history or () if name is not None and name.strip()]
 
 
-def _write_parts(frames: Iterator[pl.DataFrame], folder: Path, batches: int) -> None:
+def _write_parts(frames: Iterator[pl.DataFrame], folder: Path, schema: Mapping[str, pl.DataType], batches: int) -> None:
     """Write files of so many batches each, whose names sort in order; at least one file."""
     part = 0
     while (group := list(islice(frames, batches))) or not part:
-        pl.concat([pl.DataFrame(schema=RESULTS), *group]).write_parquet(folder / f"{part:08}.part", compression="lz4")
+        pl.concat([pl.DataFrame(schema=schema), *group]).write_parquet(folder / f"{part:08}.part", compression="lz4")
         part += 1
 
 
 def _one_row_per_item(results: pl.LazyFrame) -> pl.LazyFrame:
     results = results.filter(pl.col("items").list.len() > 0)
     results = results.with_columns(rank=pl.int_ranges(1, pl.col("items").list.len() + 1))
-    return results.explode("rank", "items", "scores").select("user", "rank", item="items", score="scores")
+    results = results.explode(pl.selectors.exclude("user")).rename({"items": "item", "scores": "score"})
+    return results.select("user", "rank", pl.exclude("user", "rank"))
 
 
 SINKS: dict[str, Sink] = {
