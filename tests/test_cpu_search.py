@@ -26,6 +26,7 @@ from beamtree.scorers import (
     RepeatScorer,
     SequenceScorer,
     SumScorer,
+    compiled,
 )
 from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
@@ -68,6 +69,7 @@ def random_scorers(tree, generator):
     return {
         "factors": FactorScorer.from_factors(tree, factors, 0.6),
         "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=3)]),
+        "added": MemoryScorer.from_partners(lists[::-1][:1], [recency_weights(0.3)]),
         "repeats": RepeatScorer(),
         "sequence": sequence,
         "deep": random_deep(tree, generator),
@@ -207,6 +209,15 @@ def test_other_scorers_take_the_plain_search():
         pass
 
     assert search_parts(Own(), tree, x) is None
+
+
+def test_large_memories_are_not_copied(monkeypatch):
+    tree, generator, x = Tree(range(8), 2), torch.Generator().manual_seed(0), torch.tensor([[1, 2]])
+    parts = random_scorers(tree, generator)
+    scorer = SumScorer({name: parts[name] for name in ("memory", "added")}, tree.height)
+    monkeypatch.setattr(compiled, "MAX_JOINED", 0)
+    assert search_parts(scorer, tree, x) is None
+    assert search_parts(parts["memory"], tree, x) is not None
 
 
 def train_a_step(model, x):

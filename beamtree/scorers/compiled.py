@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from beamtree.data.csr import concatenate
 from beamtree.data.views import HISTORY
 from beamtree.kernels.cpu import Memory, Network, Product, SearchParts, search_arrays
 from beamtree.scorers.base import Scorer, TableScorer, histories_of
@@ -20,6 +21,7 @@ from beamtree.scorers.table import NodeTable
 from beamtree.tree import Tree
 
 MAX_PRODUCTS = 3
+MAX_JOINED = 1 << 25  # partners of several memories, which are copied after every change of items
 State = list[object]
 # No value may refer to its scorer, which would then never be freed.
 _ARRAYS: WeakKeyDictionary[Scorer, tuple[State, list[Tensor], SearchParts | None]] = WeakKeyDictionary()
@@ -78,11 +80,19 @@ def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:
     products = [Product(part.table.weight, levels) for levels, part in tables if isinstance(part, DotProductScorer)]
     networks = [_network(levels, part, tree) for levels, part in tables if isinstance(part, DeepScorer)]
     covered = len(memories) + len(repeats) + len(tables) == len(single) + len(sparse)
-    if not covered or len(products) > MAX_PRODUCTS or any(len(each) > 1 for each in (memories, repeats, networks)):
+    if not covered or len(products) > MAX_PRODUCTS or any(len(each) > 1 for each in (repeats, networks)):
         return None
     memory, own = None, torch.zeros(HISTORY)
-    for weight, part in memories:
-        memory = Memory(part.offsets, part.partners, part.weights, part.recency * weight)
+    if memories:
+        rows = memories[0][1].rows
+        if len(memories) > 1:  # items that were added have a memory of their own: its lists follow the others
+            too_large = sum(len(part.partners) for _, part in memories) > MAX_JOINED
+            if too_large or any(part.num_items != tree.num_items for _, part in memories):
+                return None
+            rows = concatenate([part.rows for _, part in memories])
+        assert rows.values is not None
+        recency = torch.cat([part.recency * weight for weight, part in memories])
+        memory = Memory(rows.offsets, rows.columns, rows.values, recency)
     for weight, each in repeats:
         own = each.recency * weight
     return search_arrays(memory, own, products, networks[0] if networks else None)
