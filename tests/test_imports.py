@@ -44,7 +44,7 @@ ALSO = {
     "data/frames.py": {"polars"},
     "data/attributes.py": {"polars"},
     **{
-        f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"}
+        f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "prometheus_client"}
         for path in (PACKAGE / "serve" / "http").glob("*.py")
     },
     "serve/batch/files.py": {"polars"},
