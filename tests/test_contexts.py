@@ -18,13 +18,14 @@ from serving import make_service, open_shop, serving
 import beamtree as bt
 from beamtree import PAD, beam
 from beamtree.closed_form import contexts as counted
-from beamtree.data import HISTORY, load_data
+from beamtree.data import HISTORY, Ids, load_data
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import EventContexts, value_numbers
 from beamtree.diagnose.explain import explain
 from beamtree.diagnose.explore import record, variants
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
+from beamtree.ingest.user_events import read_users
 from beamtree.live.update import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
@@ -258,6 +259,14 @@ def test_a_context_part_finds_more_and_only_the_useful_column_counts(shop):
     found = bt.evaluate(shop.model, test, m=10, metrics="recall")["recall", 10]
     blind = replace(test, events=replace(test.events, contexts=None))
     assert found > 1.2 * bt.evaluate(shop.model, blind, m=10, metrics="recall")["recall", 10]
+
+
+def test_hours_of_a_log_without_dates_are_not_known():
+    log = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["i1", "i2"] * 2, "time": [1, 2, 3, 4]})
+    log = log.with_columns(country=pl.lit("DE"))
+    assert read_users(log, Ids(["i1", "i2"]), context=("hour",)).events.contexts is None
+    contexts = read_users(log, Ids(["i1", "i2"]), context=("hour", "country")).events.contexts
+    assert contexts.contexts == [{"country": "DE"}]
 
 
 def test_users_of_another_log_are_evaluated_in_their_contexts(shop, tmp_path):

@@ -165,3 +165,9 @@ def test_a_system_that_conjugate_gradients_do_not_suit_is_left_to_others(generat
     many_entries = torch.ones(600, 600) + 100 * torch.eye(600)
     assert sparse.solve_sparse(many_entries, right) is None
     assert sparse.solve_sparse(sparse_system(generator, 1e-6), right) is None  # nearly singular
+    system = sparse_system(generator, 1.0)
+    for scale in (1e30, 1e-25, torch.nan):  # beyond float32, or none
+        assert sparse.solve_sparse(system, right * scale) is None
+    assert sparse.solve_sparse(torch.zeros(600, 600), right) is None
+    system[5], system[:, 5] = 0, 0
+    assert sparse.solve_sparse(system, right) is None

@@ -92,6 +92,12 @@ def test_a_run_whose_name_is_not_utf_8_is_served(runs):
         assert json.loads(told.content)["model"] == "shop\udcff"
 
 
+@pytest.mark.parametrize("more", ['"timeout_ms": 1', '"rules": {"boosts": [{"items": ["i1"], "factor": 1'])
+def test_numbers_beyond_floats_are_refused(client, more):
+    body = f'{{"history": ["i3"], {more}{"0" * 400}' + ("}]}}" if "rules" in more else "}")
+    refused(client.post("/v1/recommend", content=body, headers={"Content-Type": "application/json"}), 422)
+
+
 def test_several_histories_are_answered_in_their_order(client):
     both = client.post("/v1/recommend", json={"histories": [["i3"], [], ["i9", "i1"]], "m": 4}).json()["results"]
     for history, result in zip((["i3"], [], ["i9", "i1"]), both, strict=True):

@@ -14,6 +14,7 @@ from beamtree.errors import short_message
 from beamtree.ingest.contexts import DERIVED
 from beamtree.ingest.readers import open_logs
 from beamtree.ingest.sources import find_logs
+from beamtree.ingest.times import detect_unix_unit
 
 
 def read_events(
@@ -107,7 +108,9 @@ def _sorted_rows(
     """The rows of a log by user and time, cleaned as in `prepare`, with the columns of a context that it has."""
     logs = find_logs(log)
     opened = open_logs(logs, None, user, item, time, time_format)
-    has = {*opened.ignored, *opened.columns, *(DERIVED if opened.columns.time is not None else ())}
+    has, scale = {*opened.ignored, *opened.columns}, opened.scale
+    if scale is not None and (scale.dates or detect_unix_unit(opened.events, scale).unit is not None):
+        has |= DERIVED.keys()
     if known := [name for name in context if name in has]:
         opened = open_logs(logs, None, user, item, time, time_format, context=known)
     usable = (pl.col("user") != "") & (pl.col("item") != "")

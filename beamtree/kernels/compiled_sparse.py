@@ -382,6 +382,9 @@ def conjugate_gradients(offsets, columns, values, diagonal, right, rounds, toler
             direction[row, i] = residual[row, i] * scale
             norm[i] += residual[row, i] * direction[row, i]
     first[:] = norm
+    for i in range(width):
+        if not 0 <= first[i] < np.inf or (first[i] == 0 and np.any(right[:, i] != 0)):  # beyond float32
+            return False
     for done in range(1, rounds + 1):
         along[:] = 0
         for row in range(size):
@@ -404,13 +407,13 @@ def conjugate_gradients(offsets, columns, values, diagonal, right, rounds, toler
                 along[i] += r[i] * r[i] * scale
         worst = np.float32(0)
         for i in range(width):
-            if first[i] > 0:
-                worst = max(worst, along[i] / first[i])
+            if first[i] > 0 and not along[i] / first[i] <= worst:  # also where it is not a number
+                worst = along[i] / first[i]
             step[i] = along[i] / norm[i] if norm[i] > 0 else np.float32(0)
             norm[i] = along[i]
         if worst <= tolerance**2:
             return True
-        if worst > 100 * tolerance ** (2 * done / rounds):
+        if not worst <= 100 * tolerance ** (2 * done / rounds):
             return False
         for row in range(size):
             scale, r, p = np.float32(1) / diagonal[row], residual[row], direction[row]

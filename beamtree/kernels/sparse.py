@@ -207,7 +207,7 @@ def solve_sparse(system: Tensor, right: Tensor) -> Tensor | None:
     offsets, columns = np.empty(len(system) + 1, np.int64), np.empty(most, np.int32)
     values = np.empty(most, np.float32)
     count = _compiled().compress(system.numpy(), offsets, columns, values)
-    if count > most:
+    if not 0 < count <= most:
         return None
     diagonal, rounds = system.diagonal().contiguous().numpy(), int(READ * system.numel() / count)
     solution = np.zeros(right.shape, np.float32)

@@ -15,7 +15,7 @@ class LoopResults:
         self._settled: deque[tuple[asyncio.Future[object], object, BaseException | None]] = deque()
 
     def put(self, future: "asyncio.Future[object]", result: object, error: BaseException | None) -> None:
-        """Settle a future in its loop; called in another thread."""
+        """Settle a future in its loop; called in one other thread."""
         self._settled.append((future, result, error))
         if len(self._settled) == 1:  # else the loop has been woken and has not taken them yet
             try:
@@ -25,14 +25,15 @@ class LoopResults:
 
     def _take(self) -> None:
         while self._settled:
-            future, result, error = self._settled[0]
+            future, result, error = self._settled.popleft()
             if future.done():  # cancelled, or too late
-                pass
-            elif error is not None:
+                continue
+            if isinstance(error, StopIteration):  # which futures refuse
+                error = RuntimeError(repr(error))
+            if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            self._settled.popleft()
 
 
 class LoopFuture(Generic[T]):

@@ -53,6 +53,7 @@ class RecommendShortcut:
         if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", RECOMMEND):
             await self.app(scope, receive, send)
             return
+        scope["route"] = ROUTE
         start, content = time.perf_counter(), b""
         try:
             while True:
@@ -70,7 +71,6 @@ class RecommendShortcut:
         except ValueError:
             await self.app(scope, replay(content, receive), send)
             return
-        scope["route"] = ROUTE
         try:
             response = await recommend_response(self.service, parse_request(body), start, body.timeout_ms)
         except ApiError as error:

@@ -10,7 +10,8 @@ Text = Annotated[str, StringConstraints(strict=True, max_length=MAX_ID_LENGTH)]
 Expression = Annotated[str, StringConstraints(strict=True, max_length=2000)]
 Int64 = Annotated[StrictInt, Field(ge=-MAX_INT, le=MAX_INT)]
 Id = Text | Int64  # 17 and "17" are the same id
-Size = Annotated[StrictInt, Field(ge=1)]
+Size = Annotated[StrictInt, Field(ge=1, le=MAX_INT)]
+Number = StrictFloat | Int64
 
 
 class RequestBody(BaseModel):
@@ -22,7 +23,7 @@ class RequestBody(BaseModel):
 class BoostBody(RequestBody):
     """A factor of the scores of some items: give items or where."""
 
-    factor: StrictFloat | StrictInt
+    factor: Number
     items: list[Id] = []
     where: Expression | None = None
 
@@ -35,7 +36,7 @@ class RulesBody(RequestBody):
         default={}, description="How many items may have the same value of a column; one or two columns."
     )
     pins: list[Id] | dict[str, Id] = Field(default=[], description="Ids for the first places, or by place.")
-    diversity: StrictFloat | StrictInt = Field(default=0, description="0: only the score counts; 1: only variety.")
+    diversity: Number = Field(default=0, description="0: only the score counts; 1: only variety.")
 
 
 class SearchBody(RequestBody):

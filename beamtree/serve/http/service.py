@@ -124,7 +124,7 @@ class Service:
             raise self._rejection("queue_full", 429, str(error)) from error
         except StoppedError as error:
             raise self._rejection("stopping", 503, str(error)) from error
-        except (TimeoutError, DeadlineError) as error:
+        except DeadlineError as error:
             raise self._rejection("deadline", 504, f"no answer within {seconds * 1000:.0f} ms") from error
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
@@ -170,4 +170,4 @@ class Service:
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
     if not waiter.done():
-        waiter.set_exception(TimeoutError())
+        waiter.set_exception(DeadlineError("the deadline passed"))
