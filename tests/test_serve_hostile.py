@@ -1,6 +1,9 @@
 """Malformed requests: the short form of `python -m stress.malformed_requests`, and schemathesis on the OpenAPI."""
 
 import random
+import re
+import socket
+import time
 import warnings
 
 import pytest
@@ -62,6 +65,20 @@ def test_slow_clients_are_dropped_and_nobody_waits_for_them(client, monkeypatch)
     links = open_slow_clients("127.0.0.1", client.port, 20)
     assert client.post("/v1/recommend", json={"history": ["i1"]}).status_code == 200
     assert count_open(links, 10) == 0
+
+
+def test_a_client_that_leaves_in_its_body_is_no_error_of_the_service(client):
+    def count(code):
+        found = re.search(rf'requests_total{{code="{code}",route="/v1/recommend"}} (\S+)', client.get("/metrics").text)
+        return 0.0 if found is None else float(found[1])
+
+    before, errors = count(499), count(500)
+    with socket.create_connection(("127.0.0.1", client.port)) as link:
+        link.sendall(b"POST /v1/recommend HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    end = time.monotonic() + 30
+    while count(499) == before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (count(499), count(500)) == (before + 1, errors)
 
 
 def test_a_head_without_end_is_dropped(client):

@@ -15,6 +15,7 @@ from beamtree.serve.http.metrics import Metrics
 SEND_SECONDS = 30.0  # in which a client must accept a part of the response
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
 CLOSE = {"Connection": "close"}
+GONE = 499  # is counted where a client left before the response began
 READ_HEADERS = {b"authorization", b"content-type", b"content-length"}
 
 
@@ -37,7 +38,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
+        start, status = time.perf_counter(), GONE
 
         async def counting_send(message: Message) -> None:
             nonlocal status
@@ -52,6 +53,9 @@ class RequestGuard:
 
         try:
             await self._handle(scope, receive, counting_send)
+        except Exception:
+            status = 500 if status == GONE else status
+            raise
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
             self.service.metrics.requests.labels(route, str(status)).inc()
