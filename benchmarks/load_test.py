@@ -18,6 +18,7 @@ import os
 import random
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -177,10 +178,10 @@ async def send(url: httpx.URL, head: bytes, bodies: Sequence[bytes], due: Sequen
 
     gc.freeze()  # collections would delay requests
     gc.disable()
-    start = loop.time()
+    start = time.monotonic()  # that of uvloop counts milliseconds
 
     async def send_one(at: float, body: bytes) -> Reply:
-        late, degraded = loop.time() - start - at, False
+        late, degraded = time.monotonic() - start - at, False
         try:
             async with asyncio.timeout(TIMEOUT):
                 status, answer = await post(body)
@@ -190,11 +191,11 @@ async def send(url: httpx.URL, head: bytes, bodies: Sequence[bytes], due: Sequen
             outcome = "timeout"
         except OSError:
             outcome = "connection"
-        return Reply(at, late, loop.time() - start - at, outcome, degraded)
+        return Reply(at, late, time.monotonic() - start - at, outcome, degraded)
 
     tasks = []
     for number, at in enumerate(due):
-        await asyncio.sleep(max(0.0, start + at - loop.time()))  # also when late, so that answers are read
+        await asyncio.sleep(max(0.0, start + at - time.monotonic()))  # also when late, so that answers are read
         tasks.append(loop.create_task(send_one(at, bodies[number % len(bodies)])))
     replies = list(await asyncio.gather(*tasks))
     gc.enable()

@@ -69,7 +69,6 @@ def random_scorers(tree, generator):
     return {
         "factors": FactorScorer.from_factors(tree, factors, 0.6),
         "memory": MemoryScorer.from_partners(lists, [recency_weights(0.6), recency_weights(1.0, newest=3)]),
-        "added": MemoryScorer.from_partners(lists[::-1][:1], [recency_weights(0.3)]),
         "repeats": RepeatScorer(),
         "sequence": sequence,
         "deep": random_deep(tree, generator),
@@ -211,13 +210,20 @@ def test_other_scorers_take_the_plain_search():
     assert search_parts(Own(), tree, x) is None
 
 
-def test_large_memories_are_not_copied(monkeypatch):
-    tree, generator, x = Tree(range(8), 2), torch.Generator().manual_seed(0), torch.tensor([[1, 2]])
-    parts = random_scorers(tree, generator)
-    scorer = SumScorer({name: parts[name] for name in ("memory", "added")}, tree.height)
-    monkeypatch.setattr(compiled, "MAX_JOINED", 0)
+def test_two_memories_are_searched_as_one(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 50, 6, generator)
+    first, second = (random_scorers(tree, generator) for _ in range(2))
+    scorer = SumScorer({"factors": first["factors"], "memory": first["memory"], "added": second["memory"]}, tree.height)
+    scorer.set_weights(memory=0.5, added=2.0)
+    model, x = TreeModel(tree, scorer).eval(), torch.randint(50, (4, 9), generator=generator)
+    assert search_parts(scorer, tree, x) is not None
+    found = bt.retrieve(model, x, beam_size=50, m=20)
+    check_equal(found, plain(model, x, monkeypatch, beam_size=50, m=20), model, x)
+    monkeypatch.setattr(compiled, "MAX_JOINED", 0)  # large ones are not copied
+    second["memory"].recency.mul_(2.0)
     assert search_parts(scorer, tree, x) is None
-    assert search_parts(parts["memory"], tree, x) is not None
+    assert search_parts(first["memory"], tree, x) is not None
 
 
 def train_a_step(model, x):
