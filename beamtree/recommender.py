@@ -50,7 +50,7 @@ from beamtree.query import (
     similar_request,
 )
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
-from beamtree.scorers import Scorer, context_part
+from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import remove_stale_beam
@@ -550,8 +550,7 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        part = context_part(self.model.scorer)
-        context = () if part is None else tuple(part.values)
+        context = context_names(self.model.scorer)
         return read_users(data, self.ids, **columns, exclude_seen=exclude_seen, context=context)
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:

@@ -22,7 +22,7 @@ from beamtree.evaluate import (
 from beamtree.files.atomic import write_json
 from beamtree.list_metrics import LIST_METRICS
 from beamtree.research.baselines import BASELINES, build
-from beamtree.scorers import context_part
+from beamtree.scorers import context_names
 from beamtree.segments import SEGMENTS
 from beamtree.threads import use_threads
 from beamtree.train.runs import ids_of, open_data, open_model
@@ -86,8 +86,7 @@ def evaluate_run(
     else:
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        part = context_part(model.scorer)
-        context = () if part is None else tuple(part.values)
+        context = context_names(model.scorer)
         users = read_users(log, ids_of(run, model), **columns, exclude_seen=exclude_seen, context=context)
     name, facts = run.resolve().name, item_facts(model)
     results: dict[str, Evaluation] = {}

@@ -109,8 +109,9 @@ def _sorted_rows(
     logs = find_logs(log)
     opened = open_logs(logs, None, user, item, time, time_format)
     has, scale = {*opened.ignored, *opened.columns}, opened.scale
-    if scale is not None and (scale.dates or detect_unix_unit(opened.events, scale).unit is not None):
-        has |= DERIVED.keys()
+    if scale is not None and not has.issuperset(context):
+        scale = scale if scale.dates else detect_unix_unit(opened.events, scale)
+        has |= DERIVED.keys() if scale.dates or scale.unit is not None else set()
     if known := [name for name in context if name in has]:
         opened = open_logs(logs, None, user, item, time, time_format, context=known)
     usable = (pl.col("user") != "") & (pl.col("item") != "")

@@ -17,12 +17,15 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # offsets, columns and values 
 def weigh(
     starts: np.ndarray, tokens: np.ndarray, idf: np.ndarray, ends: Sequence[int], weights: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """TF-IDF of documents, whose tokens [starts[i] … starts[i + 1]] are features: see `compiled_classify.weigh`."""
+    """TF-IDF of documents, whose tokens [starts[i] … starts[i + 1]] are features.
+
+    See `compiled_label_training.weigh`.
+    """
     documents = len(starts) - 1
     counts, columns = np.zeros(documents, np.int64), np.empty(len(tokens), np.int32)
     values = np.empty(len(tokens), np.float32)
     last, block_weights = np.array(ends), np.array(weights)
-    compiled = _compiled()
+    compiled = _compiled_training()
     parallel_map(
         lambda span: compiled.weigh(*span, starts, tokens, idf, last, block_weights, counts, columns, values),
         spans(documents),
@@ -34,7 +37,7 @@ def weigh(
 
 def nearest_means(rows: Rows, means: np.ndarray) -> np.ndarray:
     """The mean [width, means] with the largest product for each row."""
-    compiled, nearest = _compiled(), np.empty(len(rows[0]) - 1, np.int64)
+    compiled, nearest = _compiled_training(), np.empty(len(rows[0]) - 1, np.int64)
     parallel_map(lambda span: compiled.nearest_means(*span, *rows, means, nearest), spans(len(nearest)))
     return nearest
 
@@ -56,8 +59,8 @@ def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndar
 
 
 def train_children(rows: Rows, width: int, task: Any, settings: tuple[float, float, int, float]) -> Any:
-    """Linear classifiers of some children of a node: see `compiled_classify.train_children`."""
-    return _compiled().train_children(*rows, width, *task, *settings)
+    """Linear classifiers of some children of a node: see `compiled_label_training.train_children`."""
+    return _compiled_training().train_children(*rows, width, *task, *settings)
 
 
 def search(
@@ -104,3 +107,9 @@ def _compiled() -> Any:
     from beamtree.kernels import compiled_classify
 
     return compiled_classify
+
+
+def _compiled_training() -> Any:
+    from beamtree.kernels import compiled_label_training
+
+    return compiled_label_training

@@ -65,11 +65,9 @@ def _tensors(part: Scorer, tree: Tree) -> list[Tensor]:
     """What the arrays of a part are made from."""
     if isinstance(part, DeepScorer) and _is_covered(part):
         return [_vectors(part, tree), *part.parameters()]
-    return (
-        [part.table.weight]
-        if isinstance(part, DotProductScorer)
-        else [each for each in part._buffers.values() if each is not None]
-    )
+    if isinstance(part, DotProductScorer):
+        return [part.table.weight]
+    return [each for each in part._buffers.values() if each is not None]
 
 
 def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:

@@ -92,8 +92,14 @@ class ContextScorer(DotProductScorer):
 
 def context_part(scorer: Scorer) -> ContextScorer | None:
     """The part of a scorer that reads contexts, if it has one."""
-    parts = map(scorer.part, scorer.names) if isinstance(scorer, SumScorer) else [scorer]
+    parts = scorer.scorers().values() if isinstance(scorer, SumScorer) else [scorer]
     return next((part for part in parts if isinstance(part, ContextScorer)), None)
+
+
+def context_names(scorer: Scorer) -> list[str]:
+    """The columns of the contexts that a scorer reads."""
+    part = context_part(scorer)
+    return [] if part is None else list(part.values)
 
 
 def with_contexts(scorer: Scorer, users: Data) -> Data:

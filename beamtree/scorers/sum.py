@@ -81,7 +81,7 @@ class SumScorer(TableScorer):
 
     @property
     def capturable(self) -> bool:
-        return all(self.part(name).capturable for name in self.names)
+        return all(part.capturable for part in self.scorers().values())
 
     def changing(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."

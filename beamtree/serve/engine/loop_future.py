@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -12,9 +12,9 @@ class LoopResults:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._settled: deque[tuple[asyncio.Future[object], object, BaseException | None]] = deque()
+        self._settled: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
 
-    def put(self, future: "asyncio.Future[object]", result: object, error: BaseException | None) -> None:
+    def put(self, future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
         """Settle a future in its loop; called in one other thread."""
         self._settled.append((future, result, error))
         if len(self._settled) == 1:  # else the loop has been woken and has not taken them yet
@@ -53,7 +53,7 @@ class LoopFuture(Generic[T]):
         return self.waiter.done()
 
     def set_result(self, result: T) -> None:
-        self._results.put(self.waiter, result, None)  # type: ignore[arg-type]
+        self._results.put(self.waiter, result, None)
 
     def set_exception(self, error: BaseException | None) -> None:
-        self._results.put(self.waiter, None, error)  # type: ignore[arg-type]
+        self._results.put(self.waiter, None, error)
