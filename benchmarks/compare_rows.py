@@ -34,12 +34,21 @@ def main() -> None:
     args = parser.parse_args()
     start = time.monotonic()
     data, sizes, name = bt.load_data(args.data), default_sizes(args.device), args.data.name
+    done = 0
+
+    def on_steps(steps: int) -> None:
+        nonlocal done
+        done += steps
+        if done // 1000 > (done - steps) // 1000:
+            print(f"{name} {done:,} steps [{time.monotonic() - start:.0f} s]", flush=True)
+
     experiment = Experiment(
         data, bt.cluster_tree(data, arity=2, seed=args.seed), args.out / name, tree_name="cluster",
         recipe=args.recipe, own_trees=args.own_trees, device=args.device, seed=args.seed,
         beam_size=args.beam_size or sizes.beam_size, batch_size=args.batch_size or sizes.batch_size,
         steps=args.steps or sizes.steps, m=tuple(map(int, args.m.split(","))), metrics=tuple(args.metrics.split(",")),
         exclude_seen=args.exclude_seen, on_message=lambda line: print(name, line, flush=True),
+        on_steps=on_steps,
     )  # fmt: skip
     results = []
     for row in args.rows.split(","):

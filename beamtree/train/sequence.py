@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, softplus
 
+from beamtree.beam import retrieve
 from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights, weigh_losses
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
@@ -37,6 +38,8 @@ AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, 
 PATIENCE = 1_500  # steps without a rise after which training stops
 EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
 LOSS = 2.0  # how much a loss of recall at one cut counts, beside gains at others
+REFRESH = 100  # steps after which the beam that finds negatives takes the newest vectors
+NEGATIVES_BEAM = 20  # its size
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # logits that are computed at once
 
@@ -55,6 +58,7 @@ class SequenceSettings:
     layers: int = LAYERS
     lr: float = LR
     batch_size: int = BATCH
+    beam_leaves: int = 0  # negatives of a sampled loss that a beam finds for each window
     check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
 
     def is_check(self, step: int) -> bool:
@@ -120,7 +124,16 @@ def add_sequence(
 
     parts.cpu()  # where the tree is
     start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
-    fit_sequence(data.train.events, data.num_items, settings, device=device, seed=seed, start=start, on_check=on_check)
+    fit_sequence(
+        data.train.events,
+        data.num_items,
+        settings,
+        device=device,
+        seed=seed,
+        start=start,
+        tree=tree,
+        on_check=on_check,
+    )
     if selection.scorer is not None:
         model = TreeModel(tree, selection.scorer).to(device)
         fit_to_maxima(model.tree, selection.scorer.table.weight, user_vectors(selection.scorer, model.tree, data, seed))
@@ -190,6 +203,7 @@ def fit_sequence(
     device: str = "cpu",
     seed: int = 0,
     start: Tensor | None = None,
+    tree: Tree | None = None,
     on_check: Callable[[int, SequenceEncoder, Tensor], bool] = lambda step, encoder, vectors: False,
 ) -> tuple[SequenceEncoder, Tensor]:
     """Train an encoder and the vectors of the items; returns the running means of their weights.
@@ -201,12 +215,20 @@ def fit_sequence(
         device: where it is trained.
         seed: of all that is random.
         start: vectors of the items [M, any], such as factors, that theirs begin with.
+        tree: that a beam searches for negatives, where the settings ask for them.
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
     """
     events = events.to(device)
     users = _windows(events)
     if not len(users):
         raise ValueError("nothing to train on: no user has two events")
+    leaves = None
+    if settings.sampled is not None and settings.beam_leaves:
+        if tree is None:
+            raise ValueError(f"beam_leaves={settings.beam_leaves} needs a tree")
+        leaves = BeamLeaves(
+            tree.moved(lambda part: part.to(device)), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves
+        )
     encoder = SequenceEncoder(settings.dim, settings.layers, settings.dropout, seed=seed).to(device)
     vectors = nn.Parameter(_first_vectors(num_items, settings.dim, start, seed).to(device))
     weights = [*encoder.parameters(), vectors]
@@ -240,7 +262,8 @@ def fit_sequence(
             if settings.sampled is None:
                 loss = cross_entropy(states, vectors, y)
             else:
-                loss = sampled_cross_entropy(states, vectors, y, shares, settings.sampled, generator)
+                certain = None if leaves is None else leaves(t, encoder, vectors, x)
+                loss = sampled_cross_entropy(states, vectors, y, shares, settings.sampled, generator, certain)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * min(1.0, (t + 1) / WARM_UP)
             optimizer.zero_grad()
@@ -317,11 +340,10 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(states), rows):
             s, target = states[start : start + rows].to(dtype), targets[start : start + rows]
             real, index = (target != PAD).float(), target.clamp(min=0)
-            logits = (s @ v.T).float()
-            norm = logits.logsumexp(1, keepdim=True)
-            total += ((norm - logits.gather(1, index)) * real).sum()
-            grad = logits.sub_(norm).exp_().mul_(real.sum(1, keepdim=True))  # count · p - z
-            grad = grad.scatter_add_(1, index, -real).to(dtype)
+            log_p = torch.log_softmax(s @ v.T, dim=1, dtype=torch.float32)
+            total -= (log_p.gather(1, index) * real).sum()
+            grad = torch.mul(log_p.exp_(), real.sum(1, keepdim=True), out=torch.empty_like(log_p, dtype=dtype))
+            grad.scatter_add_(1, index, -real.to(dtype))  # count · p - z
             grad_states[start : start + rows] = grad @ v
             grad_vectors += grad.T @ s
         count = (targets != PAD).sum().clamp(min=1)
@@ -335,23 +357,56 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def sampled_cross_entropy(
-    states: Tensor, vectors: Tensor, targets: Tensor, shares: Tensor, sampled: int, generator: torch.Generator
+    states: Tensor,
+    vectors: Tensor,
+    targets: Tensor,
+    shares: Tensor,
+    sampled: int,
+    generator: torch.Generator,
+    certain: Tensor | None = None,
 ) -> Tensor:
     """The same over a target and a sample: half of it uniform, half targets of the batch.
 
     By the log Q correction an item that is expected n times in the sample has 1/n of its weight. `shares` is how often
-    items are targets [M].
+    items are targets [M]. Items that are `certain` to be in the sum have their whole weight; the sample stands for the
+    others.
     """
     half = sampled // 2
     uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
-    positives = targets[:, 0]
+    positives = targets[targets != PAD]
     others = positives[torch.randint(len(positives), (half,), generator=generator, device=targets.device)]
     negatives = torch.cat([uniform, others])
-    expected = (sampled - half) / len(vectors) + half * shares[negatives]
-    logits = states @ embedding(negatives, vectors).T - expected.log()
+    weight = -((sampled - half) / len(vectors) + half * shares[negatives]).log()
+    if certain is not None:
+        weight = weight.masked_fill(torch.isin(negatives, certain), -torch.inf)
+        negatives, weight = torch.cat([negatives, certain]), torch.cat([weight, weight.new_zeros(len(certain))])
+    logits = states @ embedding(negatives, vectors).T + weight
     for target in targets.unbind(1):
         logits = logits.masked_fill(negatives == target.unsqueeze(1), -torch.inf)
     own = torch.bmm(embedding(targets.clamp(min=0), vectors), states.unsqueeze(-1)).squeeze(-1)  # [N, K]
     real = targets != PAD
     loss = softplus(logits.logsumexp(1, keepdim=True) - own) * real
     return loss.sum() / real.sum().clamp(min=1)
+
+
+class BeamLeaves:
+    """The items that a beam finds for the histories of a batch, with the vectors of the training so far.
+
+    Args:
+        tree: T.
+        beam_size: k.
+        leaves: items of a history.
+    """
+
+    def __init__(self, tree: Tree, beam_size: int, leaves: int) -> None:
+        self.tree, self.beam_size, self.leaves = tree, beam_size, leaves
+        self._model: TreeModel | None = None
+
+    @torch.no_grad()
+    def __call__(self, step: int, encoder: SequenceEncoder, vectors: Tensor, x: Tensor) -> Tensor:
+        """Items, rising, each once; of histories x [B, T], oldest first."""
+        if self._model is None or step % REFRESH == 0:
+            self._model = TreeModel(self.tree, SequenceScorer.from_items(self.tree, deepcopy(encoder), vectors))
+        items, _ = retrieve(self._model, x.flip(1), beam_size=self.beam_size, m=min(self.leaves, self.tree.num_items))
+        found: Tensor = items[items != PAD].unique()
+        return found
