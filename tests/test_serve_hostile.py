@@ -47,6 +47,18 @@ def client(tmp_path_factory):
         yield client
 
 
+def test_clients_that_send_many_requests_and_leave_are_no_error(client, caplog):
+    body = b'{"history":["i1"],"m":1}'
+    request = b"POST /v1/recommend HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", client.port)) as link:
+            link.sendall(request * 40)
+    for _ in range(20):  # until they have been read
+        assert client.post("/v1/recommend", json={"history": ["i1"]}).status_code == 200
+    time.sleep(0.2)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize(
     "kind", [wrong_types, deep_json, huge_body, path_tricks, not_http, wrong_headers], ids=lambda kind: kind.__name__
 )

@@ -9,7 +9,8 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from beamtree.serve.http.middleware import Guarded
 
@@ -20,11 +21,15 @@ SHUTDOWN_SECONDS = 30  # for requests in flight
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):
-    """HTTP that closes connections whose headers are too slow or too large."""
+    """HTTP that closes connections whose headers are too slow or too large.
+
+    A client may send several requests at once and leave. Uvicorn then tells only the last of them.
+    """
 
     _timer: asyncio.TimerHandle | None = None  # stays while requests come and go: they are many, and few are slow
     _header_bytes = 0
     _begun: float | None = None  # when the headers that are not complete began
+    _running: RequestResponseCycle | None = None  # the request that is being answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,7 +38,14 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
