@@ -38,6 +38,7 @@ from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
+from beamtree.diagnose.explore import labels_page
 from beamtree.kernels import classify as kernels
 from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
@@ -950,6 +951,7 @@ def check_service(client):
     assert "t03" not in [each["label"] for each in several[0]["labels"]]
     assert client.get("/v1/model").json()["labels"] == 20
     assert client.get("/healthz").json() == {"live": True}
+    assert client.get("/").text == labels_page()
     assert client.post("/v1/explain", json={"text": text, "label": "t03"}).json()["parts"]["linear"] > 0.1
     for path, body, message in (
         ("labels", {}, "exactly one of"),
@@ -960,6 +962,8 @@ def check_service(client):
         ("labels", {"features": []}, "there are no documents"),
         ("labels", {"text": text, "extra": 1}, "extra"),
         ("explain", {"text": text, "label": "none"}, "is unknown"),
+        ("explain", {"label": "t03"}, "exactly one of"),
+        ("explain", {"features": {"0": 1.0}, "label": "t03"}, "give texts, not a matrix"),
     ):
         answer = client.post(f"/v1/{path}", json=body)
         assert answer.status_code == 422
@@ -973,6 +977,8 @@ def test_the_service_takes_features(tmp_path):
     with serving_labels(classifier, tmp_path) as client:
         found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
         assert found["results"][0]["labels"][0]["label"] == "2"
+        explained = client.post("/v1/explain", json={"features": {"2": 1.0, "3": 0.1}, "label": "2"}).json()
+        assert explained["score"] == pytest.approx(found["results"][0]["labels"][0]["score"], rel=1e-3)
         for features in ({"9": 1.0}, {"x": 1.0}):
             assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
         assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]

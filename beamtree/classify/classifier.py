@@ -111,6 +111,11 @@ class Classifier:
         """The ids of all labels."""
         return self._ids.names
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether documents are texts, not features."""
+        return self._features is not None
+
     def name_of(self, label: str) -> str:
         """The name of a label; empty where it has none."""
         return self._names.get(label, "")
