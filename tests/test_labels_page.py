@@ -63,7 +63,8 @@ def test_labels_and_why_are_those_of_the_classifier(tab, address, classifier):
     find(tab, address, "topic2word1 topic2word3")
     expected = classifier.predict("topic2word1 topic2word3", m=4)
     assert tab.locator("#found .name").all_text_contents()[0] == "Topic 2"
-    assert tab.locator("#found .right").all_text_contents() == [f"{score:.3f}" for score in expected["score"]]
+    shown = [float(score) for score in tab.locator("#found .right").all_text_contents()]
+    assert shown == pytest.approx(expected["score"].to_list(), abs=6e-4)
     tab.fill("#m", "2")
     tab.press("#m", "Enter")
     tab.wait_for_function("document.querySelectorAll('#found .item').length === 2")
