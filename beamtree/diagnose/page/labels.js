@@ -51,10 +51,9 @@ async function explain(each, button) {
     const why = await fetchJson("/v1/explain", { ...asked, label: each.label });
     if (request !== latest) return;
     $("error").hidden = true;
-    const parts = Object.entries(why.parts), highest = Math.max(...parts.map(([, value]) => value), 1e-9);
     fill($("why"), h("div", { class: "head" }, h("h2", {}, `Why ${titleOf(each)}?`),
       h("span", { class: "muted" }, `score without a beam ${num(why.score)}`)),
-      table("part", "gives", parts.map(([part, value]) => [part, num(value), meter(value / highest)])),
+      table("part", "gives", Object.entries(why.parts).map(([part, value]) => [part, num(value)])),
       table("feature", "adds", why.features.map(({ feature, weight }) => [feature, signed(weight)])),
       table("similar training document with this label", "similarity",
         why.documents.map((near) => [`row ${count(near.document)}`, num(near.similarity)])));
@@ -66,7 +65,7 @@ async function explain(each, button) {
 function table(name, value, rows) {
   if (!rows.length) return h("p", { class: "muted" }, `No ${name}.`);
   return h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, name), h("th", {}, value))),
-    h("tbody", {}, rows.map(([head, cell, more]) => h("tr", {}, h("th", { scope: "row" }, head), h("td", {}, cell, more)))));
+    h("tbody", {}, rows.map(([head, cell]) => h("tr", {}, h("th", { scope: "row" }, head), h("td", {}, cell)))));
 }
 
 async function start() {
