@@ -921,13 +921,14 @@ def test_commands(run):
 def test_the_command_compares_and_names_what_is_missing(run):
     done = beamtree(
         "classify", "compare", "train.parquet", "test.parquet", "--beam-sizes", "1,10", "--json", "rows.json",
-        "--rows", "beamtree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
+        "--rows", "beamtree,beamtree-one-tree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
     )  # fmt: skip
     if find_spec("omikuji") is None:
         assert "Left out: omikuji-parabel (omikuji is not installed)" in done.stderr
     cells = json.loads((run / "rows.json").read_text())
-    assert [(each["row"], each["k"]) for each in cells[:4]] == [
-        ("beamtree", 1), ("beamtree", 10), ("beamtree-no-tree", None), ("knn", None),
+    assert [(each["row"], each["k"]) for each in cells[:6]] == [
+        ("beamtree", 1), ("beamtree", 10), ("beamtree-one-tree", 1), ("beamtree-one-tree", 10),
+        ("beamtree-no-tree", None), ("knn", None),
     ]  # fmt: skip
     assert all(each["p1"] > 90 and 0 <= each["p1_error"] < 10 for each in cells)
     assert "beamtree over knn at k = 10, P@1, P@3 and P@5: " in done.stdout
