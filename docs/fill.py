@@ -486,6 +486,17 @@ def classification_cost() -> str:
     return grid(heads, lines)
 
 
+def one_tree() -> str:
+    """Precision and time of one tree and two on validation documents, by beam."""
+    cells = cells_of("one_tree")
+    lines = []
+    for row in dict.fromkeys(c["row"] for c in cells):
+        found = [c for c in cells if c["row"] == row]
+        texts = [f"{c['p1']:.1f} {c['p3']:.1f} {c['p5']:.1f}, {c['us_batch']:.0f} µs" for c in found]
+        lines.append([row, *texts, f"{found[0]['weights'] / 1e6:.1f} million"])
+    return grid(["row", *(f"k = {c['k']}" for c in cells if c["row"] == row), "weights"], lines)
+
+
 def encoder() -> str:
     """Precision of classifiers with and without the encoder, on test documents."""
     lines = []
@@ -611,6 +622,7 @@ PARTS = {
     "sequence": sequence,
     "classification": classification,
     "classification_cost": classification_cost,
+    "one_tree": one_tree,
     "encoder": encoder,
     "encoder_validation": encoder_validation,
     "encoder_methods": partial(label_methods, "encoder_methods"),

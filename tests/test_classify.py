@@ -31,13 +31,14 @@ import beamtree as bt
 from beamtree.classify.documents import open_documents, relevant_labels
 from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
-from beamtree.classify.linear import positives_below, train_linear, weight_matrix
+from beamtree.classify.linear import positives_below, train_linear, visits, weight_matrix
 from beamtree.classify.matrix import Matrix, empty, from_any, from_dicts, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
 from beamtree.classify.model import Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
+from beamtree.diagnose.explore import labels_page
 from beamtree.kernels import classify as kernels
 from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
@@ -227,6 +228,36 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
+def test_documents_visit_the_groups_with_the_highest_scores():
+    rng = np.random.default_rng(2)
+    x, y = random_matrix(rng, 50, 30, 0.2).normalized(), random_matrix(rng, 50, 24, 0.15)
+    trees = label_trees(label_means(x, y), group=4, trees=2)
+    pairs = positives_below(trees, y)
+    linear = train_linear(x, trees, [pairs[0], pairs[2]], least=0.0)
+    z = x.dense() @ weight_matrix(trees, linear, x.width).dense().T + linear.biases
+    of_levels = visits(x, trees, linear, 3)
+    assert [len(groups) for groups, _ in of_levels] == [0, 150, 0, 150]
+    for tree, (groups, documents) in enumerate(of_levels[1::2]):
+        assert (np.diff(groups) >= 0).all()
+        every = np.arange(trees.starts[trees.roots[tree]], trees.ends[trees.roots[tree]])
+        for document in range(50):
+            chosen = z[document, groups[documents == document]]
+            assert np.allclose(np.sort(chosen), np.sort(z[document, every])[-3:], atol=1e-3)
+
+
+def test_if_all_documents_visit_all_groups_a_tree_changes_nothing_but_the_beam(monkeypatch):
+    monkeypatch.setattr("beamtree.classify.linear.TOLERANCE", 1e-4)
+    monkeypatch.setattr("beamtree.classify.linear.ROUNDS", 1_000)
+    monkeypatch.setattr("beamtree.classify.model.OF_GROUPS", 0.0)
+    rng = np.random.default_rng(2)
+    x, y = random_matrix(rng, 200, 30, 0.2).normalized(), random_matrix(rng, 200, 12, 0.15)
+    settings = {"weights": Weights(0.0, 0.0), "least": 0.0}
+    parts = [train(x, y, empty(12, 30), group=group, **settings).parts(x)["linear"] for group in (4, 12)]
+    assert np.allclose(*parts, atol=5e-3)
+    apart = train(x, y, empty(12, 30), group=4, visited=0, **settings).parts(x)["linear"]
+    assert np.abs(apart - parts[1]).max() > 0.2
+
+
 # Encoder
 
 
@@ -278,7 +309,7 @@ def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
 
 
 def plain_search(model, x, beam_size, m, allowed):
-    """The search as the docstring of the model says, with dense arrays and Python."""
+    """The search as the docstring of the model says, with dense arrays and Python; None where a tie decides a beam."""
     parts = model.parts(x)
     votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
     nodes = model.forest
@@ -293,7 +324,7 @@ def plain_search(model, x, beam_size, m, allowed):
     results = []
     for row in range(x.rows):
         total = votes[row].astype(np.float64)
-        in_beam = set()
+        in_beam, tied = set(), False
         for tree, root in enumerate(nodes.roots):
             beam = [(root, 0.0)]
             for level in range(1, nodes.heights[tree] + 1):
@@ -305,7 +336,9 @@ def plain_search(model, x, beam_size, m, allowed):
                 ]
                 if level == nodes.heights[tree]:
                     for child, path in children:
-                        total[nodes.label[child]] += math.exp(path) / len(nodes.roots)
+                        above = path + miss[row, child]
+                        log_p = model.weights.groups * above - miss[row, child]
+                        total[nodes.label[child]] += math.exp(log_p) / len(nodes.roots)
                         in_beam.add(nodes.label[child])
                     break
                 score = {
@@ -318,10 +351,12 @@ def plain_search(model, x, beam_size, m, allowed):
                     if len(beam) < beam_size or labels < m:
                         beam.append(each)
                         labels += sum(allowed[label] for label in below(each[0]))
+                kept = len(beam)
+                tied = tied or (0 < kept < len(order) and score[order[kept - 1][0]] - score[order[kept][0]] < 1e-5)
         candidates = [
             label for label in range(len(total)) if allowed[label] and (label in in_beam or votes[row, label])
         ]
-        results.append({label: total[label] for label in candidates})
+        results.append(None if tied else {label: total[label] for label in candidates})
     return results
 
 
@@ -332,13 +367,16 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     y = y._replace(values=np.ones_like(y.values))
     names = random_matrix(rng, 14, 25, 0.1).normalized()
     weights = Weights(memory=0.7, names=0.3, power=2.0, neighbours=20, budget=10**9)
-    model = train(x, y, names, group=4, trees=trees, weights=weights, seed=seed, least=0.01)
+    how = {"group": 4, "trees": trees, "visited": seed % 3, "seed": seed, "least": 0.01}
+    model = train(x, y, names, weights=weights, **how)
     vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
-    model = replace(model, encoder=Encoder(*vectors), weights=weights._replace(encoder=float(seed % 2)))
+    model = replace(model, encoder=Encoder(*vectors), weights=model.weights._replace(encoder=float(seed % 2)))
     allowed = rng.random(14) < 0.5 if filtered else np.ones(14, bool)
     queries = random_matrix(rng, 5, 25, 0.3).normalized()
     found, scores = model.search(queries, m, beam_size=beam_size, allowed=allowed)
     for row, expected in enumerate(plain_search(model, queries, beam_size, m, allowed)):
+        if expected is None:
+            continue
         best = sorted(expected.values(), reverse=True)[:m]
         got = found[row][found[row] >= 0]
         assert len(set(got)) == len(got) == len(best)
@@ -388,8 +426,12 @@ def test_few_labels_are_one_group(monkeypatch):
         nodes = bt.Classifier(**options).fit(texts, labels, verbose=False).model.forest
         return [int(nodes.ends[root] - nodes.starts[root]) for root in nodes.roots]
 
-    assert groups() == [1]
-    assert len(groups(group=5)) == 2
+    assert groups() == groups(trees=2) == [1]
+    assert len(groups(group=5)) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("beamtree.classify.classifier.ONE_TREE", 1_999)
+        assert len(groups(group=5)) == 2
+        assert len(groups(group=5, trees=1)) == 1
     for limit, value in (("FEW_LABELS", 19), ("FEW_PAIRS", 1_999)):
         with monkeypatch.context() as patch:
             patch.setattr(f"beamtree.classify.classifier.{limit}", value)
@@ -879,13 +921,14 @@ def test_commands(run):
 def test_the_command_compares_and_names_what_is_missing(run):
     done = beamtree(
         "classify", "compare", "train.parquet", "test.parquet", "--beam-sizes", "1,10", "--json", "rows.json",
-        "--rows", "beamtree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
+        "--rows", "beamtree,beamtree-one-tree,beamtree-no-tree,knn,omikuji-parabel", folder=run,
     )  # fmt: skip
     if find_spec("omikuji") is None:
         assert "Left out: omikuji-parabel (omikuji is not installed)" in done.stderr
     cells = json.loads((run / "rows.json").read_text())
-    assert [(each["row"], each["k"]) for each in cells[:4]] == [
-        ("beamtree", 1), ("beamtree", 10), ("beamtree-no-tree", None), ("knn", None),
+    assert [(each["row"], each["k"]) for each in cells[:6]] == [
+        ("beamtree", 1), ("beamtree", 10), ("beamtree-one-tree", 1), ("beamtree-one-tree", 10),
+        ("beamtree-no-tree", None), ("knn", None),
     ]  # fmt: skip
     assert all(each["p1"] > 90 and 0 <= each["p1_error"] < 10 for each in cells)
     assert "beamtree over knn at k = 10, P@1, P@3 and P@5: " in done.stdout
@@ -950,7 +993,10 @@ def check_service(client):
     assert "t03" not in [each["label"] for each in several[0]["labels"]]
     assert client.get("/v1/model").json()["labels"] == 20
     assert client.get("/healthz").json() == {"live": True}
+    assert client.get("/").text == labels_page()
     assert client.post("/v1/explain", json={"text": text, "label": "t03"}).json()["parts"]["linear"] > 0.1
+    named_as_a_file = client.post("/v1/explain", json={"text": __file__, "label": "t03"})
+    assert named_as_a_file.json()["features"] == []  # the text is not read as a file
     for path, body, message in (
         ("labels", {}, "exactly one of"),
         ("labels", {"text": text, "m": 0}, "m: "),
@@ -960,6 +1006,8 @@ def check_service(client):
         ("labels", {"features": []}, "there are no documents"),
         ("labels", {"text": text, "extra": 1}, "extra"),
         ("explain", {"text": text, "label": "none"}, "is unknown"),
+        ("explain", {"label": "t03"}, "exactly one of"),
+        ("explain", {"features": {"0": 1.0}, "label": "t03"}, "give texts, not a matrix"),
     ):
         answer = client.post(f"/v1/{path}", json=body)
         assert answer.status_code == 422
@@ -973,6 +1021,8 @@ def test_the_service_takes_features(tmp_path):
     with serving_labels(classifier, tmp_path) as client:
         found = client.post("/v1/labels", json={"features": [{"2": 1.0, "3": 0.1}], "m": 1}).json()
         assert found["results"][0]["labels"][0]["label"] == "2"
+        explained = client.post("/v1/explain", json={"features": {"2": 1.0, "3": 0.1}, "label": "2"}).json()
+        assert explained["score"] == pytest.approx(found["results"][0]["labels"][0]["score"], rel=1e-3)
         for features in ({"9": 1.0}, {"x": 1.0}):
             assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
         assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]

@@ -24,6 +24,7 @@ from beamtree.diagnose.explore import (
     MAX_TRUTH,
     catalogue_map,
     describe_model,
+    labels_page,
     page,
     record,
     variants,
@@ -68,9 +69,13 @@ def test_a_name_that_looks_like_a_place_in_the_document_stays_a_name():
     assert text.count("<style>") == 1
 
 
-@pytest.mark.parametrize(("live", "asks"), [(False, "'none'"), (True, "'self'")])
-def test_the_policy_allows_the_one_script_and_nobody_to_be_asked_but_the_server(live, asks):
-    text = page(live=True) if live else page(recorded()[2])
+@pytest.mark.parametrize(
+    ("make", "asks"),
+    [(lambda: page(recorded()[2]), "'none'"), (lambda: page(live=True), "'self'"), (labels_page, "'self'")],
+    ids=["recorded", "live", "labels"],
+)
+def test_the_policy_allows_the_one_script_and_nobody_to_be_asked_but_the_server(make, asks):
+    text = make()
     policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', text)[1])
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     script = re.search(r"<script>(.*)</script>\n</body>", text, flags=re.S)[1]

@@ -37,12 +37,14 @@ def explain_label(
         node, total, own = int(model.forest.leaf[tree, label]), 0.0, np.zeros(len(x.columns))
         if node < 0:
             continue  # added without training
+        counts = 1.0  # of groups it is less
         while model.forest.parent[node] >= 0:
             weights = node_weights(model, node, x.columns)
             z = float(weights @ x.values) + float(model.linear.biases[node])
             path.append({"tree": tree, "node": node, "z": z, "p": float(np.exp(-(max(0.0, 1 - z) ** 3)))})
-            total -= max(0.0, 1 - z) ** 3
-            own += weights * x.values
+            total -= counts * max(0.0, 1 - z) ** 3
+            own += counts * weights * x.values
+            counts = model.weights.groups
             node = int(model.forest.parent[node])
         probability += float(np.exp(total)) / trees
         shares += own / trees

@@ -2,6 +2,9 @@
 
 p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = ⟨w, x⟩ + b. A classifier has L2-regularized
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
+
+With a single tree, labels are also trained on documents that visit their group: those for which it is one of the ten
+best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^¼.
 """
 
 from typing import NamedTuple
@@ -17,6 +20,8 @@ from beamtree.threads import parallel_map
 
 COST, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
 LEAST = 0.1  # weights below are dropped
+VISITS = 10  # groups that a document visits
+SHIFT = 10.0  # z above -SHIFT is told apart
 WORK = 2_000_000  # documents times classifiers of a task, about
 
 
@@ -68,8 +73,8 @@ def train_linear(
         features: of the documents.
         forest: trees over the labels.
         pairs: the positives of each level: nodes and documents, as `positives_below` gives them.
-        visited: for each level, parents and documents that are trained on besides those below, such as those whose beam
-            visits the parent.
+        visited: for each level, parents, rising, and documents that are trained on besides those below, such as those
+            whose beam visits the parent.
         cost: C.
         least: weights below are dropped.
         on_progress: called with what is done, how much of it, and the total.
@@ -80,7 +85,8 @@ def train_linear(
         for parent, start, end in zip(parents, begin, [*begin[1:], len(nodes)], strict=True):
             rows = np.unique(documents[start:end])
             if visited is not None:
-                rows = np.union1d(rows, visited[level][1][visited[level][0] == parent])
+                at = np.searchsorted(visited[level][0], [parent, parent + 1])
+                rows = np.union1d(rows, visited[level][1][at[0] : at[1]])
             children = nodes[start:end] - forest.starts[parent]
             count = int(forest.ends[parent] - forest.starts[parent])
             task = Task(
@@ -107,6 +113,23 @@ def train_linear(
         return found
 
     return _by_node(forest, tasks, parallel_map(solve, tasks))
+
+
+def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list[Pairs]:
+    """For each tree and level the documents that visit each group: of the last groups those `count` with the highest z.
+
+    They are pairs by group, for `train_linear`: groups of other levels are visited by nobody.
+    """
+    weights, pairs = weight_matrix(forest, linear, features.width), []
+    documents = features.with_column(np.ones(features.rows, np.float32))
+    for tree, height in enumerate(forest.heights):
+        groups = np.unique(forest.parent[forest.leaf[tree]])
+        index = weights.take(groups).with_column(linear.biases[groups] + np.float32(SHIFT)).transposed()
+        best, _ = kernels.nearest_rows(documents.parts, index.parts, len(groups), count)
+        order = np.argsort(best.ravel(), kind="stable")
+        nobody = np.empty(0, np.int64), np.empty(0, np.int64)
+        pairs += [nobody] * int(height - 1) + [(groups[best.ravel()[order]], order // best.shape[1])]
+    return pairs
 
 
 def _by_node(forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np.ndarray, ...]]) -> Linear:
@@ -136,10 +159,14 @@ def weight_matrix(forest: Forest, linear: Linear, width: int) -> Matrix:
     return from_entries(nodes, features, values, (len(forest.parent), width))
 
 
-def log_probabilities(features: Matrix, forest: Forest, linear: Linear, tree: int) -> np.ndarray:
-    """log p(n | x) of all labels [n, L]: the plain definition, for tests, explanations and small sets."""
+def log_probabilities(
+    features: Matrix, forest: Forest, linear: Linear, tree: int, of_groups: float = 1.0
+) -> np.ndarray:
+    """log p(l | x) of all labels [n, L], to which groups add `of_groups` times their own: the plain definition."""
     z = features.dense() @ weight_matrix(forest, linear, features.width).dense().T + linear.biases
     total = np.zeros((features.rows, forest.leaf.shape[1]), np.float32)
-    for of_labels in forest.above(tree):
-        total -= np.maximum(0, 1 - z[:, of_labels]) ** 3
-    return total
+    *groups, leaves = forest.above(tree)
+    for nodes in groups:
+        total -= of_groups * np.maximum(0, 1 - z[:, nodes]) ** 3
+    result: np.ndarray = total - np.maximum(0, 1 - z[:, leaves]) ** 3
+    return result

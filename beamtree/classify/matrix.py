@@ -52,6 +52,12 @@ class Matrix(NamedTuple):
         scale = 1 / np.sqrt(np.where(squares == 0, 1, squares))
         return self._replace(values=(self.values * scale[self.row_of_entry()]).astype(np.float32))
 
+    def with_column(self, values: np.ndarray) -> "Matrix":
+        """With one more column, the last [n]."""
+        ends = self.offsets[1:]
+        columns, all_values = np.insert(self.columns, ends, self.width), np.insert(self.values, ends, values)
+        return Matrix(self.offsets + np.arange(self.rows + 1), columns, all_values, self.width + 1)
+
     def dense(self) -> np.ndarray:
         """All cells [n, width], for tests and small matrices."""
         result = np.zeros((self.rows, self.width), np.float32)

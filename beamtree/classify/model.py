@@ -20,11 +20,22 @@ import numpy as np
 
 from beamtree.classify.encoder import Encoder, is_affordable, no_encoder, train_encoder
 from beamtree.classify.label_tree import Forest, label_means, label_trees
-from beamtree.classify.linear import COST, LEAST, Linear, log_probabilities, positives_below, train_linear
+from beamtree.classify.linear import (
+    COST,
+    LEAST,
+    VISITS,
+    Linear,
+    log_probabilities,
+    positives_below,
+    train_linear,
+    visits,
+)
 from beamtree.classify.matrix import Matrix, stack
 from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
 from beamtree.progress import OnProgress, no_progress
+
+OF_GROUPS = 0.25  # how much groups count in log p of a label where documents visit other groups
 
 
 class Weights(NamedTuple):
@@ -36,6 +47,7 @@ class Weights(NamedTuple):
     neighbours: int = 100
     budget: int = 10_000  # rows of the inverted index that are read for a document, about
     encoder: float = 0.0
+    groups: float = 1.0  # in log p of a label: 1 as in PLT, less where labels are trained on more documents
 
 
 class Index(NamedTuple):
@@ -143,7 +155,7 @@ class LabelModel:
         linear = np.zeros((n, self.num_labels), np.float32)
         trees = len(self.forest.roots)
         for tree in range(trees):
-            of_tree = np.exp(log_probabilities(features, self.forest, self.linear, tree))
+            of_tree = np.exp(log_probabilities(features, self.forest, self.linear, tree, weights.groups))
             linear[:, : of_tree.shape[1]] += of_tree / trees
         documents = self.documents.matrix(self.labels.rows).dense()
         similarity = np.maximum(features.dense() @ documents.T, 0)
@@ -202,6 +214,7 @@ def train(
     *,
     group: int,
     trees: int = 1,
+    visited: int = VISITS,
     weights: Weights | None = None,
     cost: float = COST,
     least: float = LEAST,
@@ -210,19 +223,35 @@ def train(
 ) -> LabelModel:
     """Build trees over the labels and train their classifiers; `names` has a row per label, empty for those without.
 
-    The encoder is trained where it has a weight, or where weights are still to be chosen and there are few labels.
+    Args:
+        features: of the documents.
+        labels: of the documents.
+        names: features of the names of labels.
+        group: labels in a group, about.
+        trees: their number.
+        visited: groups whose labels are trained on a document besides its own; 0 is PLT.
+        weights: of the parts. Default: to be chosen; then the encoder is trained where there are few labels.
+        cost: C of the linear classifiers.
+        least: weights below are dropped.
+        seed: of trees and encoder.
+        on_progress: called with what is done, how much of it, and the total.
     """
     forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)
     pairs = positives_below(forest, labels)
-    linear = train_linear(features, forest, pairs, cost=cost, least=least, on_progress=on_progress)
-    model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), weights or Weights())
+    settings: dict[str, Any] = {"cost": cost, "least": least, "on_progress": on_progress}
+    if visited:
+        groups = [level for level in pairs if forest.label[level[0][0]] < 0]
+        settings["visited"] = visits(features, forest, train_linear(features, forest, groups, **settings), visited)
+    linear = train_linear(features, forest, pairs, **settings)
+    chosen = (weights or Weights())._replace(groups=OF_GROUPS if visited else 1.0)
+    model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), chosen)
     if weights.encoder if weights is not None else is_affordable(features, labels):
         model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))
     return model
 
 
-def _numbers(weights: Weights) -> tuple[float, float, float, int, int, float]:
+def _numbers(weights: Weights) -> tuple[float, float, float, int, int, float, float]:
     return (
         float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours), int(weights.budget),
-        float(weights.encoder),
+        float(weights.encoder), float(weights.groups),
     )  # fmt: skip

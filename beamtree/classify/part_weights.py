@@ -22,13 +22,14 @@ def choose_weights(
 ) -> tuple[LabelModel, dict[str, float]]:
     """The weights of memory, names and encoder with the best mean of P@1, P@3 and P@5 on validation documents."""
     if not features.rows:
-        weights = Weights(names=0.1 if len(model.names.rows) else 0.0)
+        weights = Weights(names=0.1 if len(model.names.rows) else 0.0, groups=model.weights.groups)
         return replace(model, weights=weights, encoder=no_encoder()), {}
 
     def quality(weights: Weights) -> float:
         return mean_precision(replace(model, weights=weights), features, labels, beam_size)
 
-    best = Weights(0.0, 0.0, budget=BUDGETS[-1 if model.labels.rows <= FEW else 0])
+    budget = BUDGETS[-1 if model.labels.rows <= FEW else 0]
+    best = Weights(0.0, 0.0, budget=budget, groups=model.weights.groups)
     alone = score = quality(best)
     tried = {best: score}
     fields: list[tuple[str, tuple[float, ...]]] = [("memory", MEMORY), ("power", POWERS)]

@@ -47,7 +47,10 @@ def train(
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
-    trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: more find a little more.")] = 2,
+    trees: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trees over the labels: 1 is smaller and faster. Default: 1 or 2, by size."),
+    ] = None,
     group: Annotated[
         int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
     ] = None,

@@ -41,7 +41,7 @@ NAMING_SHARE = 0.5  # a category names a subtree if it holds more than this shar
 CATEGORY_DEPTH = 4  # steps of a category path that are told apart
 
 FILES = Path(__file__).parent / "page"
-SCRIPTS = ("helpers", "source", "state", "tree", "panels", "charts", "compare", "map", "keys", "app")
+SCRIPTS = ("helpers", "server", "source", "state", "tree", "panels", "charts", "compare", "map", "keys", "app")
 
 Pack = dict[str, Any]
 Ints = NDArray[np.int64]
@@ -298,13 +298,30 @@ def page(data: Mapping[str, Any] | None = None, *, live: bool = False) -> str:
     """The page as one HTML document with nothing loaded from elsewhere: of a recording, or live from a server.
 
     Titles may be hostile: they can contain tags, quotes and control characters. All data are compressed and encoded in
-    base64, and the scripts insert them as text, never as HTML. A content security policy allows only this script, by
-    its checksum, and requests only to the server that the page came from.
+    base64, and the scripts insert them as text, never as HTML.
     """
     if (data is None) is not live:
         raise ValueError("give the result of `record`, or live=True: one of the two")
     data = data or {"format": 1, "live": True, "name": "live"}
-    script = "\n".join((FILES / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    plain = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    packed = gzip.compress(plain.encode("utf-8", "replace"), mtime=0)  # the same data give the same page
+    title = "".join(c if c.isprintable() else " " for c in str(data["name"]))
+    parts = {"title": html.escape(title), "data": base64.b64encode(packed).decode("ascii")}
+    return _document("page", SCRIPTS, parts, live=live)
+
+
+def labels_page() -> str:
+    """The page of a classifier, live from a server: one HTML document with nothing loaded from elsewhere."""
+    return _document("labels", ("helpers", "server", "labels"), {}, live=True)
+
+
+def _document(template: str, scripts: Sequence[str], parts: Mapping[str, str], *, live: bool) -> str:
+    """A template filled with the style, scripts and other parts.
+
+    A content security policy allows only this script, by its checksum, and requests only to the server that the page
+    came from.
+    """
+    script = "\n".join((FILES / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
     script = f'"use strict";\n(() => {{\n{script}\n}})();\n'
     style = (FILES / "page.css").read_text(encoding="utf-8")
     server = "'self'" if live else "'none'"
@@ -312,19 +329,10 @@ def page(data: Mapping[str, Any] | None = None, *, live: bool = False) -> str:
         f"default-src 'none'; script-src '{_checksum(script)}'; style-src '{_checksum(style)}'; "
         f"connect-src {server}; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    plain = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    packed = gzip.compress(plain.encode("utf-8", "replace"), mtime=0)  # the same data give the same page
-    title = "".join(c if c.isprintable() else " " for c in str(data["name"]))
-    parts = {
-        "policy": html.escape(policy),
-        "title": html.escape(title),
-        "style": style,
-        "data": base64.b64encode(packed).decode("ascii"),
-        "script": script,
-    }
-    template = (FILES / "page.html").read_text(encoding="utf-8")
+    filled = {**parts, "policy": html.escape(policy), "style": style, "script": script}
     # In one pass: a title may look like a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda placeholder: parts[placeholder[1]], template)
+    text = (FILES / f"{template}.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda placeholder: filled[placeholder[1]], text)
 
 
 def _checksum(text: str) -> str:

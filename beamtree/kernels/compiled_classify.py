@@ -195,8 +195,11 @@ def _children(node, columns, values, forest, linear, sums):
 
 
 @compiled()
-def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most, least):
-    """The leaves below the beam of a tree that may be found, and the logs of their probabilities, `least` or more."""
+def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most, least, of_groups):
+    """The leaves below the beam of a tree that may be found, and the logs of their probabilities, `least` or more.
+
+    The log of a label's probability is its own, and `of_groups` times that of the groups above it.
+    """
     roots, heights, starts, ends, _, label_of_node, _ = forest
     nodes, paths = roots[tree : tree + 1], np.zeros(1, np.float32)
     for level in range(1, heights[tree] + 1):
@@ -208,9 +211,10 @@ def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below,
         count = 0
         for place in range(len(nodes)):
             _children(nodes[place], columns, values, forest, linear, sums)
+            above = paths[place] * of_groups if level == heights[tree] else paths[place]
             for child in range(starts[nodes[place]], ends[nodes[place]]):
                 miss = max(np.float32(1) - sums[child - starts[nodes[place]]], np.float32(0))
-                path = paths[place] - miss * miss * miss
+                path = above - miss * miss * miss
                 if level == heights[tree]:
                     if path >= least and allowed[label_of_node[child]]:
                         next_nodes[count], next_paths[count] = child, path
@@ -276,7 +280,8 @@ def search(
         memory: an inverted index of the training documents, and their labels.
         names: an inverted index of the names of labels.
         encoder: vectors of features and of labels, and biases.
-        weights: of memory and names, power of similarities, neighbours, rows that are read, and weight of the encoder.
+        weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, and
+            how much groups count in the probability of a label.
         allowed: whether each label may be found.
         allowed_below: number of such labels below each node.
         scratch: zeros by label, room for as many numbers and one more, NaN by row of an index, the same room, and zeros
@@ -286,7 +291,7 @@ def search(
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
-    memory_weight, name_weight, power, neighbours, budget, encoder_weight = weights
+    memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups = weights
     roots, label_of_node = forest[0], forest[5]
     totals, labels, similarity, touched, lifted = scratch
     for document in range(first, last):
@@ -305,7 +310,9 @@ def search(
         for least in (SMALL, -np.float32(np.inf)):
             for tree in range(len(roots)):
                 _lift(tree, labels[:num_votes], votes, forest, allowed, lifted)
-                leaves, paths = _beam(tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most, least)
+                leaves, paths = _beam(
+                    tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most, least, of_groups
+                )
                 _clear(tree, labels[:num_votes], forest, lifted)
                 for place in range(len(leaves)):
                     p = max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)

@@ -57,8 +57,8 @@ ROWS = {
 }
 for _name in ("omikuji-bonsai-3", "pecos"):
     ROWS[f"{_name}-our-features"] = ROWS[_name]._replace(our_features=True, settings=COSTS[:2])  # 3 lost with words
-OURS, LINEAR, NO_TREE = "beamtree", "beamtree-linear", "beamtree-no-tree"
-ALL = (OURS, LINEAR, NO_TREE, *ROWS)
+OURS, LINEAR, ONE_TREE, NO_TREE = "beamtree", "beamtree-linear", "beamtree-one-tree", "beamtree-no-tree"
+ALL = (OURS, LINEAR, ONE_TREE, NO_TREE, *ROWS)
 
 
 class Sets(NamedTuple):
@@ -181,9 +181,10 @@ def compare_labels(
     results: list[LabelResult] = []
     ours = [row for row in rows if row not in ROWS]
     if {OURS, LINEAR} & set(ours):
-        results += run_ours(sets, [row for row in ours if row != NO_TREE], beams, {}, on_message)
-    if NO_TREE in ours:
-        results += run_ours(sets, [NO_TREE], beams, {"trees": 1, "group": sets.train_y.width}, on_message)
+        results += run_ours(sets, [row for row in ours if row in (OURS, LINEAR)], beams, {}, on_message)
+    for row, options in ((ONE_TREE, {"trees": 1}), (NO_TREE, {"trees": 1, "group": sets.train_y.width})):
+        if row in ours:
+            results += run_ours(sets, [row], beams, options, on_message)
     for row in rows:
         if row in ROWS:
             results += run_peer(sets, row, beams, on_message)
@@ -212,7 +213,7 @@ def run_ours(
         for row in rows:
             model = classifier.model
             if row == LINEAR:
-                model = replace(model, weights=Weights(0.0, 0.0))
+                model = replace(model, weights=Weights(0.0, 0.0, groups=model.weights.groups))
             for k in (None,) if row == NO_TREE else beams:
 
                 def find(x: Matrix, k: int | None, model: Any = model) -> np.ndarray:

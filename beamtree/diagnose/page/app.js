@@ -55,12 +55,6 @@ function welcome(subject) {
     h("button", { class: "wide-button", onclick: openFinder }, "Search users and items …")));
 }
 
-function showError(error) {
-  if (error.status === 401) return askToken();
-  $("error").hidden = false;
-  $("error").textContent = clean(String(error.message ?? error)).slice(0, 400);
-}
-
 async function showCosts(subject) {
   const request = latest, model = modelAt(source);
   let points = costPoints(source, model, Math.min(state.m, source.beamSize(state.k)));
@@ -191,7 +185,7 @@ function showLosses(subject, search) {
 async function askLosses() {
   source.counting = true;
   const model = source.models[0];
-  model.losses = await source.request("/v1/losses").catch(() => null);
+  model.losses = await fetchJson("/v1/losses").catch(() => null);
   source.counting = false;
   if (state.tab === "losses" && modelAt(source) === 0) show();
 }

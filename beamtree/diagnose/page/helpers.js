@@ -43,6 +43,12 @@ const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 const level0 = (arity, level) => (arity ** level - 1) / (arity - 1); // the first node of a level
 const parentOf = (arity, node) => Math.floor((node - 1) / arity);
 
+function meter(share) {
+  const bar = h("span", { class: "meter" }, h("i", {}));
+  bar.firstChild.style.width = `${clamp(share * 100, 1, 100)}%`;
+  return bar;
+}
+
 // The outcome for an item: a sign and a word as well as a colour.
 const OUTCOMES = {
   found: { sign: "●", word: "found" },

@@ -1,11 +1,4 @@
-// Dialogs: search, help, and the token of a server. And the keyboard.
-
-function askToken() { // kept until the browser is closed, and sent to this server alone
-  const field = h("input", { type: "password", id: "token", "aria-label": "Token", autocomplete: "off" });
-  const keep = (event) => { event.preventDefault(); sessionStorage.setItem("token", field.value); location.reload(); };
-  fill($("finder"), h("form", { onsubmit: keep }, h("p", {}, "This server requires a token."), field));
-  $("finder").showModal();
-}
+// Dialogs: search and help. And the keyboard.
 
 function openFinder() {
   const box = $("finder");

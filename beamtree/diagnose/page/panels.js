@@ -82,11 +82,6 @@ function showFound(subject, search) {
       right: [relevant.has(item.id) ? mark("found") : null, num(score)], bar: meter(score / best),
     }))));
 }
-function meter(share) {
-  const bar = h("span", { class: "meter" }, h("i", {}));
-  bar.firstChild.style.width = `${clamp(share * 100, 1, 100)}%`;
-  return bar;
-}
 
 // In words: where an item was lost, by what margin, to which node, and which part of the score was decisive.
 function showWhy(searches) {

@@ -100,8 +100,8 @@ class Live {
     this.cache = new Map();
   }
   async open() {
-    const model = { parts: [], ...(await this.request("/v1/model")) };
-    model.map = await this.request("/v1/map").catch(() => null);
+    const model = { parts: [], ...(await fetchJson("/v1/model")) };
+    model.map = await fetchJson("/v1/map").catch(() => null);
     this.models = [model, ...without(model)];
     this.limits = model.limits ?? {};
     return this;
@@ -119,17 +119,6 @@ class Live {
     this.itemsById.set(id, item);
     return item;
   }
-  async request(path, body) {
-    const headers = { ...(body && { "content-type": "application/json" }), ...token() };
-    const options = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) };
-    const response = await fetch(path, options);
-    const content = await response.json().catch(() => ({}));
-    if (response.ok) return content;
-    const message = content.error ?? `${path} answered ${response.status}`;
-    const error = new Error([message, content.hint].filter(Boolean).join(": "));
-    error.status = response.status;
-    throw error;
-  }
   async subject({ user, history, hide }) {
     const key = JSON.stringify(["subject", user, history]);
     if (!this.cache.has(key)) this.store(key, await this.eventsOf(user, history));
@@ -142,11 +131,11 @@ class Live {
   async eventsOf(user, history) {
     if (history?.length) return this.itemsOf(history);
     if (!user) return [];
-    const { history: events } = await this.request(`/v1/users/${encodeURIComponent(user)}`);
+    const { history: events } = await fetchJson(`/v1/users/${encodeURIComponent(user)}`);
     return events.map((each) => this.item(each));
   }
   async itemsOf(ids) { // with titles
-    const request = (id) => this.request(`/v1/items/${encodeURIComponent(id)}`).catch(() => id);
+    const request = (id) => fetchJson(`/v1/items/${encodeURIComponent(id)}`).catch(() => id);
     const missing = [...new Set(ids)].filter((id) => !this.itemsById.has(id)).slice(-69);
     (await Promise.all(missing.map(request))).forEach((item) => this.item(item));
     return ids.map((id) => this.item(id));
@@ -159,7 +148,7 @@ class Live {
     const history = subject.history.map((each) => each.id).reverse();
     const body = { history, beam_size: Math.max(k, m), m, items, ...(part ? { without: part } : {}) };
     const key = JSON.stringify(body);
-    if (!this.cache.has(key)) this.store(key, this.normalize(await this.request("/v1/explain", body)));
+    if (!this.cache.has(key)) this.store(key, this.normalize(await fetchJson("/v1/explain", body)));
     return this.cache.get(key);
   }
   store(key, value) {
@@ -180,8 +169,8 @@ class Live {
   async lookUp(text) {
     const query = encodeURIComponent(text.trim());
     const [users, items] = await Promise.all([
-      this.request(`/v1/users?query=${query}&limit=12`),
-      text.trim() ? this.request(`/v1/items?query=${query}&limit=20`) : { items: [] },
+      fetchJson(`/v1/users?query=${query}&limit=12`),
+      text.trim() ? fetchJson(`/v1/items?query=${query}&limit=20`) : { items: [] },
     ]);
     return { users: users.users.map((id) => ({ id: String(id) })), items: items.items.map((item) => this.item(item)) };
   }
@@ -189,8 +178,4 @@ class Live {
 function without(model) { // the same model without each part of its score, where the server can leave one out
   if (model.parts.length < 2) return [];
   return model.parts.map((part) => ({ ...model, name: `${model.name} without ${part}`, without: part }));
-}
-function token() {
-  const value = sessionStorage.getItem("token");
-  return value ? { authorization: `Bearer ${value}` } : {};
 }

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
 from pydantic import Field, StrictFloat, StrictInt, StringConstraints
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
 from beamtree.classify.matrix import from_dicts
 from beamtree.data.catalogue import search_texts
 from beamtree.data.ids import as_id
+from beamtree.diagnose.explore import labels_page
 from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, add_error_handlers, check_limit, json_response
@@ -39,9 +40,12 @@ class LabelsBody(RequestBody):
 
 
 class ExplainBody(RequestBody):
-    """A text and a label."""
+    """A label, and one of text and features."""
 
-    text: DocumentText
+    text: DocumentText | None = Field(default=None, description="A text.")
+    features: Features | None = Field(
+        default=None, description="For classifiers of features: an object from number to value."
+    )
     label: Id
 
 
@@ -131,7 +135,8 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         """What is served."""
         version, classifier = live.snapshot
         found = {"name": service.name, "labels": classifier.model.num_labels, "documents": classifier.model.labels.rows}
-        return json_response({**found, "beam_size": classifier.beam_size, "changes": version})
+        more = {"beam_size": classifier.beam_size, "text": classifier.takes_text, "changes": version}
+        return json_response({**found, **more})
 
     @app.post("/v1/labels")
     def labels(body: LabelsBody) -> Response:
@@ -174,11 +179,24 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
 
     @app.post("/v1/explain")
     def explain(body: ExplainBody) -> Response:
-        """Why a label has its score for a text."""
+        """Why a label has its score for a document: what each part gives, and which words and documents count."""
+        if (body.text is None) is (body.features is None):
+            raise ApiError(422, "give exactly one of text and features", SCHEMA_HINT)
+        classifier = live.snapshot.classifier
         try:
-            return json_response(live.snapshot.classifier.explain(body.text, body.label))
+            document: Any = [body.text]
+            if body.features is not None:
+                document = from_dicts([body.features], classifier.model.num_features)
+            return json_response(classifier.explain(document, body.label))
         except ValueError as error:
             raise ApiError(422, str(error), "change the request") from error
+
+    document = labels_page()
+
+    @app.get("/", response_class=HTMLResponse)
+    def show_page() -> Response:
+        """The page."""
+        return HTMLResponse(document)
 
     # Labels
 
