@@ -480,7 +480,8 @@ def classification_cost() -> str:
         def times(key: str, found: Cells = found) -> str:
             return " ".join("–" if c[key] is None else f"{c[key]:.0f}" for c in found)
 
-        seconds = f"{found[0]['seconds'] + found[0]['tuning']:.0f}"
+        parts = [found[0][key] for key in ("seconds", "tuning")]
+        seconds = "–" if None in parts else f"{sum(parts):.0f}"
         lines.append([name, row, times("us_batch"), times("us_single"), seconds, f"{found[0]['mb']:.0f}"])
     heads = ["set", "row", "in a batch, k = 2 5 10", "one by one, k = 2 5 10", "seconds, with tuning", "MB"]
     return grid(heads, lines)

@@ -34,7 +34,7 @@ from beamtree.classify.label_tree import forest, k_means, label_means, label_tre
 from beamtree.classify.linear import positives_below, train_linear, visits, weight_matrix
 from beamtree.classify.matrix import Matrix, empty, from_any, from_dicts, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
-from beamtree.classify.model import Index, Weights, train
+from beamtree.classify.model import OF_GROUPS, Index, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
@@ -309,12 +309,14 @@ def test_an_encoder_is_only_kept_where_it_pays(monkeypatch):
 
 
 def plain_search(model, x, beam_size, m, allowed):
-    """The search as the docstring of the model says, with dense arrays and Python; None where a tie decides a beam."""
+    """The search as the docstring of the model says, with dense arrays and Python; None where a tie decides."""
     parts = model.parts(x)
     votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
     nodes = model.forest
     z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
+    similar = -np.sort(-x.dense() @ model.documents.matrix(model.labels.rows).dense().T, axis=1)
+    last = model.weights.neighbours
 
     def below(node):
         if nodes.label[node] >= 0:
@@ -324,7 +326,7 @@ def plain_search(model, x, beam_size, m, allowed):
     results = []
     for row in range(x.rows):
         total = votes[row].astype(np.float64)
-        in_beam, tied = set(), False
+        in_beam, tied = set(), similar[row, last - 1] - similar[row, last] < 1e-5
         for tree, root in enumerate(nodes.roots):
             beam = [(root, 0.0)]
             for level in range(1, nodes.heights[tree] + 1):
@@ -427,15 +429,24 @@ def test_few_labels_are_one_group(monkeypatch):
         return [int(nodes.ends[root] - nodes.starts[root]) for root in nodes.roots]
 
     assert groups() == groups(trees=2) == [1]
-    assert len(groups(group=5)) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr("beamtree.classify.classifier.ONE_TREE", 1_999)
-        assert len(groups(group=5)) == 2
-        assert len(groups(group=5, trees=1)) == 1
+    assert len(groups(group=5)) == 2
     for limit, value in (("FEW_LABELS", 19), ("FEW_PAIRS", 1_999)):
         with monkeypatch.context() as patch:
             patch.setattr(f"beamtree.classify.classifier.{limit}", value)
             assert min(groups()) > 1
+
+
+def test_labels_are_trained_on_visits_with_one_tree_or_where_it_does_not_take_long(monkeypatch):
+    texts, labels = topic_texts(100)  # 20 labels
+
+    def of_groups(**options):
+        return bt.Classifier(**options).fit(texts, labels, verbose=False).model.weights.groups
+
+    assert of_groups() == 1.0  # all labels are one group
+    assert of_groups(group=5) == OF_GROUPS
+    monkeypatch.setattr("beamtree.classify.classifier.VISIT_PAIRS", 1_999)
+    assert of_groups(group=5) == 1.0
+    assert of_groups(group=5, trees=1) == OF_GROUPS
 
 
 def test_the_same_seed_gives_the_same_model():
@@ -730,6 +741,23 @@ def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkey
     assert [(row, k) for row, k, _, _ in gains(results)] == [("strong", 1), ("strong", 10)]
     assert np.allclose(gains(results)[0][2], results[0].values.mean(0) - results[2].values.mean(0))
     assert "strong, setting 2: 51.11% on validation documents" in lines
+
+
+def test_a_package_that_fails_is_left_out_of_a_comparison(monkeypatch):
+    def fail(x, y, setting, folder):
+        raise AttributeError("no attribute of a library")
+
+    def train(x, y, setting, folder):
+        folder.mkdir()
+        return lambda documents, k: np.zeros((documents.shape[0], 5), np.int64)
+
+    rows = {"broken": Row("numpy", fail, fail, (1.0,)), "right": Row("numpy", train, train, (1.0,), beams=False)}
+    monkeypatch.setattr("beamtree.research.label_comparison.ROWS", rows)
+    documents = open_documents(np.eye(3), [[0]] * 3, needs_labels=True)
+    lines = []
+    results = compare_labels(Sets.of(documents, documents), ["broken", "right"], [1], lines.append)
+    assert [each.row for each in results] == ["right"]
+    assert "broken: left out, it failed with AttributeError: no attribute of a library" in lines
 
 
 class FakePecos:

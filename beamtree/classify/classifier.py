@@ -38,7 +38,7 @@ VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights
 SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
 GROUP = 256  # labels that a group has, about
 FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels, up to which all are one group
-ONE_TREE = 200_000_000  # documents times labels up to which there is one tree; with more there are two
+VISIT_PAIRS = 200_000_000  # documents times labels up to which labels are trained on visits with several trees, too
 COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
@@ -59,8 +59,8 @@ class Classifier:
 
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
-        trees: trees over the labels. A single one is half as large as two and twice as fast, takes longer to train,
-            and loses more at narrow beams. Default: 1 where documents times labels are at most 200 million, else 2.
+        trees: trees over the labels. A single one is half as large as two and twice as fast, and loses more at narrow
+            beams. With many documents and labels it takes longer to train.
         group: labels in a group. Default: 256; where there are at most 1,000 labels, all of them in one tree, if
             training each against all documents does not take long.
         cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
@@ -74,7 +74,7 @@ class Classifier:
         self,
         *,
         beam_size: int = BEAM_SIZE,
-        trees: int | None = None,
+        trees: int = 2,
         group: int | None = None,
         cost: float | None = None,
         least: float = 0.1,
@@ -86,8 +86,7 @@ class Classifier:
             if value is not None and not least_value <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
         group = None if group is None else positive_int("group", group)
-        trees = None if trees is None else positive_int("trees", trees)
-        self.options = Options(trees, group, cost, least, seed)
+        self.options = Options(positive_int("trees", trees), group, cost, least, seed)
         check_frame_kind(frame)
         self._frame = frame
         self._model: LabelModel | None = None
@@ -179,15 +178,12 @@ class Classifier:
             z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             pairs = x.rows * len(ids)
-            settings: dict[str, Any] = {
-                **asdict(self.options),
-                "trees": self.options.trees or (1 if pairs <= ONE_TREE else 2),
-                "cost": self.options.cost or COST,
-            }
+            settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
             if self.options.group is None:
                 few = len(ids) <= FEW_LABELS and pairs <= FEW_PAIRS
                 settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
-            settings["visited"] = VISITS if settings["trees"] == 1 else 0
+            several = settings["group"] < len(ids)  # groups
+            settings["visited"] = VISITS if several and (settings["trees"] == 1 or pairs <= VISIT_PAIRS) else 0
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
             count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
@@ -482,7 +478,7 @@ class Classifier:
 class Options:
     """How a classifier is trained."""
 
-    trees: int | None
+    trees: int
     group: int | None
     cost: float | None
     least: float

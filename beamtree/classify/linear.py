@@ -3,7 +3,7 @@
 p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = ⟨w, x⟩ + b. A classifier has L2-regularized
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
 
-With a single tree, labels are also trained on documents that visit their group: those for which it is one of the ten
+Where there is time, labels are also trained on documents that visit their group: those for which it is one of the ten
 best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^¼.
 """
 

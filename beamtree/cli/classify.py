@@ -47,10 +47,7 @@ def train(
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
-    trees: Annotated[
-        int | None,
-        typer.Option(min=1, help="Trees over the labels: 1 is smaller and faster. Default: 1 or 2, by size."),
-    ] = None,
+    trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: 1 is smaller and faster.")] = 2,
     group: Annotated[
         int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
     ] = None,

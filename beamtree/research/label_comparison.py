@@ -177,7 +177,7 @@ def why_missing(row: str, sets: Sets) -> str | None:
 def compare_labels(
     sets: Sets, rows: Sequence[str], beams: Sequence[int], on_message: Callable[[str], None]
 ) -> list[LabelResult]:
-    """Run rows on the same documents; one result per row and beam."""
+    """Run rows on the same documents; one result per row and beam. A package that fails is left out, with a line."""
     results: list[LabelResult] = []
     ours = [row for row in rows if row not in ROWS]
     if {OURS, LINEAR} & set(ours):
@@ -187,7 +187,10 @@ def compare_labels(
             results += run_ours(sets, [row], beams, options, on_message)
     for row in rows:
         if row in ROWS:
-            results += run_peer(sets, row, beams, on_message)
+            try:
+                results += run_peer(sets, row, beams, on_message)
+            except Exception as error:
+                on_message(f"{row}: left out, it failed with {type(error).__name__}: {error}")
     return results
 
 
