@@ -1,10 +1,14 @@
 """Items without events: recall of items that are known by features alone, beside training with their events.
 
-    python benchmarks/cold_items.py movielens-1m.parquet movielens-1m.items.parquet --out cold.json
+    python benchmarks/cold_items.py movielens-1m.parquet movielens-1m.items.parquet --draws 3 --out cold.json
 
 A share of the items is taken out of the training log and given with features alone. The first half of a test user's
 events is the history; found are to be the new items of the second half, and the others, and of these the rare ones with
-at most five events. `content kNN` ranks all items by the sum of their cosines with the history, over the same features.
+at most five events. How much is found depends on which items are new, so several draws can be made. No item is drawn
+twice, the test users are always the same, and the recall of a user is the mean over the draws.
+
+`content kNN` ranks all items by the sum of their cosines with the history, over the same features. `LightFM` is
+measured if the package is installed (`pip install lightfm-next`).
 """
 
 import argparse
@@ -25,8 +29,15 @@ from beamtree.kernels import sparse
 from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
 
+try:
+    import lightfm
+    import scipy.sparse
+except ImportError:
+    lightfm = None
+
 M = (10, 50, 200)
 RARE = 5  # events of an item, at most
+TRAINED = "trained with their events"
 Lists = list[list[str]]
 
 
@@ -35,53 +46,36 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("items", type=Path)
     parser.add_argument("--share", type=float, default=0.05, help="of the items that are new")
+    parser.add_argument("--draws", type=int, default=1, help="of the new items")
     parser.add_argument("--users", type=int, default=1000, help="that test")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0, help="of training; 0 for the closed form")
+    parser.add_argument("--runs", type=Path, help="keep the fitted models in this folder, and use those that are there")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     columns = [pl.col("user").cast(pl.String), pl.col("item").cast(pl.String), "timestamp"]
     log = pl.read_parquet(options.log).select(columns).sort("user", "timestamp", maintain_order=True)
     log = log.filter(pl.len().over("user") >= 10)
-    table = pl.read_parquet(options.items).with_columns(pl.col("item").cast(pl.String))
-    draw, names = np.random.default_rng(options.seed), log["item"].unique().sort()
-    new = set(names.gather(draw.permutation(len(names))[: int(options.share * len(names))]).to_list())
-    position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
-    log = log.with_columns(later=position >= count // 2, new=pl.col("item").is_in(list(new)))
-    users = log["user"].unique().sort()
-    test = set(users.gather(draw.permutation(len(users))[: options.users]).to_list())
-    fitted = log.filter(~pl.col("user").is_in(list(test)))
-    later, is_new = pl.col("later"), pl.col("new")
-    events_of = fitted.group_by("item").len()
-    is_rare = pl.col("item").is_in(events_of.filter(pl.col("len") > RARE)["item"].implode()).not_() & ~is_new
-    rows = log.filter(pl.col("user").is_in(list(test))).group_by("user", maintain_order=True)
-    tests = rows.agg(
-        history=pl.col("item").filter(~later), new=pl.col("item").filter(later & is_new).unique(),
-        others=pl.col("item").filter(later & ~is_new).unique(), rare=pl.col("item").filter(later & is_rare).unique(),
-    )  # fmt: skip
-    table = table.filter(pl.col("item").is_in(pl.concat([fitted["item"], pl.Series(list(new))]).unique().implode()))
-    print(f"{len(new):,} of {len(names):,} items are new, with {fitted['new'].mean():.1%} of the events", flush=True)
-    records: list[dict[str, object]] = []
+    whole_table = pl.read_parquet(options.items).with_columns(pl.col("item").cast(pl.String))
+    draw, names, users = np.random.default_rng(options.seed), log["item"].unique().sort(), log["user"].unique().sort()
+    order, size = draw.permutation(len(names)), int(options.share * len(names))
+    test = users.gather(draw.permutation(len(users))[: options.users]).to_list()
+    later = pl.int_range(pl.len()).over("user") >= pl.len().over("user") // 2
+    log = log.with_columns(later=later, test=pl.col("user").is_in(test))
+    fitted = log.filter(~pl.col("test")).select("user", "item", "timestamp")
+    frequent = fitted.group_by("item").len().filter(pl.col("len") > RARE)["item"].implode()
+    recalls: dict[tuple[str, str], list[torch.Tensor]] = {}  # of each row and kind of items, for each draw [users, M]
 
-    def judge(row: str, lists: Lists) -> None:
-        shown = []
-        for kind in ("new", "others", "rare"):
-            pairs = [(found, set(wanted)) for found, wanted in zip(lists, tests[kind].to_list(), strict=True) if wanted]
-            values = [[len(wanted & set(found[:m])) / len(wanted) for m in M] for found, wanted in pairs]
-            recalls = torch.tensor(values)
-            low, high = bootstrap(recalls)
-            for index, m in enumerate(M):
-                record = {"log": options.log.stem, "row": row, "items": kind, "metric": "recall", "m": m}
-                record |= {"value": float(recalls[:, index].mean()), "low": float(low[index])}
-                records.append(record | {"high": float(high[index]), "users": len(recalls)})
-            shown.append(" ".join(f"{100 * value:6.2f}" for value in recalls.mean(0).tolist()))
-        print(f"{row:46} new {shown[0]}   others {shown[1]}   rare {shown[2]}", flush=True)
-
-    def fit(events: pl.DataFrame) -> bt.Recommender:
+    def fit(events: pl.DataFrame, name: str) -> bt.Recommender:
+        folder = options.runs / name if options.runs else None
+        if folder and folder.exists():
+            return bt.Recommender.load(folder)
         began = time.perf_counter()
         shop = bt.Recommender(seed=0, steps=options.steps)
-        shop.fit(events.select("user", "item", "timestamp"), val_users=500, test_users=0, verbose=False)
+        shop.fit(events, val_users=500, test_users=0, verbose=False)
         print(f"  fitted in {time.perf_counter() - began:.0f} s", flush=True)
+        if folder:
+            shop.save(folder)
         return shop
 
     def with_features(shop: bt.Recommender, about: pl.DataFrame) -> bt.Recommender:
@@ -91,21 +85,68 @@ def main() -> None:
         print(f"  used features in {time.process_time() - began:.0f} s of CPU time", flush=True)
         return shop
 
-    shop = fit(fitted)
-    judge("trained with their events", found_by(shop, tests))
-    known = table.filter(pl.col("item").is_in(shop.ids.names))
+    histories = log.filter("test").group_by("user", maintain_order=True)
+    histories = histories.agg(history=pl.col("item").filter(~pl.col("later")))
+    shop = fit(fitted, "all")
+    known = whole_table.filter(pl.col("item").is_in(shop.ids.names))
     random = known.select("item", colour=draw.integers(0, 50, len(known)), size=draw.random(len(known)))
-    judge("trained with their events, and random features", found_by(with_features(copy(shop), random), tests))
-    judge("trained with their events, and features", found_by(with_features(shop, known), tests))
-    shop = fit(fitted.filter(~is_new))
-    judge("not known", found_by(shop, tests))
-    judge("by features", found_by(with_features(shop, table), tests))
     popular = fitted.group_by("item").len().sort("len", "item", descending=True)["item"].head(max(M)).to_list()
-    judge("popular items, with their events", [popular] * len(tests))
-    judge("content kNN", content_neighbours(table, tests))
+    of_all = {TRAINED: found_by(shop, histories)}
+    of_all[f"{TRAINED}, and random features"] = found_by(with_features(copy(shop), random), histories)
+    of_all[f"{TRAINED}, and features"] = found_by(with_features(shop, known), histories)
+    of_all["popular items, with their events"] = [popular] * len(histories)
+    for number in range(options.draws):
+        new = names.gather(order[number * size : (number + 1) * size])
+        is_new, before = pl.col("item").is_in(new.implode()), fitted.filter(~pl.col("item").is_in(new.implode()))
+        print(f"draw {number}: {len(new):,} of {len(names):,} items are new, with "
+              f"{1 - len(before) / len(fitted):.1%} of the events", flush=True)  # fmt: skip
+        table = whole_table.filter(pl.col("item").is_in(pl.concat([fitted["item"], new]).unique().implode()))
+        shop = fit(before, f"draw {number}")
+        lists = {**of_all, "not known": found_by(shop, histories)}
+        lists["by features"] = found_by(with_features(shop, table), histories)
+        lists["content kNN"] = content_neighbours(table, histories)
+        if lightfm:
+            lists["LightFM"] = lightfm_lists(before, table, histories)
+        wanted = {"new": is_new, "others": ~is_new, "rare": ~is_new & ~pl.col("item").is_in(frequent)}
+        later = log.filter("test").group_by("user", maintain_order=True)
+        tests = later.agg(pl.col("item").filter(pl.col("later") & kind).unique().alias(name)
+                          for name, kind in wanted.items())  # fmt: skip
+        for row, found in lists.items():
+            for kind in wanted:
+                pairs = zip(found, map(set, tests[kind].to_list()), strict=True)
+                values = [
+                    [len(items & set(best[:m])) / len(items) if items else torch.nan for m in M]
+                    for best, items in pairs
+                ]
+                recalls.setdefault((row, kind), []).append(torch.tensor(values))
+            shown = (100 * recalls[row, kind][-1].nanmean(0) for kind in wanted)
+            text = "   ".join(" ".join(f"{value:6.2f}" for value in values.tolist()) for values in shown)
+            print(f"{row:46} new, others, rare {text}", flush=True)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(records, indent=1) + "\n")
+        options.out.write_text(json.dumps(records_of(options.log.stem, recalls), indent=1) + "\n")
+
+
+def records_of(log: str, recalls: dict[tuple[str, str], list[torch.Tensor]]) -> list[dict[str, object]]:
+    """The mean recall of each row, with intervals, and how much less of the others is found than by training."""
+    records: list[dict[str, object]] = []
+    for (row, kind), draws in recalls.items():
+        values, trained = (torch.stack(each).nanmean(0) for each in (draws, recalls[TRAINED, kind]))
+        some = ~values[:, 0].isnan()
+        values, trained = values[some].double(), trained[some].double()
+        lost = (trained - values) / trained.mean(0)
+        bounds = [*bootstrap(values), *bootstrap(lost)]
+        of_draws = [
+            (each.nanmean(0), base.nanmean(0)) for each, base in zip(draws, recalls[TRAINED, kind], strict=True)
+        ]
+        for index, m in enumerate(M):
+            low, high, lost_low, lost_high = (float(bound[index]) for bound in bounds)
+            record = {"log": log, "row": row, "items": kind, "metric": "recall", "m": m}
+            record |= {"value": float(values[:, index].mean()), "low": low, "high": high, "users": len(values)}
+            record |= {"lost": float(lost[:, index].mean()), "lost_low": lost_low, "lost_high": lost_high}
+            shares = [float(each[index] / base[index]) for each, base in of_draws]
+            records.append(record | {"share_of_trained": shares})
+    return records
 
 
 def found_by(shop: bt.Recommender, tests: pl.DataFrame) -> Lists:
@@ -132,6 +173,60 @@ def content_neighbours(table: pl.DataFrame, tests: pl.DataFrame) -> Lists:
         best = sparse.multiply((rows.offsets, rows.columns, rows.values), profiles).T.topk(max(M)).indices
         lists += [[names[item] for item in row] for row in best.tolist()]
     return lists
+
+
+DIMS, EPOCHS, MOST_EPOCHS, VALIDATION = (32, 64), 5, 15, 500  # of LightFM: vectors, between validations, and users
+
+
+def lightfm_lists(before: pl.DataFrame, table: pl.DataFrame, tests: pl.DataFrame) -> Lists:
+    """LightFM (WARP): a vector for each item of the log and for each feature, and one for each user.
+
+    It cannot read histories of other users, so the test users are part of its log, with their histories. So are
+    validation users, with the first halves of their events: the size of the vectors and the number of epochs are those
+    with which the most of the second halves is found among 50.
+    """
+    position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
+    last = before["user"].unique().sort().tail(VALIDATION)
+    hidden = before.with_columns(late=position >= count // 2).filter(
+        pl.col("user").is_in(last.implode()) & pl.col("late")
+    )
+    histories = tests.select("user", item="history").explode("item").join(before.select("item").unique(), on="item")
+    events = pl.concat([before.select("user", "item"), histories]).unique().sort("user", "item")
+    events = events.join(hidden, on=["user", "item"], how="anti").join(table.select("item"), on="item")
+    users, items = (pl.concat([events[name], more]).unique(maintain_order=True)
+                    for name, more in (("user", tests["user"]), ("item", table["item"])))  # fmt: skip
+    row, column = (events[name].replace_strict(names, range(len(names))).to_numpy()
+                   for name, names in (("user", users), ("item", items)))  # fmt: skip
+    log = scipy.sparse.coo_matrix((np.ones(len(row), np.float32), (row, column)), (len(users), len(items)))
+    about = pl.DataFrame({"item": items}).join(table, on="item", how="left", maintain_order="left")
+    features = ItemFeatures.fit(about, leave_out=["item"])
+    entries = features.transform(about)
+    matrix = scipy.sparse.csr_matrix((entries.values, entries.columns, entries.offsets), (len(items), features.width))
+    has_events = np.isin(np.arange(len(items)), column).astype(np.float32)
+    matrix = scipy.sparse.hstack([scipy.sparse.diags(has_events), matrix]).tocsr().astype(np.float32)
+
+    def best(model: "lightfm.LightFM", some: list[str]) -> Lists:
+        """The items with the highest scores, without those of the user's events."""
+        numbers = pl.Series(some).replace_strict(users, range(len(users))).to_numpy()
+        (item_bias, item_vectors), (_, user_vectors) = (
+            model.get_item_representations(matrix),
+            model.get_user_representations(),
+        )
+        scores = user_vectors[numbers] @ item_vectors.T + item_bias
+        scores[log.tocsr()[numbers].nonzero()] = -np.inf
+        return [items.gather(each).to_list() for each in torch.from_numpy(scores).topk(max(M)).indices.numpy()]
+
+    wanted = hidden.group_by("user").agg(pl.col("item").unique())
+    trials = []
+    for dim in DIMS:
+        model = lightfm.LightFM(no_components=dim, loss="warp", random_state=0)
+        for epochs in range(EPOCHS, MOST_EPOCHS + 1, EPOCHS):
+            model.fit_partial(log, item_features=matrix, epochs=EPOCHS)
+            found = zip(best(model, wanted["user"].to_list()), wanted["item"].to_list(), strict=True)
+            recall = float(np.mean([len(set(some[:50]) & set(items)) / len(items) for some, items in found]))
+            print(f"  LightFM with {dim} numbers after {epochs} epochs: {100 * recall:.2f}", flush=True)
+            trials.append((recall, best(model, tests["user"].to_list())))
+    return max(trials, key=lambda trial: trial[0])[1]
 
 
 if __name__ == "__main__":

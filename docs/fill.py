@@ -546,6 +546,23 @@ def recalls_by_row(name: str, log: str, kinds: Sequence[str] = ("",)) -> str:
     return grid(["recall@m, %", *(f"{kind} {m}".strip() for kind, m in places)], lines)
 
 
+def cold_draws(log: str) -> str:
+    """What is found of new items, and what others lose, beside training with all events, draw by draw."""
+    cells = {(cell["row"], cell["items"], cell["m"]): cell for cell in cells_of("cold_items") if cell["log"] == log}
+    lines = []
+    for row in ("by features", "not known"):
+        new, others = ([cells[row, kind, m] for m in (10, 50, 200)] for kind in ("new", "others"))
+        for draw in range(len(new[0]["share_of_trained"])):
+            found = [100 * cell["share_of_trained"][draw] for cell in new]
+            lost = [100 - 100 * cell["share_of_trained"][draw] for cell in others]
+            lines.append([f"{row}, draw {draw + 1}", *(f"{value:.1f}" for value in (*found, *lost))])
+        means = [(100 - 100 * cell["lost"], cell) for cell in new] + [(100 * cell["lost"], cell) for cell in others]
+        texts = [f"**{value:.1f}** ± {50 * (cell['lost_high'] - cell['lost_low']):.1f}" for value, cell in means]
+        lines.append([f"{row}, all draws", *texts])
+    heads = [f"new found {m}" for m in (10, 50, 200)] + [f"others lost {m}" for m in (10, 50, 200)]
+    return grid(["% of training with all events", *heads], lines)
+
+
 # Nightly renewal
 
 
@@ -622,6 +639,7 @@ PARTS = {
     "weights_ratings": partial(recalls_by_row, "event_weights", "movielens-1m"),
     "weights_purchases": partial(recalls_by_row, "event_weights", "made-up market"),
     "cold_movielens": partial(recalls_by_row, "cold_items", "movielens-1m", ("new", "others")),
+    "cold_draws": partial(cold_draws, "movielens-1m"),
     "cold_git_rust": partial(recalls_by_row, "cold_items", "git-rust", ("new", "others")),
     "cold_rare": partial(recalls_by_row, "cold_items", "git-rust", ("rare",)),
     "renewal": renewal,
