@@ -5,7 +5,7 @@
 A share of the items is taken out of the training log and given with features alone. The first half of a test user's
 events is the history; found are to be the new items of the second half, and the others, and of these the rare ones with
 at most five events. How much is found depends on which items are new, so several draws can be made. No item is drawn
-twice, the test users are always the same, and the recall of a user is the mean over the draws.
+twice, the test users are always the same, and recalls are means over the draws.
 
 `content kNN` ranks all items by the sum of their cosines with the history, over the same features. `LightFM` is
 measured if the package is installed (`pip install lightfm-next`).
@@ -128,25 +128,29 @@ def main() -> None:
 
 
 def records_of(log: str, recalls: dict[tuple[str, str], list[torch.Tensor]]) -> list[dict[str, object]]:
-    """The mean recall of each row, with intervals, and how much less of the others is found than by training."""
+    """The mean recall of each row over the draws, and how much less is found than by training, with intervals."""
     records: list[dict[str, object]] = []
     for (row, kind), draws in recalls.items():
-        values, trained = (torch.stack(each).nanmean(0) for each in (draws, recalls[TRAINED, kind]))
-        some = ~values[:, 0].isnan()
-        values, trained = values[some].double(), trained[some].double()
-        lost = (trained - values) / trained.mean(0)
+        trained = recalls[TRAINED, kind]
+        values, base = weighted(draws), weighted(trained)
+        lost = (base - values) / base.mean(0)
         bounds = [*bootstrap(values), *bootstrap(lost)]
-        of_draws = [
-            (each.nanmean(0), base.nanmean(0)) for each, base in zip(draws, recalls[TRAINED, kind], strict=True)
-        ]
+        shares = [each.nanmean(0) / other.nanmean(0) for each, other in zip(draws, trained, strict=True)]
         for index, m in enumerate(M):
             low, high, lost_low, lost_high = (float(bound[index]) for bound in bounds)
             record = {"log": log, "row": row, "items": kind, "metric": "recall", "m": m}
             record |= {"value": float(values[:, index].mean()), "low": low, "high": high, "users": len(values)}
             record |= {"lost": float(lost[:, index].mean()), "lost_low": lost_low, "lost_high": lost_high}
-            shares = [float(each[index] / base[index]) for each, base in of_draws]
-            records.append(record | {"share_of_trained": shares})
+            records.append(record | {"share_of_trained": [float(share[index]) for share in shares]})
     return records
+
+
+def weighted(draws: list[torch.Tensor]) -> torch.Tensor:
+    """Values of users whose mean is the mean over the draws, each the mean over users with such items [users, M]."""
+    some = [(~each.isnan()).double() for each in draws]
+    return torch.stack([each.nan_to_num() * real / real.mean(0) for each, real in zip(draws, some, strict=True)]).mean(
+        0
+    )
 
 
 def found_by(shop: bt.Recommender, tests: pl.DataFrame) -> Lists:
@@ -175,21 +179,19 @@ def content_neighbours(table: pl.DataFrame, tests: pl.DataFrame) -> Lists:
     return lists
 
 
-DIMS, EPOCHS, MOST_EPOCHS, VALIDATION = (32, 64), 5, 15, 500  # of LightFM: vectors, between validations, and users
+DIM, EPOCHS, TRIALS, VALIDATION = 64, 5, 2, 500  # of LightFM: numbers of a vector, epochs of a trial, validation users
 
 
 def lightfm_lists(before: pl.DataFrame, table: pl.DataFrame, tests: pl.DataFrame) -> Lists:
     """LightFM (WARP): a vector for each item of the log and for each feature, and one for each user.
 
     It cannot read histories of other users, so the test users are part of its log, with their histories. So are
-    validation users, with the first halves of their events: the size of the vectors and the number of epochs are those
-    with which the most of the second halves is found among 50.
+    validation users, with the first halves of their events: the number of epochs is that with which the most of the
+    second halves is found among 50.
     """
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     last = before["user"].unique().sort().tail(VALIDATION)
-    hidden = before.with_columns(late=position >= count // 2).filter(
-        pl.col("user").is_in(last.implode()) & pl.col("late")
-    )
+    hidden = before.filter(pl.col("user").is_in(last.implode()) & (position >= count // 2))
     histories = tests.select("user", item="history").explode("item").join(before.select("item").unique(), on="item")
     events = pl.concat([before.select("user", "item"), histories]).unique().sort("user", "item")
     events = events.join(hidden, on=["user", "item"], how="anti").join(table.select("item"), on="item")
@@ -197,36 +199,35 @@ def lightfm_lists(before: pl.DataFrame, table: pl.DataFrame, tests: pl.DataFrame
                     for name, more in (("user", tests["user"]), ("item", table["item"])))  # fmt: skip
     row, column = (events[name].replace_strict(names, range(len(names))).to_numpy()
                    for name, names in (("user", users), ("item", items)))  # fmt: skip
-    log = scipy.sparse.coo_matrix((np.ones(len(row), np.float32), (row, column)), (len(users), len(items)))
+    shape = len(users), events["item"].n_unique()  # without new items, which would be its negatives
+    log = scipy.sparse.coo_matrix((np.ones(len(row), np.float32), (row, column)), shape)
     about = pl.DataFrame({"item": items}).join(table, on="item", how="left", maintain_order="left")
     features = ItemFeatures.fit(about, leave_out=["item"])
     entries = features.transform(about)
     matrix = scipy.sparse.csr_matrix((entries.values, entries.columns, entries.offsets), (len(items), features.width))
-    has_events = np.isin(np.arange(len(items)), column).astype(np.float32)
-    matrix = scipy.sparse.hstack([scipy.sparse.diags(has_events), matrix]).tocsr().astype(np.float32)
+    own = scipy.sparse.eye(len(items), log.shape[1])  # a feature for each item of the log
+    matrix = scipy.sparse.hstack([own, matrix]).tocsr().astype(np.float32)
 
     def best(model: "lightfm.LightFM", some: list[str]) -> Lists:
         """The items with the highest scores, without those of the user's events."""
         numbers = pl.Series(some).replace_strict(users, range(len(users))).to_numpy()
-        (item_bias, item_vectors), (_, user_vectors) = (
-            model.get_item_representations(matrix),
-            model.get_user_representations(),
-        )
-        scores = user_vectors[numbers] @ item_vectors.T + item_bias
+        bias, vectors = model.get_item_representations(matrix)
+        scores = model.get_user_representations()[1][numbers] @ vectors.T + bias
         scores[log.tocsr()[numbers].nonzero()] = -np.inf
         return [items.gather(each).to_list() for each in torch.from_numpy(scores).topk(max(M)).indices.numpy()]
 
     wanted = hidden.group_by("user").agg(pl.col("item").unique())
+    model = lightfm.LightFM(no_components=DIM, loss="warp", random_state=0)
     trials = []
-    for dim in DIMS:
-        model = lightfm.LightFM(no_components=dim, loss="warp", random_state=0)
-        for epochs in range(EPOCHS, MOST_EPOCHS + 1, EPOCHS):
-            model.fit_partial(log, item_features=matrix, epochs=EPOCHS)
-            found = zip(best(model, wanted["user"].to_list()), wanted["item"].to_list(), strict=True)
-            recall = float(np.mean([len(set(some[:50]) & set(items)) / len(items) for some, items in found]))
-            print(f"  LightFM with {dim} numbers after {epochs} epochs: {100 * recall:.2f}", flush=True)
-            trials.append((recall, best(model, tests["user"].to_list())))
-    return max(trials, key=lambda trial: trial[0])[1]
+    for trial in range(1, TRIALS + 1):
+        model.fit_partial(log, item_features=matrix[: log.shape[1]], epochs=EPOCHS)
+        found = zip(best(model, wanted["user"].to_list()), wanted["item"].to_list(), strict=True)
+        recall = float(np.mean([len(set(some[:50]) & set(items)) / len(items) for some, items in found]))
+        print(f"  LightFM after {trial * EPOCHS} epochs: {100 * recall:.2f}", flush=True)
+        trials.append((recall, best(model, tests["user"].to_list())))
+    _, lists = max(trials, key=lambda trial: trial[0])
+    seen = map(set, tests["history"].to_list())
+    return [[item for item in some if item not in known] for some, known in zip(lists, seen, strict=True)]
 
 
 if __name__ == "__main__":
