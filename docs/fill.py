@@ -558,6 +558,35 @@ def recalls_by_row(name: str, log: str, kinds: Sequence[str] = ("",)) -> str:
     return grid(["recall@m, %", *(f"{kind} {m}".strip() for kind, m in places)], lines)
 
 
+def cold_draws(log: str) -> str:
+    """What is found of new items, and what others lose, beside training with all events, draw by draw."""
+    cells = {(cell["row"], cell["items"], cell["m"]): cell for cell in cells_of("cold_items") if cell["log"] == log}
+    lines = []
+    for row, kinds in (("by features", ("new", "others")), ("not known", ("others",))):
+        some = [(kind, cells[row, kind, m]) for kind in kinds for m in (10, 50, 200)]
+        empty = [""] * (6 - len(some))
+        for draw in range(len(some[0][1]["share_of_trained"])):
+            shares = [(kind, 100 * cell["share_of_trained"][draw]) for kind, cell in some]
+            values = [share if kind == "new" else 100 - share for kind, share in shares]
+            lines.append([f"{row}, draw {draw + 1}", *empty, *(f"{value:.1f}" for value in values)])
+        halves = [50 * (cell["lost_high"] - cell["lost_low"]) for _, cell in some]
+        means = [100 - 100 * cell["lost"] if kind == "new" else 100 * cell["lost"] for kind, cell in some]
+        texts = [f"**{mean:.1f}** ± {half:.1f}" for mean, half in zip(means, halves, strict=True)]
+        lines.append([f"{row}, all draws", *empty, *texts])
+    heads = [f"new found {m}" for m in (10, 50, 200)] + [f"others lost {m}" for m in (10, 50, 200)]
+    return grid(["% of training with all events", *heads], lines)
+
+
+def cold_trade_off() -> str:
+    """What a simulation found of new items, and what others lost, by how new items are placed and scaled."""
+    lines = []
+    for each in read("cold_items")["trade_off"]:
+        values = [100 * value for value in (*each["new"], *each["lost"])]
+        lines.append([each["row"], *(f"{value:.1f}" for value in values)])
+    heads = [f"new found {m}" for m in (10, 50, 200)] + [f"others lost {m}" for m in (10, 50, 200)]
+    return grid(["% of training with all events", *heads], lines)
+
+
 # Nightly renewal
 
 
@@ -635,6 +664,8 @@ PARTS = {
     "weights_ratings": partial(recalls_by_row, "event_weights", "movielens-1m"),
     "weights_purchases": partial(recalls_by_row, "event_weights", "made-up market"),
     "cold_movielens": partial(recalls_by_row, "cold_items", "movielens-1m", ("new", "others")),
+    "cold_draws": partial(cold_draws, "movielens-1m"),
+    "cold_trade_off": cold_trade_off,
     "cold_git_rust": partial(recalls_by_row, "cold_items", "git-rust", ("new", "others")),
     "cold_rare": partial(recalls_by_row, "cold_items", "git-rust", ("rare",)),
     "renewal": renewal,

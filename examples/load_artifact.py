@@ -17,7 +17,8 @@ index_of = {name: index for index, name in enumerate(ids)}
 history = [index_of[name] for name in sys.argv[2:] if name in index_of]  # oldest first
 newest_first = history[: -about["history"] - 1 : -1]
 row = newest_first + [about["pad"]] * (about["history"] - len(newest_first))
-items, scores = search(torch.tensor([row]))
+context = [torch.full((1, len(about["context"])), about["pad"])] if "context" in about else []  # nothing is known
+items, scores = search(torch.tensor([row]), *context)
 for item, score in zip(items[0].tolist(), scores[0].tolist(), strict=True):
     if item != about["pad"]:
         print(f"{ids[item]}\t{score:.6g}")

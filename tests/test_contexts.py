@@ -29,7 +29,6 @@ from beamtree.ingest.user_events import read_users
 from beamtree.live.update import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
-from beamtree.serve.export.scorers import export_scorer
 from beamtree.train import TrainingOptions, recipes
 from beamtree.train.recipes import parts_report
 
@@ -125,8 +124,6 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
         shop.recommend(["i001"], context=[{"device": "phone"}] * 2)
     with pytest.raises(ValueError, match="a context is a dict"):
         shop.recommend(["i001"], context=["device"])
-    with pytest.raises(ValueError, match="context part cannot be exported"):
-        export_scorer(shop.model.scorer, shop.model.tree)
 
 
 def test_several_processes_are_refused(shop, monkeypatch):

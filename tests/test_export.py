@@ -17,7 +17,7 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.scorers import SCORERS, ContextScorer, FixedScorer, SumScorer
+from beamtree.scorers import SCORERS, FixedScorer, SumScorer
 from beamtree.serve.export import export_program, write_artifact
 from beamtree.serve.export.artifact import SearchModule
 from beamtree.serve.export.scorers import EXPORTED
@@ -47,7 +47,9 @@ KINDS = [
     test_scorers.make_repeats,
     test_scorers.make_factors,
     test_scorers.make_sequence,
+    test_scorers.make_context,
     test_scorers.make_sum,
+    test_scorers.make_sum_with_context,
     make_varied_sum,
 ]
 whole = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -58,13 +60,13 @@ def make_model(make, items=50, arity=2, **how):
     torch.manual_seed(0)
     tree = bt.random_tree(items, arity, seed=1)
     scorer, x = make(tree)
-    x = x if x.is_floating_point() else pad(x[:, :HISTORY], (0, max(0, HISTORY - x.shape[1])), value=PAD)
+    x = x if x.is_floating_point() else pad(x, (0, max(0, HISTORY - x.shape[1])), value=PAD)
     return TreeModel(tree, scorer, **how).eval(), x
 
 
 def check_same(search, model, x, beam_size, m):
     """The same scores in the same order, and the same items but where two score alike."""
-    items, scores = search(x)
+    items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.reads_context else search(x)
     best, log_p = bt.retrieve(model, x, beam_size=beam_size, m=m)
     torch.testing.assert_close(scores, log_p.exp(), rtol=1e-4, atol=1e-6)
     assert torch.equal(items == PAD, best == PAD)
@@ -75,8 +77,8 @@ def check_same(search, model, x, beam_size, m):
             assert all(item in other or score == pytest.approx(last, rel=1e-4) for item, score in one.items())
 
 
-def test_every_scorer_of_the_package_that_reads_histories_alone_can_be_exported():
-    assert set(EXPORTED) == set(SCORERS) - {ContextScorer}
+def test_every_scorer_of_the_package_can_be_exported():
+    assert set(EXPORTED) == set(SCORERS)
 
 
 @whole
@@ -112,8 +114,9 @@ def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_use
 
 
 @pytest.mark.extended
-def test_an_artifact_is_opened_and_queried_without_the_package(tmp_path):
-    model, _ = make_model(test_scorers.make_sum, first_level=2)
+@pytest.mark.parametrize("make", [test_scorers.make_sum, test_scorers.make_sum_with_context])
+def test_an_artifact_is_opened_and_queried_without_the_package(make, tmp_path):
+    model, _ = make_model(make, first_level=2)
     model.ids = Ids([f"item {number}" for number in range(50)])
     description = write_artifact(
         model, tmp_path / "model.pt2", beam_size=[10, 10, 20, 20, 20], m=7, about={"run": "mine"}
@@ -133,6 +136,24 @@ def test_an_artifact_is_opened_and_queried_without_the_package(tmp_path):
     assert [float(score) for _, score in rows] == pytest.approx(log_p[0].exp().tolist(), rel=1e-4)
 
 
+@pytest.mark.extended
+def test_the_values_of_contexts_are_in_the_description(tmp_path):
+    model, x = make_model(test_scorers.make_sum_with_context)
+    write_artifact(model, tmp_path / "model.pt2", beam_size=20, m=6)
+    files = {"beamtree.json": ""}
+    search = torch.export.load(tmp_path / "model.pt2", extra_files=files).module()
+    columns = json.loads(files["beamtree.json"])["context"]
+    assert columns == model.scorer.part("context").values
+    pairs = [(column, value) for column, values in columns.items() for value in values]
+    number_of = {pair: number for number, pair in enumerate(pairs)}
+    row = [number_of["country", "FR"], PAD]  # the hour is not known
+    _, scores = search(x[:1, :HISTORY], torch.tensor([row]))
+    _, log_p = bt.retrieve(model, torch.cat([x[:1, :HISTORY], torch.tensor([row])], dim=1), beam_size=20, m=6)
+    torch.testing.assert_close(scores, log_p.exp(), rtol=1e-4, atol=1e-6)
+    _, without = search(x[:1, :HISTORY], torch.tensor([[PAD, PAD]]))
+    assert not torch.allclose(scores, without)
+
+
 def test_the_loader_has_twenty_lines_and_needs_torch_alone():
     code = EXAMPLE.read_text().partition('"""\n\n')[2]
     lines = [line for line in code.splitlines() if line]
@@ -142,7 +163,7 @@ def test_the_loader_has_twenty_lines_and_needs_torch_alone():
 
 def test_a_scorer_from_outside_is_refused():
     model = TreeModel(bt.Tree(range(4)), FixedScorer(torch.zeros(1, 7)))
-    with pytest.raises(ValueError, match="FixedScorer cannot be exported: only DeepScorer, LinearScorer"):
+    with pytest.raises(ValueError, match="FixedScorer cannot be exported: only ContextScorer, DeepScorer"):
         export_program(model, beam_size=2, m=1)
 
 

@@ -24,9 +24,10 @@ def export_run(
 ) -> None:
     """Write the search of a run as one file that torch loads without beamtree.
 
-    The input is a batch of histories as item numbers, int64 [users, 69], newest first and padded with -1. The output is
-    the m best items and their probabilities. The beam and m are fixed. The file also holds the item ids and a
-    description: examples/load_artifact.py reads them in twenty lines.
+    The input is a batch of histories as item numbers, int64 [users, 69], newest first and padded with -1. A model with
+    a context part also takes the numbers of its values, int64 [users, columns]. The output is the m best items and
+    their probabilities. The beam and m are fixed. The file also holds the item ids and a description:
+    examples/load_artifact.py reads them in twenty lines.
     """
     check_name(output)
     beam = options.parse_beam(beam_size, run)

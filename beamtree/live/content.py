@@ -26,7 +26,7 @@ from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer, SumScorer, with_contexts
 from beamtree.tree import PAD
 
-CANDIDATES = 200  # items with the most similar features, of which the similar ones are chosen
+CANDIDATES = 100  # items with the most similar features, of which the similar ones are chosen
 NEAREST = 10  # similar items of a new one
 TASTE = 3.0  # how much more than the features the factors say about which items are similar
 TASTE_DIM = 48  # directions of the factors that are predicted, at most
@@ -38,8 +38,8 @@ READ = 20_000  # entries of the features of other items that are read for these,
 LEAST_GAIN = 0.003  # relative gain in recall on validation users for which they are added
 CERTAIN = 2.5  # standard errors that the gain must be above 0: it is the best of several weights
 MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
-SHOWN_MORE = 1.2, 1.7  # a new item is shown at most this many times as often as others of its popularity; first, too
-PREFERENCE = 1.3  # power of the expected popularity: places pay more where it is high
+SHOWN_MORE = 1.3, 2.0  # a new item is shown at most this many times as often as others of its popularity; first, too
+PREFERENCE = 1.5  # power of the expected popularity: places pay more where it is high
 PENALTY = 3.0  # λ of the regressions on features
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
 MOST_SCALED = 20.0  # and means of partners and factors are multiplied by at most this

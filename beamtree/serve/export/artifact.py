@@ -13,7 +13,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, widths
 from beamtree.data.views import HISTORY
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
-from beamtree.scorers import LinearScorer, SumScorer
+from beamtree.scorers import LinearScorer, SumScorer, context_part
 from beamtree.serve.export.scorers import add_buffer, export_scorer
 from beamtree.tree import PAD
 
@@ -52,9 +52,13 @@ class SearchModule(nn.Module):
         add_buffer(self, "item_of_slot", tree.items())
         add_buffer(self, "entered", tree.mask.entered)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer."""
-        context = self.scorer.context(x, self.leaf_of_item[x + 1] if self.reads_items else x)
+    def forward(self, x: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer.
+
+        A model with a context part also reads the values of contexts [B, columns]: see `data.contexts`.
+        """
+        leaves = self.leaf_of_item[x + 1] if self.reads_items else x
+        context = self.scorer.context(x if values is None else torch.cat([x, values], dim=1), leaves)
         nodes = self.start.unsqueeze(0).expand(x.shape[0], -1)
         scores = torch.zeros(nodes.shape, device=nodes.device)
         for level, width in enumerate(self.widths, self.first_level):
@@ -108,9 +112,13 @@ def export_program(
         x = torch.zeros(3, model.scorer.settings()["dim"], device=device)
     else:
         x = torch.zeros(3, HISTORY, dtype=torch.int64, device=device)
+    part, inputs = context_part(model.scorer), [x]
+    if part is not None:
+        inputs.append(torch.zeros(3, len(part.values), dtype=torch.int64, device=device))
+    shapes = ({0: torch.export.Dim("users", min=1)},) * len(inputs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about internals of torch
-        return torch.export.export(search, (x,), dynamic_shapes=({0: torch.export.Dim("users", min=1)},))
+        return torch.export.export(search, tuple(inputs), dynamic_shapes=shapes)
 
 
 def write_artifact(
@@ -141,6 +149,7 @@ def write_artifact(
         "num_items": model.tree.num_items,
         "device": model.tree.device.type,
         "torch": str(torch.__version__),
+        **({"context": part.values} if (part := context_part(model.scorer)) is not None else {}),
         **(about or {}),
     }
     files = {DESCRIPTION: json.dumps(description, indent=1)}

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from beamtree.data.views import HISTORY
 from beamtree.scorers import (
+    ContextScorer,
     DeepScorer,
     FactorScorer,
     LinearScorer,
@@ -35,6 +37,8 @@ Context = list[Any]  # private to the scorer that made it
 class ExportedScorer(nn.Module, ABC):
     """A scorer that can be exported."""
 
+    reads_context = False  # whether x has the values of contexts after the histories: see `data.contexts`
+
     @abstractmethod
     def context(self, x: Tensor, leaves: Tensor) -> Context:
         """What depends on the users only: on histories x [B, T] and the leaves of their items."""
@@ -47,8 +51,6 @@ class ExportedScorer(nn.Module, ABC):
 def export_scorer(scorer: Scorer, tree: Tree) -> ExportedScorer:
     """The exportable version of a scorer; a ValueError for one from outside the package."""
     make = EXPORTED.get(type(scorer))
-    if scorer.reads_context:
-        raise ValueError("a model with a context part cannot be exported: prepare the log without `context` and train")
     if make is None:
         names = ", ".join(kind.__name__ for kind in EXPORTED)
         raise ValueError(f"{type(scorer).__name__} cannot be exported: only {names} can")
@@ -161,6 +163,29 @@ class ExportedSequence(ExportedScorer):
         return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
 
 
+class ExportedContext(ExportedScorer):
+    """`ContextScorer`."""
+
+    reads_context = True
+    weight: Tensor
+    vectors: Tensor
+    column_weights: Tensor
+
+    def __init__(self, scorer: ContextScorer, tree: Tree) -> None:
+        super().__init__()
+        add_buffer(self, "weight", scorer.table.weight.detach())
+        add_buffer(self, "vectors", scorer.vectors)
+        add_buffer(self, "column_weights", scorer.weights)
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        values = x[:, HISTORY:]
+        rows = torch.where(values == PAD, len(self.vectors) - 1, values)  # the last one is zeros
+        return [(self.vectors[rows] * self.column_weights.unsqueeze(1)).sum(1)]
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
+
+
 class RepeatScores(nn.Module):
     """The entries of `RepeatScorer`, leaves and scores [B, E]: every event scores its own item."""
 
@@ -259,9 +284,11 @@ class ExportedSum(ExportedScorer):
             parts.append(([1.0] * (tree.height + 1), ExportedSubtreeMax(lifted, tree)))
         self.level_weights = [weights for weights, _ in parts]
         self.parts = nn.ModuleList(part for _, part in parts)
+        self.reads_context = scorer.reads_context
 
     def context(self, x: Tensor, leaves: Tensor) -> Context:
-        return [part.context(x, leaves) for part in self._parts()]
+        histories = x[:, :HISTORY] if self.reads_context else x
+        return [part.context(x if part.reads_context else histories, leaves) for part in self._parts()]
 
     def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
         terms = [
@@ -295,6 +322,7 @@ def _export_subtree_max(scorer: SubtreeMaxScorer, tree: Tree) -> ExportedScorer:
 
 
 EXPORTED: dict[type[Scorer], Callable[..., ExportedScorer]] = {
+    ContextScorer: ExportedContext,
     DeepScorer: ExportedDeep,
     LinearScorer: ExportedLinear,
     FactorScorer: ExportedFactors,
