@@ -228,6 +228,22 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
+def test_features_that_add_up_to_infinity_are_an_error():
+    with pytest.raises(ValueError, match="document 1 hold NaN or infinity"):
+        from_dicts([{"3": 1.0}, {"3": 3e38, "03": 3e38}], 5)
+
+
+def test_nobody_visits_groups_without_documents():
+    rng = np.random.default_rng(2)
+    x, y = random_matrix(rng, 50, 30, 0.2).normalized(), random_matrix(rng, 50, 24, 0.15)
+    y = y._replace(width=48)  # half of the labels have no document
+    trees = label_trees(label_means(x, y), group=4)
+    pairs = positives_below(trees, y)
+    linear = train_linear(x, trees, pairs[:1], least=0.0)
+    groups, _ = visits(x, trees, linear, 3)[-1]
+    assert set(groups) <= set(pairs[0][0])
+
+
 def test_documents_visit_the_groups_with_the_highest_scores():
     rng = np.random.default_rng(2)
     x, y = random_matrix(rng, 50, 30, 0.2).normalized(), random_matrix(rng, 50, 24, 0.15)

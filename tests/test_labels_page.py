@@ -79,7 +79,7 @@ def test_labels_and_why_are_those_of_the_classifier(tab, address, classifier):
     for text in (
         *explained["parts"],
         explained["features"][0]["feature"],
-        f"row {explained['documents'][0]['document']}",
+        f"document {explained['documents'][0]['document']}",
     ):
         assert text in why
 

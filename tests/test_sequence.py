@@ -157,6 +157,13 @@ def test_a_sample_with_every_item_is_the_whole_softmax():
     torch.testing.assert_close(sampled, cross_entropy(states, vectors, targets))
 
 
+def test_a_sample_without_a_target_has_no_loss():
+    states, vectors = torch.randn(3, 4), torch.randn(20, 4)
+    targets = torch.full((3, 2), PAD)
+    loss = sampled_cross_entropy(states, vectors, targets, torch.full((20,), 0.05), 8, torch.Generator())
+    assert float(loss) == 0
+
+
 @torch.no_grad()
 def test_beam_leaves_are_the_best_items_of_the_histories():
     torch.manual_seed(0)

@@ -441,7 +441,8 @@ class Classifier:
             document: a text, or a matrix of one row.
             label: the id of a label.
             features: words with the largest weights to show.
-            neighbours: nearest documents with this label to show.
+            neighbours: nearest documents with this label to show. They are counted without those that were left out of
+                the training, from 0.
         """
         (number,) = self._ids.find([label])
         if number is None:

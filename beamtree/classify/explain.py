@@ -58,6 +58,7 @@ def explain_label(
     if model.weights.encoder and label < len(model.encoder.biases):
         encoder = model.weights.encoder * float(model.encoder.probabilities(x)[0, label])
     strongest = np.argsort(-np.abs(shares))[:features]
+    near = order[has & (votes > 0)]
     return {
         "label": ids[label],
         "score": probability + memory + names + encoder,
@@ -66,7 +67,7 @@ def explain_label(
             {"feature": words[x.columns[index]] if words else int(x.columns[index]), "weight": float(shares[index])}
             for index in strongest
         ],
-        "documents": [{"document": int(row), "similarity": float(similarity[row])} for row in order[has][:neighbours]],
+        "documents": [{"document": int(row), "similarity": float(similarity[row])} for row in near[:neighbours]],
         "path": path,
     }
 

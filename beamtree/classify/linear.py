@@ -124,6 +124,7 @@ def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list
     documents = features.with_column(np.ones(features.rows, np.float32))
     for tree, height in enumerate(forest.heights):
         groups = np.unique(forest.parent[forest.leaf[tree]])
+        groups = groups[np.diff(weights.offsets)[groups] > 0]  # the others have no document
         index = weights.take(groups).with_column(linear.biases[groups] + np.float32(SHIFT)).transposed()
         best, _ = kernels.nearest_rows(documents.parts, index.parts, len(groups), count)
         order = np.argsort(best.ravel(), kind="stable")

@@ -81,12 +81,15 @@ def stack(*parts: Matrix) -> Matrix:
 
 
 def from_entries(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Matrix:
-    """A matrix of entries in any order; equal ones are added."""
+    """A matrix of entries in any order; equal ones are added. A ValueError where one is NaN or beyond float32."""
     keys, index = np.unique(rows.astype(np.int64) * max(shape[1], 1) + columns, return_inverse=True)
-    total = np.bincount(index, values, minlength=len(keys)).astype(np.float32)
+    total = np.bincount(index, values, minlength=len(keys))
     row, column = np.divmod(keys, max(shape[1], 1))
+    wrong = ~(np.abs(total) <= LARGEST)
+    if wrong.any():
+        raise ValueError(f"the features of document {int(row[wrong.argmax()])} hold NaN or infinity")
     offsets = starts_of(np.bincount(row, minlength=shape[0]))
-    return Matrix(offsets, column.astype(np.int32), total, shape[1])
+    return Matrix(offsets, column.astype(np.int32), total.astype(np.float32), shape[1])
 
 
 def from_dicts(rows: Sequence[Mapping[str, float]], width: int) -> Matrix:

@@ -240,7 +240,7 @@ def train(
     pairs = positives_below(forest, labels)
     settings: dict[str, Any] = {"cost": cost, "least": least, "on_progress": on_progress}
     if visited:
-        groups = [level for level in pairs if forest.label[level[0][0]] < 0]
+        groups = [level for level in pairs if len(level[0]) and forest.label[level[0][0]] < 0]
         settings["visited"] = visits(features, forest, train_linear(features, forest, groups, **settings), visited)
     linear = train_linear(features, forest, pairs, **settings)
     chosen = (weights or Weights())._replace(groups=OF_GROUPS if visited else 1.0)

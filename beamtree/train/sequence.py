@@ -342,8 +342,8 @@ class _CrossEntropy(torch.autograd.Function):
             real, index = (target != PAD).float(), target.clamp(min=0)
             log_p = torch.log_softmax(s @ v.T, dim=1, dtype=torch.float32)
             total -= (log_p.gather(1, index) * real).sum()
-            grad = torch.mul(log_p.exp_(), real.sum(1, keepdim=True), out=torch.empty_like(log_p, dtype=dtype))
-            grad.scatter_add_(1, index, -real.to(dtype))  # count · p - z
+            grad = log_p.exp_().mul_(real.sum(1, keepdim=True))
+            grad = grad.scatter_add_(1, index, -real).to(dtype)  # count · p - z
             grad_states[start : start + rows] = grad @ v
             grad_vectors += grad.T @ s
         count = (targets != PAD).sum().clamp(min=1)
@@ -371,10 +371,10 @@ def sampled_cross_entropy(
     items are targets [M]. Items that are `certain` to be in the sum have their whole weight; the sample stands for the
     others.
     """
-    half = sampled // 2
-    uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
     positives = targets[targets != PAD]
-    others = positives[torch.randint(len(positives), (half,), generator=generator, device=targets.device)]
+    half = sampled // 2 if len(positives) else 0
+    uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
+    others = positives[torch.randint(max(1, len(positives)), (half,), generator=generator, device=targets.device)]
     negatives = torch.cat([uniform, others])
     weight = -((sampled - half) / len(vectors) + half * shares[negatives]).log()
     if certain is not None:

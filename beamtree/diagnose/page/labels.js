@@ -1,6 +1,6 @@
 // The page of a classifier: a document, its labels, and why a label has its score.
 
-let takesText = true, asked = null, latest = 0;
+let takesText = true, asked = null, latest = 0, explained = 0; // the numbers of the newest requests
 
 const titleOf = (each) => each.name || each.label;
 const followScheme = (dark) => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
@@ -17,6 +17,7 @@ function documentFields() { // what is sent of the document
 
 async function find() {
   const request = ++latest;
+  explained += 1;
   try {
     const given = documentFields(), [m, k] = [$("m").valueAsNumber, $("k").valueAsNumber];
     const body = { ...(takesText ? given : { features: [given.features] }), ...(m && { m }), ...(k && { beam_size: k }) };
@@ -45,20 +46,20 @@ function showLabels({ labels, known_features: known }) {
 }
 
 async function explain(each, button) {
-  const request = ++latest;
+  const request = ++explained;
   for (const other of $("found").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
   try {
     const why = await fetchJson("/v1/explain", { ...asked, label: each.label });
-    if (request !== latest) return;
+    if (request !== explained) return;
     $("error").hidden = true;
     fill($("why"), h("div", { class: "head" }, h("h2", {}, `Why ${titleOf(each)}?`),
       h("span", { class: "muted" }, `score without a beam ${num(why.score)}`)),
       table("part", "gives", Object.entries(why.parts).map(([part, value]) => [part, num(value)])),
       table("feature", "adds", why.features.map(({ feature, weight }) => [feature, signed(weight)])),
       table("similar training document with this label", "similarity",
-        why.documents.map((near) => [`row ${count(near.document)}`, num(near.similarity)])));
+        why.documents.map((near) => [`document ${count(near.document)}`, num(near.similarity)])));
   } catch (error) {
-    if (request === latest) showError(error);
+    if (request === explained) showError(error);
   }
 }
 
@@ -73,7 +74,7 @@ async function start() {
   followScheme(dark);
   dark.addEventListener("change", followScheme);
   $("form").onsubmit = (event) => { event.preventDefault(); find(); };
-  $("document").onkeydown = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find(); };
+  $("document").onkeydown = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit(); };
   try {
     const model = await fetchJson("/v1/model");
     takesText = model.text;

@@ -9,7 +9,6 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from beamtree.serve.http.middleware import Guarded
@@ -29,7 +28,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None  # stays while requests come and go: they are many, and few are slow
     _header_bytes = 0
     _begun: float | None = None  # when the headers that are not complete began
-    _running: RequestResponseCycle | None = None  # the request that is being answered
+    _cycles: tuple[RequestResponseCycle, ...] = ()  # of requests that are not answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,14 +37,11 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -60,6 +56,8 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._begun = None
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         body = b'{"error":"not a valid HTTP request","hint":"send HTTP/1.1"}'
