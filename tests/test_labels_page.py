@@ -67,7 +67,7 @@ def test_labels_and_why_are_those_of_the_classifier(tab, address, classifier):
     assert shown == pytest.approx(expected["score"].to_list(), abs=6e-4)
     tab.fill("#m", "2")
     tab.press("#m", "Enter")
-    tab.wait_for_function("document.querySelectorAll('#found .item').length === 2")
+    tab.locator("#found .item").nth(2).wait_for(state="detached")  # two are left
     tab.keyboard.press("Tab")  # the beam size, the button, and the first label
     tab.keyboard.press("Tab")
     tab.keyboard.press("Tab")
