@@ -143,5 +143,5 @@ def test_a_token_is_asked_for(browser, classifier):
         tab.goto(f"http://127.0.0.1:{client.port}/")
         tab.fill("#token", "secret word")
         tab.press("#token", "Enter")
-        tab.wait_for_function("document.getElementById('facts').textContent.includes('4 labels')")
+        tab.get_by_text("4 labels").wait_for()
         tab.close()

@@ -13,7 +13,7 @@ async function fetchJson(path, body) {
 }
 function token() {
   const value = sessionStorage.getItem("token");
-  return value && /^[\x21-\x7e]+$/.test(value) ? { authorization: `Bearer ${value}` } : {}; // others cannot be sent
+  return value && /^[\x20-\xff]+$/.test(value) ? { authorization: `Bearer ${value}` } : {}; // others cannot be sent
 }
 function askToken() { // kept until the browser is closed, and sent to this server alone
   const field = h("input", { type: "password", id: "token", "aria-label": "Token", autocomplete: "off" });
