@@ -1,6 +1,7 @@
 """What tests share: trees of any shape from Hypothesis, and two small shops that are built once for all workers."""
 
 import os
+import shutil
 from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
@@ -19,6 +20,19 @@ from beamtree.scorers import FixedScorer
 
 settings.register_profile("beamtree", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamtree")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="there is no playwright: pip install playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
 
 
 @dataclass

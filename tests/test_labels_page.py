@@ -1,7 +1,5 @@
 """The page of a classifier in a browser: labels, why, the keyboard, hostile names, light and dark."""
 
-import shutil
-
 import numpy as np
 import pytest
 from serving import serving
@@ -11,18 +9,7 @@ from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access
 from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="there is no playwright: pip install playwright")
 HOSTILE = "<img src=x onerror='window.hit = 1'>\u202e</script>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ They run in Debian's Chromium, without a network.
 """
 
 import re
-import shutil
 from types import SimpleNamespace
 from urllib.parse import parse_qs
 
@@ -25,18 +24,7 @@ from beamtree.serve.http.access import Access
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="there is no playwright: pip install playwright")
 PHONE = {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 class Watch:

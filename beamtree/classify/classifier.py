@@ -182,8 +182,9 @@ class Classifier:
             if self.options.group is None:
                 few = len(ids) <= FEW_LABELS and pairs <= FEW_PAIRS
                 settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
-            several = settings["group"] < len(ids)  # groups
-            settings["visited"] = VISITS if several and (settings["trees"] == 1 or pairs <= VISIT_PAIRS) else 0
+            several_groups = settings["group"] < len(ids)
+            visits = several_groups and (settings["trees"] == 1 or pairs <= VISIT_PAIRS)
+            settings["visited"] = VISITS if visits else 0
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
             count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])

@@ -83,13 +83,11 @@ def stack(*parts: Matrix) -> Matrix:
 def from_entries(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Matrix:
     """A matrix of entries in any order; equal ones are added. A ValueError where one is NaN or beyond float32."""
     keys, index = np.unique(rows.astype(np.int64) * max(shape[1], 1) + columns, return_inverse=True)
-    total = np.bincount(index, values, minlength=len(keys))
+    with np.errstate(over="ignore"):
+        total = np.bincount(index, values, minlength=len(keys)).astype(np.float32)
     row, column = np.divmod(keys, max(shape[1], 1))
-    wrong = ~(np.abs(total) <= LARGEST)
-    if wrong.any():
-        raise ValueError(f"the features of document {int(row[wrong.argmax()])} hold NaN or infinity")
     offsets = starts_of(np.bincount(row, minlength=shape[0]))
-    return Matrix(offsets, column.astype(np.int32), total.astype(np.float32), shape[1])
+    return checked(Matrix(offsets, column.astype(np.int32), total, shape[1]))
 
 
 def from_dicts(rows: Sequence[Mapping[str, float]], width: int) -> Matrix:
@@ -122,7 +120,13 @@ def from_any(source: Any) -> Matrix:
         row, column = dense.nonzero()
         offsets = starts_of(np.bincount(row, minlength=len(dense)))
         matrix = Matrix(offsets, column.astype(np.int32), dense[row, column], dense.shape[1])
-    if not np.isfinite(matrix.values).all():
-        entry = int((~np.isfinite(matrix.values)).argmax())
-        raise ValueError(f"the features of document {int(matrix.row_of_entry()[entry])} hold NaN or infinity")
+    return checked(matrix)
+
+
+def checked(matrix: Matrix) -> Matrix:
+    """The matrix; a ValueError where a value is NaN or infinite."""
+    wrong = ~np.isfinite(matrix.values)
+    if wrong.any():
+        document = int(matrix.row_of_entry()[wrong.argmax()])
+        raise ValueError(f"the features of document {document} hold NaN or infinity")
     return matrix
