@@ -32,7 +32,7 @@ AT_ONCE = 500  # documents whose labels are all scored together
 
 def judge(x: Matrix, y: Matrix, forest: Forest, linear: Linear, k: int) -> tuple[Pairs, Pairs]:
     """Groups and documents: which of them the beam visits, and which pass as positive by Eq. 15."""
-    weights, groups = sparse(weight_matrix(forest, linear, x.width)), np.arange(forest.starts[0], forest.ends[0])
+    weights, groups = sparse(weight_matrix(forest, linear)), np.arange(forest.starts[0], forest.ends[0])
     order = forest.label[forest.starts[groups[0]] : forest.ends[groups[-1]]]
     starts = forest.starts[groups] - forest.starts[groups[0]]
     leaves = weights[forest.starts[groups[0]] : forest.ends[groups[-1]]].T.tocsr()

@@ -215,16 +215,16 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert of_leaves.tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert (np.diff(leaves) >= 0).all()
     linear = train_linear(x, trees, positives_below(trees, y), least=0.0)
-    parents = np.repeat(np.arange(len(trees.parent)), np.diff(linear.starts))
+    features = np.repeat(np.arange(6), np.diff(linear.starts))
     below = {1: {0, 1, 4, 5}, 2: {2, 3, 6, 7}}
     for parent, rows in below.items():  # features that none of the documents has are unknown there
         known = set(x.take(np.array(sorted(rows))).columns.tolist())
-        assert set(linear.features[parents == parent].tolist()) <= known
+        assert set(features[linear.nodes == parent].tolist()) <= known
     nobody = np.empty(0, np.int64), np.empty(0, np.int64)
     everyone = np.full(8, 1), np.arange(8)  # all documents visit group 1, which has half of them below
     more = train_linear(x, trees, positives_below(trees, y), visited=[nobody, everyone], least=0.0)
-    parents = np.repeat(np.arange(len(trees.parent)), np.diff(more.starts))
-    assert set(more.features[parents == 1].tolist()) == set(x.columns.tolist())
+    features = np.repeat(np.arange(6), np.diff(more.starts))
+    assert set(features[more.nodes == 1].tolist()) == set(x.columns.tolist())
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
 
 
@@ -250,7 +250,7 @@ def test_documents_visit_the_groups_with_the_highest_scores():
     trees = label_trees(label_means(x, y), group=4, trees=2)
     pairs = positives_below(trees, y)
     linear = train_linear(x, trees, [pairs[0], pairs[2]], least=0.0)
-    z = x.dense() @ weight_matrix(trees, linear, x.width).dense().T + linear.biases
+    z = x.dense() @ weight_matrix(trees, linear).dense().T + linear.biases
     of_levels = visits(x, trees, linear, 3)
     assert [len(groups) for groups, _ in of_levels] == [0, 150, 0, 150]
     for tree, (groups, documents) in enumerate(of_levels[1::2]):
@@ -329,7 +329,7 @@ def plain_search(model, x, beam_size, m, allowed):
     parts = model.parts(x)
     votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
     nodes = model.forest
-    z = x.dense() @ weight_matrix(nodes, model.linear, x.width).dense().T + model.linear.biases
+    z = x.dense() @ weight_matrix(nodes, model.linear).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
     similar = -np.sort(-x.dense() @ model.documents.matrix(model.labels.rows).dense().T, axis=1)
     last = model.weights.neighbours

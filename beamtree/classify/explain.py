@@ -76,11 +76,11 @@ def node_weights(model: LabelModel, node: int, features: np.ndarray) -> np.ndarr
     """The weights of a node for some features."""
     linear, parent = model.linear, int(model.forest.parent[node])
     child = node - int(model.forest.starts[parent])
-    first, last = linear.starts[parent], linear.starts[parent + 1]
-    places = first + np.searchsorted(linear.features[first:last], features)
     weights = np.zeros(len(features), np.float32)
-    for index, place in enumerate(places):
-        if place < last and linear.features[place] == features[index]:
+    for index, feature in enumerate(features):
+        first, last = linear.starts[feature], linear.starts[feature + 1]
+        place = first + np.searchsorted(linear.nodes[first:last], parent)
+        if place < last and linear.nodes[place] == parent:
             entries = slice(linear.entries[place], linear.entries[place + 1])
             own = np.flatnonzero(linear.children[entries] == child)
             if len(own):

@@ -26,11 +26,11 @@ WORK = 2_000_000  # documents times classifiers of a task, about
 
 
 class Linear(NamedTuple):
-    """Weights by node and feature: those that the children of a node have for a feature are together."""
+    """Weights by feature and node: those that the children of a node have for a feature are together."""
 
-    starts: np.ndarray  # int64 [N + 1]: where the features of each node start
-    features: np.ndarray  # int32: rising for each node
-    entries: np.ndarray  # int64: where the weights of each feature start
+    starts: np.ndarray  # int64 [features + 1]: where the nodes of each feature start
+    nodes: np.ndarray  # int32: rising for each feature
+    entries: np.ndarray  # int64: where the weights of each of these start
     children: np.ndarray  # uint16, or uint32 where a node has more children: counted from the first child
     weights: np.ndarray  # float16 as uint16
     biases: np.ndarray  # float32 [N]
@@ -112,7 +112,7 @@ def train_linear(
         on_progress("Linear part", done, len(tasks))
         return found
 
-    return _by_node(forest, tasks, parallel_map(solve, tasks))
+    return _by_feature(features.width, forest, tasks, parallel_map(solve, tasks))
 
 
 def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list[Pairs]:
@@ -120,7 +120,7 @@ def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list
 
     They are pairs by group, for `train_linear`: groups of other levels are visited by nobody.
     """
-    weights, pairs = weight_matrix(forest, linear, features.width), []
+    weights, pairs = weight_matrix(forest, linear), []
     documents = features.with_column(np.ones(features.rows, np.float32))
     for tree, height in enumerate(forest.heights):
         groups = np.unique(forest.parent[forest.leaf[tree]])
@@ -133,38 +133,40 @@ def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list
     return pairs
 
 
-def _by_node(forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np.ndarray, ...]]) -> Linear:
-    """Weights of all tasks by parent, feature and child."""
+def _by_feature(
+    width: int, forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np.ndarray, ...]]
+) -> Linear:
+    """Weights of all tasks by feature, parent and child."""
     biases = np.full(len(forest.parent), -1, np.float32)  # of nodes without a document: far from their side
     for (node, task), (_, _, _, bias) in zip(tasks, found, strict=True):
         biases[forest.starts[node] + task.first : forest.starts[node] + task.last] = bias
     parent = np.concatenate([np.full(len(each[0]), number) for (number, _), each in zip(tasks, found, strict=True)])
     child, feature, weight = (np.concatenate([each[column] for each in found]) for column in range(3))
-    order = np.lexsort((child, feature, parent))
+    order = np.lexsort((child, parent, feature))
     parent, child, feature, weight = parent[order], child[order], feature[order], weight[order]
     new = np.ones(len(parent), bool)
     new[1:] = (parent[1:] != parent[:-1]) | (feature[1:] != feature[:-1])
     entries = np.append(np.flatnonzero(new), len(parent))
-    starts = starts_of(np.bincount(parent[new], minlength=len(forest.parent)))
+    starts = starts_of(np.bincount(feature[new], minlength=width))
     widest = int((forest.ends - forest.starts).max())
     children = child.astype(np.uint16 if widest <= 1 << 16 else np.uint32)
     halves = weight.astype(np.float16).view(np.uint16)
-    return Linear(starts, feature[new].astype(np.int32), entries, children, halves, biases)
+    return Linear(starts, parent[new].astype(np.int32), entries, children, halves, biases)
 
 
-def weight_matrix(forest: Forest, linear: Linear, width: int) -> Matrix:
-    """The weights of all nodes by feature [N, width]."""
-    parents, counts = np.repeat(np.arange(len(forest.parent)), np.diff(linear.starts)), np.diff(linear.entries)
-    nodes = np.repeat(forest.starts[parents], counts) + linear.children
-    features, values = np.repeat(linear.features, counts), linear.weights.view(np.float16)
-    return from_entries(nodes, features, values, (len(forest.parent), width))
+def weight_matrix(forest: Forest, linear: Linear) -> Matrix:
+    """The weights of all nodes by feature [N, features]."""
+    width, counts = len(linear.starts) - 1, np.diff(linear.entries)
+    nodes = np.repeat(forest.starts[linear.nodes], counts) + linear.children
+    features = np.repeat(np.repeat(np.arange(width), np.diff(linear.starts)), counts)
+    return from_entries(nodes, features, linear.weights.view(np.float16), (len(forest.parent), width))
 
 
 def log_probabilities(
     features: Matrix, forest: Forest, linear: Linear, tree: int, of_groups: float = 1.0
 ) -> np.ndarray:
     """log p(l | x) of all labels [n, L], to which groups add `of_groups` times their own: the plain definition."""
-    z = features.dense() @ weight_matrix(forest, linear, features.width).dense().T + linear.biases
+    z = features.dense() @ weight_matrix(forest, linear).dense().T + linear.biases
     total = np.zeros((features.rows, forest.leaf.shape[1]), np.float32)
     *groups, leaves = forest.above(tree)
     for nodes in groups:

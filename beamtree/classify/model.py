@@ -118,7 +118,7 @@ class LabelModel:
             allowed = allowed & self.visible
             filters = allowed, self.allowed_below(allowed)
         sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
-        return kernels.search(features.parts, (*self._parts, *filters), sizes, beam_size, m)
+        return kernels.search(features.parts, (*self._parts, filters), sizes, beam_size, m)
 
     @cached_property
     def _parts(self) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.storage.tensors import load_tensors, save_tensors
 
 SETTINGS, ARRAYS, LABELS, VOCABULARY = "classifier.json", "arrays.safetensors", "labels.txt", "vocabulary.txt"
-FORMAT = 1
+FORMAT = 2
 REMEDY = "train again"
 SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}  # as which they are written
 

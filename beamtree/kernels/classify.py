@@ -51,7 +51,7 @@ def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndar
     nearest, cosines = np.zeros((count, min(most, size)), np.int64), np.zeros((count, min(most, size)), np.float32)
 
     def find(span: tuple[int, int]) -> None:
-        scratch = np.full(size, np.nan, np.float32), np.empty(size + 1, np.int64)
+        scratch = np.full(size, np.nan, np.float32), np.empty(size + 1, np.int64), np.empty(size, np.float32)
         compiled.nearest_rows(*span, *rows, index, *scratch, nearest, cosines)
 
     parallel_map(find, spans(count))
@@ -88,16 +88,18 @@ def search(
     return found, scores
 
 
-def _scratch(sizes: tuple[int, int, int]) -> tuple[np.ndarray, ...]:
+def _scratch(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
     """Arrays that the searches of a thread share; a search leaves zeros and NaN where it found them."""
     if getattr(_SCRATCH, "sizes", None) != sizes:
         labels, rows, nodes = sizes
+        most = max(labels, nodes)
         _SCRATCH.sizes = None
-        _SCRATCH.arrays = (
-            np.zeros(labels, np.float32), np.empty(labels, np.int64), np.full(rows, np.nan, np.float32),
-            np.empty(rows + 1, np.int64), np.zeros(nodes, np.float32),
-        )  # fmt: skip
-    arrays: tuple[np.ndarray, ...] = _SCRATCH.arrays
+        of_rows = np.full(rows, np.nan, np.float32), np.empty(rows + 1, np.int64), np.empty(rows, np.float32)
+        whole, single = np.int64, np.float32
+        kinds = (whole, single, whole, single, single, single, whole, single)
+        room = tuple(np.empty(most + 1, kind) for kind in kinds)
+        _SCRATCH.arrays = np.zeros(labels, single), np.empty(labels, whole), of_rows, np.zeros(nodes, single), room
+    arrays: tuple[Any, ...] = _SCRATCH.arrays
     _SCRATCH.sizes = sizes
     return arrays
 

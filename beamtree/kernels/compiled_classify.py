@@ -8,17 +8,35 @@ import numpy as np
 from beamtree.kernels.compiled_search import REORDERED, _half, _rank, _select, _sort, compiled
 
 BINS = 256  # of similarities
-SMALL = np.float32(-9)  # the log of probabilities that are left out where there are enough labels
+SMALL = np.float32(-7.9)  # logs of probabilities below are left out; a label without a feature of its own has -8
+FEW = 32  # scores of which the best are kept in order while they are looked at
 NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 
 
 @compiled()
-def _best(scores, count, most):
-    """The indices of the `most` highest of scores[:count], best first, of equal ones the lower index."""
-    most, indices, falling = min(most, count), np.arange(count), scores[:count].copy()
-    _select(indices, falling, count, most)
-    _sort(indices, falling, most)
-    return indices[:most]
+def _best(scores, count, most, indices, highest):
+    """The `most` highest of scores[:count], best first, of equal ones the lower index; returns how many there are.
+
+    Their indices and scores go into `indices` and `highest`, which have room for `count`.
+    """
+    if most > FEW:
+        for index in range(count):
+            indices[index], highest[index] = index, scores[index]
+        _select(indices, highest, count, min(most, count))
+        _sort(indices, highest, min(most, count))
+        return min(most, count)
+    number = 0
+    for index in range(count):
+        score = scores[index]
+        if number == most and score <= highest[most - 1]:
+            continue
+        place = min(number, most - 1)
+        while place > 0 and highest[place - 1] < score:
+            indices[place], highest[place] = indices[place - 1], highest[place - 1]
+            place -= 1
+        indices[place], highest[place] = index, score
+        number += number < most
+    return number
 
 
 @compiled()
@@ -63,36 +81,35 @@ def _add(label, score, totals, labels, number):
 
 
 @compiled()
-def _nearest(touched, similarity, found, most):
+def _nearest(touched, similarity, found, most, products):
     """Move the `most` rows with the highest similarities to the front of `touched`, with those about as similar.
 
-    Returns how many these are; the similarities of the others are set to NaN.
+    Returns how many these are. Similarities, 0 or more, go into `products`; in `similarity` all are set to NaN.
     """
-    if found <= most:
-        return found
     highest = np.float32(0)
     for index in range(found):
-        highest = max(highest, similarity[touched[index]])
+        product = max(similarity[touched[index]], np.float32(0))
+        similarity[touched[index]] = np.nan
+        products[index] = product
+        highest = max(highest, product)
+    if found <= most:
+        return found
     counts, scale = np.zeros(BINS, np.int64), np.float32(BINS - 1) / max(highest, np.float32(1e-30))
     for index in range(found):
-        counts[np.int64(max(similarity[touched[index]], np.float32(0)) * scale)] += 1
+        counts[np.int64(products[index] * scale)] += 1
     lowest, total = BINS, 0
     while lowest > 0 and total < most:
         lowest -= 1
         total += counts[lowest]
     kept = 0
     for index in range(found):
-        row = touched[index]
-        if np.int64(max(similarity[row], np.float32(0)) * scale) >= lowest:
-            touched[kept] = row
-            kept += 1
-        else:
-            similarity[row] = np.nan
+        touched[kept], products[kept] = touched[index], products[index]
+        kept += np.int64(products[index] * scale) >= lowest
     return kept
 
 
 @compiled(fastmath=REORDERED)
-def nearest_rows(first, last, offsets, columns, values, index, similarity, touched, nearest, cosines):
+def nearest_rows(first, last, offsets, columns, values, index, similarity, touched, products, nearest, cosines):
     """The rows of an inverted index with the highest products for each of the rows first … last, best first."""
     starts, others, other_values = index
     most = nearest.shape[1]
@@ -102,33 +119,26 @@ def nearest_rows(first, last, offsets, columns, values, index, similarity, touch
             value = values[place]
             for entry in range(starts[columns[place]], starts[columns[place] + 1]):
                 found = _add_product(others[entry], value * other_values[entry], similarity, touched, found)
-        found = _nearest(touched, similarity, found, most)
-        scores = np.empty(found, np.float32)
-        for place in range(found):
-            scores[place] = max(similarity[touched[place]], np.float32(0))
-            similarity[touched[place]] = np.nan
-        _select(touched, scores, found, most)
+        found = _nearest(touched, similarity, found, most, products)
+        _select(touched, products, found, most)
         count = min(found, most)
-        _sort(touched, scores, count)
-        nearest[row, :count], cosines[row, :count] = touched[:count], scores[:count]
+        _sort(touched, products, count)
+        nearest[row, :count], cosines[row, :count] = touched[:count], products[:count]
 
 
 @compiled(fastmath=REORDERED)
-def _add_memory(columns, values, memory, votes, labels, number, similarity, touched, weight, power, most, budget):
+def _add_memory(columns, values, memory, votes, labels, number, scratch, weight, power, most, budget):
     """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
     offsets, rows, row_values, label_offsets, label_numbers = memory
+    similarity, touched, products = scratch
     found = _similar(columns, values, offsets, rows, row_values, budget, similarity, touched)
-    found = _nearest(touched, similarity, found, most)
-    scores, total = np.empty(found, np.float32), np.float32(0)
-    for index in range(found):
-        scores[index] = max(similarity[touched[index]], np.float32(0))
-        similarity[touched[index]] = np.nan
-    _select(touched, scores, found, most)
-    nearest = min(found, most)
-    for score in scores[:nearest]:
-        total += score**power
+    found = _nearest(touched, similarity, found, most, products)
+    _select(touched, products, found, most)
+    nearest, total = min(found, most), np.float32(0)
     for index in range(nearest):
-        share = weight * scores[index] ** power / total
+        total += products[index] ** power
+    for index in range(nearest):
+        share = weight * products[index] ** power / total
         if share > 0:
             row = touched[index]
             for entry in range(label_offsets[row], label_offsets[row + 1]):
@@ -137,9 +147,10 @@ def _add_memory(columns, values, memory, votes, labels, number, similarity, touc
 
 
 @compiled(fastmath=REORDERED)
-def _add_names(columns, values, names, votes, labels, number, similarity, touched, weight, budget):
+def _add_names(columns, values, names, votes, labels, number, scratch, weight, budget):
     """Add the squared cosines of the names of labels to `votes`; returns how many labels are listed."""
     offsets, rows, row_values = names
+    similarity, touched, _ = scratch
     found = _similar(columns, values, offsets, rows, row_values, budget, similarity, touched)
     for index in range(found):
         label = touched[index]
@@ -179,64 +190,61 @@ def _add_encoder(columns, values, encoder, votes, labels, number, weight):
 @compiled(fastmath=REORDERED)
 def _children(node, columns, values, forest, linear, sums):
     """⟨w, x⟩ + b of the children of a node, by the features that both have."""
-    starts, features, entry_starts, children, weights, biases = linear
+    starts, nodes, entry_starts, children, weights, biases = linear
     first, last = forest[2][node], forest[3][node]
     for child in range(first, last):
         sums[child - first] = biases[child]
-    low = starts[node]
-    for index in range(len(columns)):  # both rise
-        low += _rank(features[low : starts[node + 1]], columns[index])
-        if low == starts[node + 1]:
-            break
-        if features[low] == columns[index]:
+    for index in range(len(columns)):
+        low, count = starts[columns[index]], starts[columns[index] + 1] - starts[columns[index]]
+        while count > 1:  # the last of the nodes with this feature that is not above `node`
+            half = count >> 1
+            low += half if nodes[low + half] <= node else 0
+            count -= half
+        if count == 1 and nodes[low] == node:
             value = values[index]
             for entry in range(entry_starts[low], entry_starts[low + 1]):
                 sums[children[entry]] += value * _half(weights[entry])
 
 
 @compiled()
-def _beam(tree, columns, values, forest, linear, lifted, allowed, allowed_below, beam, most, least, of_groups):
+def _beam(tree, columns, values, forest, linear, lifted, voted, filters, beam, most, least, of_groups, room):
     """The leaves below the beam of a tree that may be found, and the logs of their probabilities, `least` or more.
 
-    The log of a label's probability is its own, and `of_groups` times that of the groups above it.
+    They are the first of the first two arrays of `room`; returns how many there are. The log of a label's probability
+    is its own, and `of_groups` times that of the groups above it. Without votes (`voted`) `lifted` is zero.
     """
     roots, heights, starts, ends, _, label_of_node, _ = forest
-    nodes, paths = roots[tree : tree + 1], np.zeros(1, np.float32)
+    allowed, allowed_below = filters
+    next_nodes, next_paths, nodes, paths, scores, sums, order, highest = room
+    nodes[0], paths[0], width, count = roots[tree], 0, 1, 0
     for level in range(1, heights[tree] + 1):
-        room = 0
-        for node in nodes:
-            room += ends[node] - starts[node]
-        next_nodes, next_paths = np.empty(room, np.int64), np.empty(room, np.float32)
-        scores, sums = np.empty(room, np.float32), np.empty(room, np.float32)
         count = 0
-        for place in range(len(nodes)):
+        for place in range(width):
+            first, size = starts[nodes[place]], ends[nodes[place]] - starts[nodes[place]]
             _children(nodes[place], columns, values, forest, linear, sums)
             above = paths[place] * of_groups if level == heights[tree] else paths[place]
-            for child in range(starts[nodes[place]], ends[nodes[place]]):
-                miss = max(np.float32(1) - sums[child - starts[nodes[place]]], np.float32(0))
+            for child in range(size):
+                miss = max(np.float32(1) - sums[child], np.float32(0))
                 path = above - miss * miss * miss
+                next_nodes[count], next_paths[count] = first + child, path
                 if level == heights[tree]:
-                    if path >= least and allowed[label_of_node[child]]:
-                        next_nodes[count], next_paths[count] = child, path
-                        count += 1
-                elif allowed_below[child] > 0:
-                    next_nodes[count], next_paths[count] = child, path
-                    scores[count] = np.exp(path) + lifted[child]
-                    count += 1
+                    count += path >= least and allowed[label_of_node[first + child]]
+                else:
+                    scores[count] = np.exp(path) + lifted[first + child] if voted else path
+                    count += allowed_below[first + child] > 0
         if level == heights[tree]:
-            return next_nodes[:count], next_paths[:count]
-        order = _best(scores, count, max(beam, min(count, 4 * beam)))
-        kept, labels_below = 0, 0
-        while kept < len(order) and (kept < beam or labels_below < most):
-            labels_below += allowed_below[next_nodes[order[kept]]]
-            kept += 1
-        if labels_below < most and len(order) < count:  # few labels are allowed
-            order = _best(scores, count, count)
-            while kept < count and labels_below < most:
-                labels_below += allowed_below[next_nodes[order[kept]]]
-                kept += 1
-        nodes, paths = next_nodes[order[:kept]], next_paths[order[:kept]]
-    return nodes, paths
+            break
+        width, labels_below = _best(scores, count, beam, order, highest), 0
+        for place in range(width):
+            labels_below += allowed_below[next_nodes[order[place]]]
+        if labels_below < most and width < count:  # few labels are allowed
+            _best(scores, count, count, order, highest)
+            while width < count and labels_below < most:
+                labels_below += allowed_below[next_nodes[order[width]]]
+                width += 1
+        for place in range(width):
+            nodes[place], paths[place] = next_nodes[order[place]], next_paths[order[place]]
+    return count
 
 
 @compiled()
@@ -263,8 +271,8 @@ def _clear(tree, labels, forest, lifted):
 
 @compiled()
 def search(
-    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, allowed, allowed_below,
-    scratch, beam, most, found, scores,
+    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, filters, scratch, beam, most,
+    found, scores,
 ):  # fmt: skip
     """The best labels of the documents first … last; see `beamtree.classify.model`.
 
@@ -276,63 +284,61 @@ def search(
         values: their values.
         forest: of each tree its root and height; of each node its first child, one after the last, its parent and its
             label; the leaf of each label in each tree.
-        linear: per node the features that its children have weights for, and these weights.
+        linear: per feature the nodes whose children have weights for it, and these weights.
         memory: an inverted index of the training documents, and their labels.
         names: an inverted index of the names of labels.
         encoder: vectors of features and of labels, and biases.
         weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, and
             how much groups count in the probability of a label.
-        allowed: whether each label may be found.
-        allowed_below: number of such labels below each node.
-        scratch: zeros by label, room for as many numbers and one more, NaN by row of an index, the same room, and zeros
-            by node.
+        filters: whether each label may be found, and the number of such labels below each node.
+        scratch: zeros and room for numbers by label; NaN and room by row of an index; zeros and room by node.
         beam: k.
         most: m.
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
     memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups = weights
-    roots, label_of_node = forest[0], forest[5]
-    totals, labels, similarity, touched, lifted = scratch
+    roots, label_of_node, allowed = forest[0], forest[5], filters[0]
+    totals, labels, of_rows, lifted, room = scratch
+    nodes, paths, _, _, candidate_scores, _, order, highest = room
     for document in range(first, last):
         own = slice(offsets[document], offsets[document + 1])
         x, v = columns[own], values[own]
         number = 0
         if memory_weight > 0:
             number = _add_memory(
-                x, v, memory, totals, labels, number, similarity, touched, memory_weight, power, neighbours, budget
+                x, v, memory, totals, labels, number, of_rows, memory_weight, power, neighbours, budget
             )
         if name_weight > 0:
-            number = _add_names(x, v, names, totals, labels, number, similarity, touched, name_weight, budget)
+            number = _add_names(x, v, names, totals, labels, number, of_rows, name_weight, budget)
         if encoder_weight > 0:
             number = _add_encoder(x, v, encoder, totals, labels, number, encoder_weight)
         votes, num_votes = totals[labels[:number]], number
         for least in (SMALL, -np.float32(np.inf)):
             for tree in range(len(roots)):
                 _lift(tree, labels[:num_votes], votes, forest, allowed, lifted)
-                leaves, paths = _beam(
-                    tree, x, v, forest, linear, lifted, allowed, allowed_below, beam, most, least, of_groups
+                found_leaves = _beam(
+                    tree, x, v, forest, linear, lifted, num_votes > 0, filters, beam, most, least, of_groups, room
                 )
                 _clear(tree, labels[:num_votes], forest, lifted)
-                for place in range(len(leaves)):
+                for place in range(found_leaves):
                     p = max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
-                    number = _add(label_of_node[leaves[place]], p, totals, labels, number)
+                    number = _add(label_of_node[nodes[place]], p, totals, labels, number)
             count = 0
-            for label in labels[:number]:
-                count += allowed[label]
+            for index in range(number):
+                count += allowed[labels[index]]
             if count >= most or least < SMALL:
                 break
             totals[labels[num_votes:number]] = 0  # too few: once more, with all
             totals[labels[:num_votes]] = votes
             number = num_votes
-        count, candidates = 0, np.empty(number, np.int64)
-        for label in labels[:number]:
-            if allowed[label]:
-                candidates[count] = label
-                count += 1
-        order = _best(totals[candidates[:count]], count, most)
+        count = 0
+        for index in range(number):
+            label = labels[index]
+            nodes[count], candidate_scores[count] = label, totals[label]
+            totals[label] = 0
+            count += allowed[label]
+        count = _best(candidate_scores, count, most, order, highest)
         found[document], scores[document] = -1, 0
-        for place in range(len(order)):
-            label = candidates[order[place]]
-            found[document, place], scores[document, place] = label, totals[label]
-        totals[labels[:number]] = 0
+        for place in range(count):
+            found[document, place], scores[document, place] = nodes[order[place]], highest[place]
