@@ -124,7 +124,9 @@ class LabelModel:
     def _parts(self) -> tuple[Any, ...]:
         """What the compiled search reads; plain tuples, because it would be compiled again for each named one."""
         memory = (*self.documents, self.labels.offsets, self.labels.columns)
-        parts = tuple(self.forest), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
+        leaf = self.forest.leaf
+        groups = np.where(leaf < 0, -1, self.forest.parent[leaf]).astype(np.int32)
+        parts = (*self.forest[:-1], groups), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
         return *parts, _numbers(self.weights)
 
     @cached_property

@@ -98,7 +98,8 @@ def _scratch(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
         whole, single = np.int64, np.float32
         kinds = (whole, single, whole, single, single, single, whole, single)
         room = tuple(np.empty(most + 1, kind) for kind in kinds)
-        _SCRATCH.arrays = np.zeros(labels, single), np.empty(labels, whole), of_rows, np.zeros(nodes, single), room
+        of_nodes = np.zeros(nodes, single), np.empty(nodes + 1, whole)
+        _SCRATCH.arrays = np.zeros(labels, single), np.empty(labels, whole), of_rows, *of_nodes, room
     arrays: tuple[Any, ...] = _SCRATCH.arrays
     _SCRATCH.sizes = sizes
     return arrays

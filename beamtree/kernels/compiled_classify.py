@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, _half, _rank, _select, _sort, compiled
+from beamtree.kernels.compiled_search import REORDERED, _half, _prefetch, _select, _sort, compiled
 
 BINS = 256  # of similarities
 SMALL = np.float32(-7.9)  # logs of probabilities below are left out; a label without a feature of its own has -8
@@ -136,9 +136,13 @@ def _add_memory(columns, values, memory, votes, labels, number, scratch, weight,
     _select(touched, products, found, most)
     nearest, total = min(found, most), np.float32(0)
     for index in range(nearest):
-        total += products[index] ** power
+        products[index] = products[index] * products[index] if power == 2 else products[index] ** power
+        total += products[index]
+        _prefetch(label_offsets, touched[index], touched[index] + 2)
     for index in range(nearest):
-        share = weight * products[index] ** power / total
+        _prefetch(label_numbers, label_offsets[touched[index]], label_offsets[touched[index] + 1])
+    for index in range(nearest):
+        share = weight * products[index] / total
         if share > 0:
             row = touched[index]
             for entry in range(label_offsets[row], label_offsets[row + 1]):
@@ -248,25 +252,19 @@ def _beam(tree, columns, values, forest, linear, lifted, voted, filters, beam, m
 
 
 @compiled()
-def _lift(tree, labels, votes, forest, allowed, lifted):
-    """Give the leaves of labels, and the nodes above, the highest vote of an allowed label below."""
-    parent, leaf_of_label = forest[4], forest[6]
+def _lift(tree, labels, votes, forest, allowed, lifted, raised):
+    """Give the nodes above the leaves of labels the highest vote of an allowed label below; list them in `raised`."""
+    parent, group_of_label = forest[4], forest[6]
+    count = 0
     for index in range(len(labels)):
-        node = leaf_of_label[tree, labels[index]] if allowed[labels[index]] else -1
-        while node >= 0 and lifted[node] < votes[index]:
-            lifted[node] = votes[index]
+        label, vote = labels[index], votes[index]
+        node = np.int64(group_of_label[tree, label]) if allowed[label] else -1
+        while node >= 0 and lifted[node] < vote:
+            raised[count] = node
+            count += lifted[node] == 0
+            lifted[node] = vote
             node = parent[node]
-
-
-@compiled()
-def _clear(tree, labels, forest, lifted):
-    """Make `lifted` zero again."""
-    parent, leaf_of_label = forest[4], forest[6]
-    for label in labels:
-        node = leaf_of_label[tree, label]
-        while node >= 0 and lifted[node] > 0:
-            lifted[node] = 0
-            node = parent[node]
+    return count
 
 
 @compiled()
@@ -283,7 +281,7 @@ def search(
         columns: features, rising.
         values: their values.
         forest: of each tree its root and height; of each node its first child, one after the last, its parent and its
-            label; the leaf of each label in each tree.
+            label; the parent of each label in each tree, -1 for none.
         linear: per feature the nodes whose children have weights for it, and these weights.
         memory: an inverted index of the training documents, and their labels.
         names: an inverted index of the names of labels.
@@ -291,7 +289,8 @@ def search(
         weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, and
             how much groups count in the probability of a label.
         filters: whether each label may be found, and the number of such labels below each node.
-        scratch: zeros and room for numbers by label; NaN and room by row of an index; zeros and room by node.
+        scratch: zeros and room for numbers by label; NaN and room by row of an index; zeros and room by node, and
+            more room.
         beam: k.
         most: m.
         found: labels [n, m], -1 where there are no more.
@@ -299,7 +298,7 @@ def search(
     """
     memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups = weights
     roots, label_of_node, allowed = forest[0], forest[5], filters[0]
-    totals, labels, of_rows, lifted, room = scratch
+    totals, labels, of_rows, lifted, raised, room = scratch
     nodes, paths, _, _, candidate_scores, _, order, highest = room
     for document in range(first, last):
         own = slice(offsets[document], offsets[document + 1])
@@ -316,11 +315,12 @@ def search(
         votes, num_votes = totals[labels[:number]], number
         for least in (SMALL, -np.float32(np.inf)):
             for tree in range(len(roots)):
-                _lift(tree, labels[:num_votes], votes, forest, allowed, lifted)
+                num_raised = _lift(tree, labels[:num_votes], votes, forest, allowed, lifted, raised)
                 found_leaves = _beam(
                     tree, x, v, forest, linear, lifted, num_votes > 0, filters, beam, most, least, of_groups, room
                 )
-                _clear(tree, labels[:num_votes], forest, lifted)
+                for place in range(num_raised):
+                    lifted[raised[place]] = 0
                 for place in range(found_leaves):
                     p = max(np.exp(paths[place]), np.float32(1e-30)) / len(roots)
                     number = _add(label_of_node[nodes[place]], p, totals, labels, number)
