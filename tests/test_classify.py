@@ -384,7 +384,8 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     x, y = random_matrix(rng, 60, 25, 0.2).normalized(), random_matrix(rng, 60, 14, 0.15)
     y = y._replace(values=np.ones_like(y.values))
     names = random_matrix(rng, 14, 25, 0.1).normalized()
-    weights = Weights(memory=0.7, names=0.3, power=2.0, neighbours=20, budget=10**9)
+    votes = (0.7, 0.3) if seed % 4 else (0.0, 0.0)  # with the encoder, or without any votes
+    weights = Weights(*votes, power=2.0 if seed % 3 else 4.0, neighbours=20, budget=10**9)
     how = {"group": 4, "trees": trees, "visited": seed % 3, "seed": seed, "least": 0.01}
     model = train(x, y, names, weights=weights, **how)
     vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
@@ -400,6 +401,21 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
         assert len(set(got)) == len(got) == len(best)
         assert np.allclose(scores[row, : len(best)], best, atol=2e-3)
         assert all(abs(expected[label] - score) < 2e-3 for label, score in zip(got, scores[row], strict=False))
+
+
+@given(st.lists(st.integers(0, 30), max_size=80), st.integers(1, 60))
+def test_the_best_scores_come_first_and_equal_ones_by_index(values, most):
+    scores = np.array(values, np.float32)
+    indices, highest = np.empty(len(scores) + 1, np.int64), np.empty(len(scores) + 1, np.float32)
+    number = compiled_classify._best(scores, len(scores), most, indices, highest)
+    order = np.argsort(-scores, kind="stable")[:most]
+    assert number == len(order)
+    assert np.array_equal(highest[:number], scores[order])
+    assert np.array_equal(scores[indices[:number]], highest[:number])
+    ties = highest[: number - 1] == highest[1:number]
+    assert (np.diff(indices[:number])[ties] > 0).all()
+    if most <= compiled_classify.FEW:
+        assert np.array_equal(indices[:number], order)
 
 
 def test_a_wide_beam_finds_what_scoring_all_labels_finds(fitted):
@@ -445,7 +461,7 @@ def test_few_labels_are_one_group(monkeypatch):
         return [int(nodes.ends[root] - nodes.starts[root]) for root in nodes.roots]
 
     assert groups() == groups(trees=2) == [1]
-    assert len(groups(group=5)) == 2
+    assert len(groups(group=5)) == 3
     for limit, value in (("FEW_LABELS", 19), ("FEW_PAIRS", 1_999)):
         with monkeypatch.context() as patch:
             patch.setattr(f"beamtree.classify.classifier.{limit}", value)
@@ -463,6 +479,16 @@ def test_labels_are_trained_on_visits_with_one_tree_or_where_it_does_not_take_lo
     monkeypatch.setattr("beamtree.classify.classifier.VISIT_PAIRS", 1_999)
     assert of_groups(group=5) == 1.0
     assert of_groups(group=5, trees=1) == OF_GROUPS
+
+
+def test_without_memory_nearest_documents_do_not_count():
+    texts, labels = topic_texts(200)
+    for some, lists in ((texts, labels), (texts[:4], labels[:4])):  # with validation documents and without
+        classifier = bt.Classifier(memory=False).fit(some, lists, verbose=False)
+        assert classifier.model.weights.memory == 0
+        assert classifier.explain(texts[0], labels[0][0])["parts"]["memory"] == 0
+    classifier.add_labels({"new": None}, {"new": texts[:2]})  # labels that are added need it
+    assert "new" in classifier.predict(texts[0], m=20)["label"].to_list()
 
 
 def test_the_same_seed_gives_the_same_model():

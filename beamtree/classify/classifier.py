@@ -59,13 +59,15 @@ class Classifier:
 
     Args:
         beam_size: k, the groups of labels that a search looks into. Default of `predict` and `evaluate`.
-        trees: trees over the labels. A single one is half as large as two and twice as fast, and loses more at narrow
-            beams. With many documents and labels it takes longer to train.
+        trees: trees over the labels, whose probabilities are averaged. Fewer are smaller and faster, and find less,
+            most at narrow beams. With many documents and labels a single one takes longer to train than two.
         group: labels in a group. Default: 256; where there are at most 1,000 labels, all of them in one tree, if
             training each against all documents does not take long.
         cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
             on validation documents where there are at most 50,000 documents.
         least: weights below are dropped; larger ones make a smaller model.
+        memory: whether labels of the nearest documents count. Without them a search takes a half to a third of the
+            time, and finds less, most at narrow beams.
         seed: the same seed gives the same model.
         frame: the kind of frame to return, polars or pandas.
     """
@@ -74,10 +76,11 @@ class Classifier:
         self,
         *,
         beam_size: int = BEAM_SIZE,
-        trees: int = 2,
+        trees: int = 3,
         group: int | None = None,
         cost: float | None = None,
         least: float = 0.1,
+        memory: bool = True,
         seed: int = 0,
         frame: str | None = None,
     ) -> None:
@@ -86,7 +89,7 @@ class Classifier:
             if value is not None and not least_value <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
         group = None if group is None else positive_int("group", group)
-        self.options = Options(positive_int("trees", trees), group, cost, least, seed)
+        self.options = Options(positive_int("trees", trees), group, cost, least, memory, seed)
         check_frame_kind(frame)
         self._frame = frame
         self._model: LabelModel | None = None
@@ -179,6 +182,7 @@ class Classifier:
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             pairs = x.rows * len(ids)
             settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
+            with_memory = settings.pop("memory")
             if self.options.group is None:
                 few = len(ids) <= FEW_LABELS and pairs <= FEW_PAIRS
                 settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
@@ -199,7 +203,7 @@ class Classifier:
                 settings["cost"] = max(trials, key=lambda cost: trials[cost])
             model = train(*parts, **settings, on_progress=report.progress)
             report.stage("Weights of the parts")
-            model, found = choose_weights(model, *validation, self.beam_size)
+            model, found = choose_weights(model, *validation, self.beam_size, memory=with_memory)
             if count and x.rows <= SMALL:
                 model = train(x, y, z, **settings, weights=model.weights, on_progress=report.progress)
             elif count:
@@ -484,4 +488,5 @@ class Options:
     group: int | None
     cost: float | None
     least: float
+    memory: bool
     seed: int

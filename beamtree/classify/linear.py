@@ -30,7 +30,7 @@ class Linear(NamedTuple):
 
     starts: np.ndarray  # int64 [features + 1]: where the nodes of each feature start
     nodes: np.ndarray  # int32: rising for each feature
-    entries: np.ndarray  # int64: where the weights of each of these start
+    entries: np.ndarray  # int32, or int64 where there are more weights: where those of each of these start
     children: np.ndarray  # uint16, or uint32 where a node has more children: counted from the first child
     weights: np.ndarray  # float16 as uint16
     biases: np.ndarray  # float32 [N]
@@ -147,6 +147,7 @@ def _by_feature(
     new = np.ones(len(parent), bool)
     new[1:] = (parent[1:] != parent[:-1]) | (feature[1:] != feature[:-1])
     entries = np.append(np.flatnonzero(new), len(parent))
+    entries = entries.astype(np.int32 if len(parent) < 1 << 31 else np.int64)
     starts = starts_of(np.bincount(feature[new], minlength=width))
     widest = int((forest.ends - forest.starts).max())
     children = child.astype(np.uint16 if widest <= 1 << 16 else np.uint32)

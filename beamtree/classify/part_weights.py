@@ -18,11 +18,15 @@ FEW = 50_000  # documents up to which weights are chosen with the largest budget
 
 
 def choose_weights(
-    model: LabelModel, features: Matrix, labels: Matrix, beam_size: int
+    model: LabelModel, features: Matrix, labels: Matrix, beam_size: int, *, memory: bool = True
 ) -> tuple[LabelModel, dict[str, float]]:
-    """The weights of memory, names and encoder with the best mean of P@1, P@3 and P@5 on validation documents."""
+    """The weights of memory, names and encoder with the best mean of P@1, P@3 and P@5 on validation documents.
+
+    Without `memory` its weight is 0.
+    """
     if not features.rows:
         weights = Weights(names=0.1 if len(model.names.rows) else 0.0, groups=model.weights.groups)
+        weights = weights if memory else weights._replace(memory=0.0)
         return replace(model, weights=weights, encoder=no_encoder()), {}
 
     def quality(weights: Weights) -> float:
@@ -32,7 +36,7 @@ def choose_weights(
     best = Weights(0.0, 0.0, budget=budget, groups=model.weights.groups)
     alone = score = quality(best)
     tried = {best: score}
-    fields: list[tuple[str, tuple[float, ...]]] = [("memory", MEMORY), ("power", POWERS)]
+    fields: list[tuple[str, tuple[float, ...]]] = [("memory", MEMORY), ("power", POWERS)] if memory else []
     fields += [("names", NAMES)] if len(model.names.rows) else []
     fields += [("encoder", ENCODER)] if len(model.encoder.biases) else []
     for _ in range(2):

@@ -47,7 +47,7 @@ def train(
     text_column: TextColumn = None,
     labels: LabelColumn = None,
     separator: Separator = None,
-    trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: 1 is smaller and faster.")] = 2,
+    trees: Annotated[int, typer.Option(min=1, help="Trees over the labels: fewer are smaller and faster.")] = 3,
     group: Annotated[
         int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
     ] = None,
@@ -55,6 +55,9 @@ def train(
         float | None, typer.Option(help="C of the linear classifiers. Default: 0.5, or chosen by validation documents.")
     ] = None,
     least: Annotated[float, typer.Option(help="Weights below are dropped; more makes a smaller model.")] = 0.1,
+    memory: Annotated[
+        bool, typer.Option(help="Whether labels of the nearest documents count; without them a search is faster.")
+    ] = True,
     beam_size: Annotated[int, typer.Option(min=1, help="k of searches that do not give one.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     threads: options.Threads = None,
@@ -62,7 +65,9 @@ def train(
     """Learn the labels of documents: trees over the labels, linear classifiers, a memory of documents, and names."""
     use_threads(threads)
     check_writable(out_folder)
-    classifier = Classifier(beam_size=beam_size, trees=trees, group=group, cost=cost, least=least, seed=seed)
+    classifier = Classifier(
+        beam_size=beam_size, trees=trees, group=group, cost=cost, least=least, memory=memory, seed=seed
+    )
     classifier.fit(documents, names=label_names, text=text_column, label_column=labels, separator=separator)
     classifier.save(out_folder)
     write(f"Saved {out_folder}. Next:", f'  beamtree classify predict {out_folder} --text "…"')

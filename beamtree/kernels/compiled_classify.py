@@ -15,7 +15,7 @@ NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 
 @compiled()
 def _best(scores, count, most, indices, highest):
-    """The `most` highest of scores[:count], best first, of equal ones the lower index; returns how many there are.
+    """The `most` highest of scores[:count], best first, equal ones by index; returns how many there are.
 
     Their indices and scores go into `indices` and `highest`, which have room for `count`.
     """
@@ -269,8 +269,8 @@ def _lift(tree, labels, votes, forest, allowed, lifted, raised):
 
 @compiled()
 def search(
-    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, filters, scratch, beam, most,
-    found, scores,
+    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, filters, scratch,
+    beam, most, found, scores,
 ):  # fmt: skip
     """The best labels of the documents first … last; see `beamtree.classify.model`.
 
