@@ -4,7 +4,7 @@ p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = �
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
 
 Where there is time, labels are also trained on documents that visit their group: those for which it is one of the ten
-best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^¼.
+best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^½.
 """
 
 from typing import NamedTuple

@@ -35,7 +35,7 @@ from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
 from beamtree.progress import OnProgress, no_progress
 
-OF_GROUPS = 0.25  # how much groups count in log p of a label where documents visit other groups
+OF_GROUPS = 0.5  # how much groups count in log p of a label where documents visit other groups
 
 
 class Weights(NamedTuple):
