@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", type=Path)
     parser.add_argument("--group", type=int, default=64, help="labels in a group")
-    parser.add_argument("--beams", default="1,2,5", help="k in training and in search")
+    parser.add_argument("--beams", default="1,2,5,10", help="k in training and in search")
     args = parser.parse_args()
     for path in args.sets:
         name, sets = read(path)

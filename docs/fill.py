@@ -518,23 +518,26 @@ def encoder_validation() -> str:
 
 
 def label_methods(name: str) -> str:
-    """What training under the beam brings to trees over labels, with intervals of the difference to PLT.
-
-    With all parts there is little to see, so only the narrowest beam is shown.
-    """
+    """What training under the beam brings to trees over labels, with intervals of the difference to PLT, by beam."""
     names = {
         "plt": "PLT", "tdm": "TDM", "beam": "PLT, negatives of the beam", "otm": "OTM", "means": "means of the leaves",
         "maxima": "fitted to maxima", "every label": "every label scored", "no encoder": "without the encoder",
     }  # fmt: skip
+    cells = cells_of(name)
+    beams = sorted({cell["k"] for cell in cells})
+    found = {(c["set"], c["parts"], c["row"], c["k"]): c for c in cells}
     lines = []
-    for cell in cells_of(name):
-        if cell["parts"] == "all parts" and cell["k"] > 1:
-            continue
-        gains = [f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True)]
-        values = [f"{value:.1f}" for value in cell["p"]]
-        shown = values if cell["row"] == "plt" else gains
-        lines.append([cell["set"], cell["parts"], str(cell["k"]), names[cell["row"]], *shown])
-    return grid(["set", "parts", "k", "row", "P@1", "P@3", "P@5"], lines)
+    for key in dict.fromkeys((c["set"], c["parts"], c["row"]) for c in cells):
+        texts = []
+        for k in beams:
+            cell = found.get((*key, k))
+            values = [] if cell is None else [f"{value:.1f}" for value in cell["p"]]
+            if cell is not None and cell["row"] != "plt":
+                pairs = zip(cell["gain"], cell["error"], strict=True)
+                values = [f"{gain:+.1f} ± {error:.1f}" for gain, error in pairs]
+            texts.append(", ".join(values))
+        lines.append([key[0], key[1], names[key[2]], *texts])
+    return grid(["set", "parts", "row", *(f"k = {k}" for k in beams)], lines)
 
 
 # Weights of events, and items without events
