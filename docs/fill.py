@@ -732,6 +732,30 @@ def plot_pareto(cells: Cells, m: int, path: Path) -> None:
     plots.save_figure(figure, path)
 
 
+def plot_labels(cells: Cells, path: Path) -> None:
+    """P@5 of classifiers against microseconds per document, a panel per set; left and above is better."""
+    from beamtree.research import plots
+
+    names = list(dict.fromkeys(c["set"] for c in cells))
+    rows = [row for row in dict.fromkeys(c["row"] for c in cells) if not row.endswith(("parabel", "-one-tree"))]
+    colours = dict(zip(rows, cycle(plots.COLOURS), strict=False))
+    figure, axes = plots.plt.subplots(2, 2, figsize=(10, 8))
+    for name, axis in zip(names, axes.ravel(), strict=True):
+        for row in rows:
+            line = [c for c in cells if (c["set"], c["row"]) == (name, row)]
+            times = [c["us_single"] if c["us_batch"] is None else c["us_batch"] for c in line]
+            style = "--" if line and line[0]["us_batch"] is None else "-"
+            label = row if row in {c["row"] for c in line} else None
+            axis.plot(times, [c["p5"] for c in line], style, marker="o", color=colours[row], label=label)
+        axis.set(xscale="log", title=name, xlabel="microseconds per document, one thread", ylabel="P@5, %")
+        ticks = [10, 20, 50, 100, 200, 500, 1000, 2000]
+        axis.set_xticks(ticks, labels=[f"{tick}" for tick in ticks])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="x-small")
+    plots.save_figure(figure, path)
+
+
 def draw() -> None:
     """The pictures of the paper's tables; `beamtree paper figure2` draws Figure 2 from the data sets."""
     from beamtree.research import plots
@@ -755,6 +779,7 @@ def draw() -> None:
         plot(cells, ROOT / "docs" / f"{table}.png")
     found = read("bench_pareto")
     plot_pareto(found["cells"], found["m"], ROOT / "docs" / "pareto.png")
+    plot_labels(cells_of("classification"), ROOT / "docs" / "pictures" / "classification.png")
 
 
 def filled(text: str) -> str:

@@ -403,6 +403,21 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
         assert all(abs(expected[label] - score) < 2e-3 for label, score in zip(got, scores[row], strict=False))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_allowed_labels_are_counted_below_each_node(share):
+    rng = np.random.default_rng(0)
+    x, y = random_matrix(rng, 60, 25, 0.2).normalized(), random_matrix(rng, 60, 14, 0.15)
+    model = train(x, y, empty(14, 25), group=4, trees=2).with_documents(x.take(np.arange(2)), empty(2, 20), 20)
+    allowed, nodes = rng.random(20) < share, model.forest  # six of the labels are in no tree
+
+    def count(node):
+        if nodes.label[node] >= 0:
+            return int(allowed[nodes.label[node]])
+        return sum(map(count, range(nodes.starts[node], nodes.ends[node])))
+
+    assert model.allowed_below(allowed).tolist() == [count(node) for node in range(len(nodes.parent))]
+
+
 @given(st.lists(st.integers(0, 30), max_size=80), st.integers(1, 60))
 def test_the_best_scores_come_first_and_equal_ones_by_index(values, most):
     scores = np.array(values, np.float32)

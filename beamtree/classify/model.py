@@ -143,11 +143,22 @@ class LabelModel:
 
     def allowed_below(self, allowed: np.ndarray) -> np.ndarray:
         """The number of allowed labels below each node [N]."""
-        below = np.zeros(len(self.forest.parent), np.int64)
+        if 2 * np.count_nonzero(allowed) <= len(allowed):
+            return self._count_below(allowed)
+        return self._all_below - self._count_below(~allowed)
+
+    @cached_property
+    def _all_below(self) -> np.ndarray:
+        return self._count_below(np.ones(self.num_labels, bool))
+
+    def _count_below(self, chosen: np.ndarray) -> np.ndarray:
+        """The number of chosen labels below each node [N]."""
+        below, numbers = np.zeros(len(self.forest.parent), np.int64), np.flatnonzero(chosen)
         for leaves in self.forest.leaf:
-            nodes = leaves[allowed & (leaves >= 0)]
+            nodes = leaves[numbers]
+            nodes = nodes[nodes >= 0]
             while len(nodes) and nodes[0] >= 0:  # all leaves of a tree are on one level
-                below += np.bincount(nodes, minlength=len(below))
+                np.add.at(below, nodes, 1)
                 nodes = self.forest.parent[nodes]
         return below
 
