@@ -145,7 +145,8 @@ class LabelModel:
         """The number of allowed labels below each node [N]."""
         if 2 * np.count_nonzero(allowed) <= len(allowed):
             return self._count_below(allowed)
-        return self._all_below - self._count_below(~allowed)
+        below: np.ndarray = self._all_below - self._count_below(~allowed)
+        return below
 
     @cached_property
     def _all_below(self) -> np.ndarray:

@@ -104,7 +104,7 @@ def _nearest(touched, similarity, found, most, products):
     kept = 0
     for index in range(found):
         touched[kept], products[kept] = touched[index], products[index]
-        kept += np.int64(products[index] * scale) >= lowest
+        kept += int(np.int64(products[index] * scale) >= lowest)
     return kept
 
 
