@@ -31,10 +31,10 @@ import beamtree as bt
 from beamtree.classify.documents import open_documents, relevant_labels
 from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
-from beamtree.classify.linear import positives_below, train_linear, visits, weight_matrix
+from beamtree.classify.linear import Linear, positives_below, train_linear, visits, weight_matrix
 from beamtree.classify.matrix import Matrix, empty, from_any, from_dicts, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
-from beamtree.classify.model import OF_GROUPS, Index, Weights, train
+from beamtree.classify.model import OF_GROUPS, Index, LabelModel, Weights, train
 from beamtree.classify.part_weights import choose_weights
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
@@ -427,10 +427,58 @@ def test_the_best_scores_come_first_and_equal_ones_by_index(values, most):
     assert number == len(order)
     assert np.array_equal(highest[:number], scores[order])
     assert np.array_equal(scores[indices[:number]], highest[:number])
-    ties = highest[: number - 1] == highest[1:number]
-    assert (np.diff(indices[:number])[ties] > 0).all()
-    if most <= compiled_classify.FEW:
-        assert np.array_equal(indices[:number], order)
+    assert np.array_equal(indices[:number], order)
+
+
+def untrained(groups, trees=1):
+    """A model without weights, in which all nodes have the same scores, and its only document has no feature."""
+    labels = sum(map(len, groups))
+    nodes = forest([[groups]] * trees, labels)
+    none = np.empty(0, np.uint16)
+    linear = Linear(
+        np.zeros(4, np.int64), np.empty(0, np.int32), np.zeros(1, np.int32), none, none,
+        np.full(len(nodes.parent), -1, np.float32),
+    )  # fmt: skip
+    documents = Index.of(empty(1, 3))
+    return LabelModel(nodes, linear, documents, empty(1, labels), Index.of(empty(labels, 3)), Weights(0.0, 0.0))
+
+
+@pytest.mark.parametrize("beam_size", [1, 10, 32, 33, 50, 80])
+def test_wide_beams_find_m_labels_where_groups_are_alike(beam_size):
+    starts = np.cumsum([0] + [1] * 40 + [9] * 40)
+    model = untrained([np.arange(first, last) for first, last in pairwise(starts)])
+    query = from_any(np.eye(3, dtype=np.float32)[:1])
+    for m in (5, 100, 303, 400):
+        assert model.search(query, m, beam_size=beam_size)[0][0].tolist() == list(range(m))
+
+
+def test_labels_with_a_small_probability_come_before_those_with_a_smaller_vote():
+    model = untrained([np.arange(10)], trees=3)
+    model.linear.biases[:] = 1
+    model.linear.biases[model.forest.leaf[:, :5]] = -0.995  # p = 0.00036
+    model.linear.biases[model.forest.leaf[:, 5:]] = -3
+    names = from_entries(np.arange(5, 10), np.zeros(5, np.int64), np.full(5, 0.01), (10, 3))
+    model = replace(model, names=Index.of(names), weights=Weights(0.0, 0.1))
+    query = from_any(np.eye(3, dtype=np.float32)[:1])
+    for m in (3, 5, 6):
+        assert model.search(query, m, beam_size=10)[0][0].tolist() == list(range(m))
+
+
+def test_a_search_that_fails_leaves_nothing_behind(fitted, monkeypatch):
+    x = fitted.features_of(topic_texts(1, seed=1)[0])
+    expected = fitted.find(x)[1]
+    search = compiled_classify.search
+
+    def fails(*args):
+        search(*args)
+        args[-5][0][:] = 7.0  # totals of labels
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_classify, "search", fails)
+        with pytest.raises(MemoryError):
+            fitted.find(x)
+    assert np.array_equal(fitted.find(x)[1], expected)
 
 
 def test_a_wide_beam_finds_what_scoring_all_labels_finds(fitted):

@@ -67,7 +67,8 @@ class Classifier:
             on validation documents where there are at most 50,000 documents.
         least: weights below are dropped; larger ones make a smaller model.
         memory: whether labels of the nearest documents count. Without them a search takes a half to a third of the
-            time, and finds less, most at narrow beams.
+            time, and finds less, most at narrow beams. Labels that are added by documents need memory: then all
+            labels get it.
         seed: the same seed gives the same model.
         frame: the kind of frame to return, polars or pandas.
     """
@@ -88,6 +89,8 @@ class Classifier:
         for name, value, least_value in (("cost", cost, 1e-6), ("least", least, 0.0)):
             if value is not None and not least_value <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
+        if not isinstance(memory, bool):
+            raise ValueError(f"memory={memory!r}: give True or False")
         group = None if group is None else positive_int("group", group)
         self.options = Options(positive_int("trees", trees), group, cost, least, memory, seed)
         check_frame_kind(frame)

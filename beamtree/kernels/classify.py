@@ -80,6 +80,7 @@ def search(
 
     def find(span: tuple[int, int]) -> None:
         compiled.search(*span, *rows, *parts, _scratch(sizes), beam_size, m, found, scores)
+        _SCRATCH.sizes = sizes  # not after an exception
 
     if documents == 1:
         find((0, 1))
@@ -93,15 +94,14 @@ def _scratch(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
     if getattr(_SCRATCH, "sizes", None) != sizes:
         labels, rows, nodes = sizes
         most = max(labels, nodes)
-        _SCRATCH.sizes = None
         of_rows = np.full(rows, np.nan, np.float32), np.empty(rows + 1, np.int64), np.empty(rows, np.float32)
         whole, single = np.int64, np.float32
         kinds = (whole, single, whole, single, single, single, whole, single)
         room = tuple(np.empty(most + 1, kind) for kind in kinds)
         of_nodes = np.zeros(nodes, single), np.empty(nodes + 1, whole)
         _SCRATCH.arrays = np.zeros(labels, single), np.empty(labels, whole), of_rows, *of_nodes, room
+    _SCRATCH.sizes = None  # until the search is done
     arrays: tuple[Any, ...] = _SCRATCH.arrays
-    _SCRATCH.sizes = sizes
     return arrays
 
 

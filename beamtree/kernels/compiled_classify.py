@@ -8,7 +8,7 @@ import numpy as np
 from beamtree.kernels.compiled_search import REORDERED, _half, _prefetch, _select, _sort, compiled
 
 BINS = 256  # of similarities
-SMALL = np.float32(-7.9)  # logs of probabilities below are left out; a label without a feature of its own has -8
+SMALL = np.float32(-7.9)  # logs of probabilities below are left out: a label without a feature of its own has about -8
 FEW = 32  # scores of which the best are kept in order while they are looked at
 NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 
@@ -20,11 +20,22 @@ def _best(scores, count, most, indices, highest):
     Their indices and scores go into `indices` and `highest`, which have room for `count`.
     """
     if most > FEW:
+        most = min(most, count)
         for index in range(count):
             indices[index], highest[index] = index, scores[index]
-        _select(indices, highest, count, min(most, count))
-        _sort(indices, highest, min(most, count))
-        return min(most, count)
+        _select(indices, highest, count, most)
+        lowest, number, equal = np.float32(np.inf), 0, 0
+        for index in range(most):
+            lowest = min(lowest, highest[index])
+        for index in range(most):
+            equal += highest[index] == lowest
+        for index in range(count):
+            above = scores[index] > lowest
+            if above or (scores[index] == lowest and equal > 0):
+                indices[number], highest[number] = index, scores[index]
+                number, equal = number + 1, equal - (not above)
+        _sort(indices, highest, most)
+        return most
     number = 0
     for index in range(count):
         score = scores[index]
@@ -242,7 +253,7 @@ def _beam(tree, columns, values, forest, linear, lifted, voted, filters, beam, m
         for place in range(width):
             labels_below += allowed_below[next_nodes[order[place]]]
         if labels_below < most and width < count:  # few labels are allowed
-            _best(scores, count, count, order, highest)
+            _best(scores, count, count, order, highest)  # which starts with the same
             while width < count and labels_below < most:
                 labels_below += allowed_below[next_nodes[order[width]]]
                 width += 1
@@ -300,6 +311,7 @@ def search(
     roots, label_of_node, allowed = forest[0], forest[5], filters[0]
     totals, labels, of_rows, lifted, raised, room = scratch
     nodes, paths, _, _, candidate_scores, _, order, highest = room
+    count, enough = 0, np.exp(SMALL)
     for document in range(first, last):
         own = slice(offsets[document], offsets[document + 1])
         x, v = columns[own], values[own]
@@ -326,19 +338,16 @@ def search(
                     number = _add(label_of_node[nodes[place]], p, totals, labels, number)
             count = 0
             for index in range(number):
-                count += allowed[labels[index]]
-            if count >= most or least < SMALL:
+                label = labels[index]
+                nodes[count], candidate_scores[count] = label, totals[label]
+                count += allowed[label]
+            count = _best(candidate_scores, count, most, order, highest)
+            if least < SMALL or (count == most and highest[most - 1] >= enough):
                 break
-            totals[labels[num_votes:number]] = 0  # too few: once more, with all
+            totals[labels[num_votes:number]] = 0  # what was left out may be among the best: once more, with all
             totals[labels[:num_votes]] = votes
             number = num_votes
-        count = 0
-        for index in range(number):
-            label = labels[index]
-            nodes[count], candidate_scores[count] = label, totals[label]
-            totals[label] = 0
-            count += allowed[label]
-        count = _best(candidate_scores, count, most, order, highest)
         found[document], scores[document] = -1, 0
         for place in range(count):
             found[document, place], scores[document, place] = nodes[order[place]], highest[place]
+        totals[labels[:number]] = 0
