@@ -453,13 +453,15 @@ def builds() -> str:
 
 def main_rows() -> Cells:
     """Cells of classifiers, without those of ours that have fewer features or trees."""
-    return [c for c in cells_of("classification") if "-words" not in c["row"] and "-two-trees" not in c["row"]]
+    others = ("-words", "-one-tree", "-two-trees")
+    return [c for c in cells_of("classification") if not any(other in c["row"] for other in others)]
 
 
 def drawn_rows() -> Cells:
     """The same, with the fastest of the others."""
-    fastest = [c for c in cells_of("classification") if c["row"] == "beamtree-linear-words-one"]
-    return [*main_rows(), *({**c, "row": "linear, one tree, words"} for c in fastest)]
+    fastest = ("beamtree-linear-words-one", "beamtree-linear-one-tree")
+    more = [{**c, "row": "beamtree-linear, one tree"} for c in cells_of("classification") if c["row"] in fastest]
+    return [*main_rows(), *more]
 
 
 def classification() -> str:
@@ -765,7 +767,7 @@ def plot_labels(cells: Cells, path: Path) -> None:
     from beamtree.research import plots
 
     names = list(dict.fromkeys(c["set"] for c in cells))
-    rows = [row for row in dict.fromkeys(c["row"] for c in cells) if not row.endswith(("parabel", "-one-tree"))]
+    rows = [row for row in dict.fromkeys(c["row"] for c in cells) if not row.endswith("parabel")]
     colours = dict(zip(rows, cycle((*plots.COLOURS, "#ee8866", "#999933")), strict=False))
     figure, axes = plots.plt.subplots(2, 2, figsize=(10, 8))
     for name, axis in zip(names, axes.ravel(), strict=True):
