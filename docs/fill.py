@@ -459,7 +459,7 @@ def main_rows() -> Cells:
 
 def drawn_rows() -> Cells:
     """The same, with the fastest of the others."""
-    fastest = ("beamtree-linear-words-one", "beamtree-linear-one-tree")
+    fastest = ("beamtree-linear-words-one-tree", "beamtree-linear-one-tree")
     more = [{**c, "row": "beamtree-linear, one tree"} for c in cells_of("classification") if c["row"] in fastest]
     return [*main_rows(), *more]
 
@@ -483,12 +483,14 @@ def classification() -> str:
     return grid(["set", "row", *(f"k = {k}" for k in beams)], lines)
 
 
+def gains_of(cell: dict[str, Any]) -> list[str]:
+    """Differences with half of their intervals."""
+    return [f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True)]
+
+
 def classification_gains() -> str:
     """By how much our classifier is ahead of others at k = 10, with intervals."""
-    lines = []
-    for cell in read("classification")["gains"]:
-        pairs = zip(cell["gain"], cell["error"], strict=True)
-        lines.append([cell["set"], cell["row"], *(f"{gain:+.1f} ± {error:.1f}" for gain, error in pairs)])
+    lines = [[cell["set"], cell["row"], *gains_of(cell)] for cell in read("classification")["gains"]]
     return grid(["set", "beside", "P@1", "P@3", "P@5"], lines)
 
 
@@ -513,7 +515,7 @@ def number_of_trees() -> str:
     """Precision, time and size of one to three trees with words alone, beside PECOS."""
     names = {"pecos": "PECOS"}
     for parts, name in (("beamtree-linear", "linear part"), ("beamtree", "all parts")):
-        for number, trees in (("-one", "one tree"), ("-two-trees", "two trees"), ("", "three trees")):
+        for number, trees in (("-one-tree", "one tree"), ("-two-trees", "two trees"), ("", "three trees")):
             names[f"{parts}-words{number}"] = f"{trees}, {name}"
     beams, lines = (1, 2, 5, 10), []
     for row, name in names.items():
@@ -531,9 +533,8 @@ def encoder() -> str:
     """Precision of classifiers with and without the encoder, on test documents."""
     lines = []
     for cell in cells_of("encoder"):
-        gains = " ".join(f"{gain:+.1f} ± {error:.1f}" for gain, error in zip(cell["gain"], cell["error"], strict=True))
         values = [" ".join(f"{value:.1f}" for value in cell[name]) for name in ("without", "with")]
-        lines.append([cell["set"], str(cell["k"]), *values, gains])
+        lines.append([cell["set"], str(cell["k"]), *values, " ".join(gains_of(cell))])
     return grid(["set", "k", "without", "with", "difference"], lines)
 
 
@@ -557,15 +558,9 @@ def label_methods(name: str) -> str:
     found = {(c["set"], c["parts"], c["row"], c["k"]): c for c in cells}
     lines = []
     for key in dict.fromkeys((c["set"], c["parts"], c["row"]) for c in cells):
-        texts = []
-        for k in beams:
-            cell = found.get((*key, k))
-            values = [] if cell is None else [f"{value:.1f}" for value in cell["p"]]
-            if cell is not None and cell["row"] != "plt":
-                pairs = zip(cell["gain"], cell["error"], strict=True)
-                values = [f"{gain:+.1f} ± {error:.1f}" for gain, error in pairs]
-            texts.append(", ".join(values))
-        lines.append([key[0], key[1], names[key[2]], *texts])
+        own = [found[*key, k] for k in beams]
+        values = [[f"{value:.1f}" for value in c["p"]] if c["row"] == "plt" else gains_of(c) for c in own]
+        lines.append([key[0], key[1], names[key[2]], *map(", ".join, values)])
     return grid(["set", "parts", "row", *(f"k = {k}" for k in beams)], lines)
 
 
@@ -736,6 +731,14 @@ PARTS = {
 }
 
 
+def logarithmic(axis: Any, ticks: Sequence[float]) -> None:
+    """A logarithmic axis of times with these ticks, and a grid."""
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+
+
 def plot_pareto(cells: Cells, m: int, path: Path) -> None:
     """Recall against milliseconds per query, one line per row; left and above is better."""
     from beamtree.research import plots
@@ -752,12 +755,10 @@ def plot_pareto(cells: Cells, m: int, path: Path) -> None:
                 axis.annotate(
                     str(c["width"]), point, xytext=(0, 6), textcoords="offset points", ha="center", fontsize="x-small"
                 )
-    axis.set(xscale="log", xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
+    axis.set(xlabel="milliseconds per query, one thread", ylabel=f"recall@{m}, %")
     times = [float(c["ms"]) for c in cells]
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if min(times) / 2 < tick < 2 * max(times)]
-    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    logarithmic(axis, [tick for tick in ticks if min(times) / 2 < tick < 2 * max(times)])
     axis.legend()
     plots.save_figure(figure, path)
 
@@ -773,15 +774,13 @@ def plot_labels(cells: Cells, path: Path) -> None:
     for name, axis in zip(names, axes.ravel(), strict=True):
         for row in rows:
             line = [c for c in cells if (c["set"], c["row"]) == (name, row)]
-            times = [c["us_single"] if c["us_batch"] is None else c["us_batch"] for c in line]
-            style = "--" if line and line[0]["us_batch"] is None else "-"
-            label = row if row in {c["row"] for c in line} else None
-            axis.plot(times, [c["p5"] for c in line], style, marker="o", color=colours[row], label=label)
-        axis.set(xscale="log", title=name, xlabel="microseconds per document, one thread", ylabel="P@5, %")
-        ticks = [10, 20, 50, 100, 200, 500, 1000, 2000]
-        axis.set_xticks(ticks, labels=[f"{tick}" for tick in ticks])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
+            if line:
+                batches = line[0]["us_batch"] is not None
+                times = [c["us_batch" if batches else "us_single"] for c in line]
+                style = "-" if batches else "--"
+                axis.plot(times, [c["p5"] for c in line], style, marker="o", color=colours[row], label=row)
+        axis.set(title=name, xlabel="microseconds per document, one thread", ylabel="P@5, %")
+        logarithmic(axis, (10, 20, 50, 100, 200, 500, 1000, 2000))
         axis.legend(fontsize="x-small")
     plots.save_figure(figure, path)
 
