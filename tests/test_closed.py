@@ -1,5 +1,6 @@
 """What is made without a gradient, against the definitions: sums over pairs in plain Python, ridges in numpy."""
 
+import math
 from collections import defaultdict
 from importlib import import_module
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from beamtree import PAD
-from beamtree.closed_form import ridge
+from beamtree.closed_form import als, ridge
 from beamtree.closed_form.als import implicit_als, rotate
 from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
@@ -278,10 +279,44 @@ def test_lists_are_read_in_batches_that_fit():
     assert sorted(seen) == list(range(100))
 
 
-def test_factors_know_what_a_fold_in_needs():
+def test_factors_are_normalized_with_all_that_a_fold_in_needs():
     found = implicit_als(make_events(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
     assert isinstance(found, Factors)
-    assert (found.penalty, found.everywhere) == (0.02, 0.5 * NUM_ITEMS)
+    assert found.everywhere == 0.5 * NUM_ITEMS
+    assert float(found.items.square().sum(1).mean()) == pytest.approx(1, rel=1e-4)
+    torch.testing.assert_close(torch.diag(found.gram_diagonal), 0.5 * found.items.T @ found.items, atol=1e-4, rtol=1e-4)
+
+
+def test_normalizing_factors_leaves_products_as_they_are():
+    factors = rotate(1e-4 * torch.randn(30, 6, generator=torch.Generator().manual_seed(0)), 0.1, 0.05)
+    x, weights = torch.tensor([[3, 9, 4], [0, 1, 2]]), torch.tensor([[1.0, 0.5, 0.2], [1.0, 1.0, 0.0]])
+    plain, normalized = (
+        fold_in(each, each.items[x], weights) @ each.items.T for each in (factors, factors.normalized())
+    )
+    torch.testing.assert_close(normalized, plain, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e-6, 1e6])
+def test_vectors_that_nearly_vanished_are_rotated(scale):
+    """All in one direction but for rounding: single precision cannot tell their eigenvalues apart."""
+    generator = torch.Generator().manual_seed(0)
+    direction, sizes = torch.randn(1, 48, generator=generator), torch.rand(500, 1, generator=generator)
+    factors = rotate(scale * sizes * direction, 0.01, 0.1).normalized()
+    assert all(bool(torch.isfinite(part).all()) for part in factors[:2])
+
+
+def test_a_penalty_at_the_edge_of_the_grid_is_not_the_last_one_tried():
+    def quality_around(best):
+        return lambda pair: -abs(math.log(pair[0] / best))
+
+    assert als.choose_strengths(quality_around(0.06))[0] == pytest.approx(0.06)
+    assert als.choose_strengths(quality_around(0.005 / 8))[0] == pytest.approx(0.005 / 8)
+    assert als.choose_strengths(quality_around(0.015))[0] == 0.015
+
+
+def test_a_penalty_at_which_factors_vanish_is_never_chosen():
+    chosen = als.choose_strengths(lambda pair: -math.inf if pair[0] > 1e-4 else pair[0])
+    assert 1e-5 < chosen[0] <= 1e-4
 
 
 def test_cut_partners_are_the_strongest():

@@ -16,6 +16,7 @@ from beamtree.scorers import (
     LinearScorer,
     MemoryScorer,
     NodeTable,
+    PopularityScorer,
     RepeatScorer,
     SequenceScorer,
     SumScorer,
@@ -53,6 +54,10 @@ def make_repeats(tree):
 def make_factors(tree):
     factors = rotate(torch.randn(tree.num_items, 6), 0.1, 0.05)
     return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
+
+
+def make_popularity(tree):
+    return PopularityScorer.from_counts(tree, torch.randint(100, (tree.num_items,))), histories(tree.num_items)
 
 
 def make_sequence(tree):
@@ -97,6 +102,7 @@ SCORERS_UNDER_TEST = {
     "memory": make_memory,
     "repeats": make_repeats,
     "factors": make_factors,
+    "popularity": make_popularity,
     "sequence": make_sequence,
     "context": make_context,
     "sum": make_sum,

@@ -8,9 +8,11 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.closed_form import builder as start
-from beamtree.closed_form.part_weights import Candidates, calibration, choose_weights, weigh_parts
+from beamtree.closed_form.calibration import calibrate, logistic
+from beamtree.closed_form.part_weights import Candidates, choose_weights, weigh_parts
 from beamtree.metrics import hits
 from beamtree.scorers import FixedScorer, SumScorer
+from beamtree.scorers.sum import calibrated
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, first_level, resolve_settings
 
@@ -80,9 +82,23 @@ def test_without_validation_users_defaults_are_taken_and_said(tmp_path, caplog):
     with caplog.at_level("DEBUG", logger="beamtree"):
         model = started(data)
     assert "no validation users" in caplog.text
-    assert start.PENALTIES[model.scorer.hyperparameters["together, λ"]] == 100.0
+    assert model.scorer.hyperparameters["together, λ"] == 100.0
     assert recall(model, data.test) > 0.3
     assert model.scorer.weight_of("factors") > 0
+
+
+def test_parts_are_recorded_by_value_and_earlier_records_are_read(data):
+    """A model of 0.2 has places in a grid instead of values, and weights for parts without a scale."""
+    model = started(data)
+    chosen = model.scorer.hyperparameters
+    assert isinstance(chosen["together, λ"], float)
+    earlier = {"factors, λ and α₀": 1, "together, λ": 3, "together, recency": 0, "next, recency": 0, "follows, λ": 1}
+    earlier |= {"factors, recency": 2, "partners": 50, "calibration": [1.0, 0.0]}
+    earlier["weights"] = {"factors": 3.0, "together": 2.0, "next": 0.0, "follows": 0.0, "repeats": 1.0}
+    parts = start.ClosedFormBuilder(model.tree, data, 0, "cpu", model.first_level, hyperparameters=earlier).all_parts()
+    assert parts.weight_of("factors") == 3.0
+    assert parts.part("factors").scale == 1.0
+    assert start.POPULARITY not in parts.names
 
 
 def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):
@@ -174,16 +190,16 @@ def test_only_sums_with_a_learned_part_are_weighed(data):
     assert torch.equal(plain.scorer.weights, before[:, :-1])
 
 
-def test_calibration_finds_the_regression_that_the_data_came_from():
+def test_a_logistic_regression_finds_what_the_data_came_from():
     generator = torch.Generator().manual_seed(0)
     g = 3 * torch.randn(200_000, generator=generator) + 40
     chosen = torch.rand(len(g), generator=generator) < torch.sigmoid(0.5 * g - 22)
-    assert calibration(g, chosen).tolist() == [pytest.approx(0.5, rel=0.05), pytest.approx(-22, rel=0.05)]
+    assert logistic(g, chosen).tolist() == [pytest.approx(0.5, rel=0.05), pytest.approx(-22, rel=0.05)]
 
 
 @pytest.mark.parametrize("chosen", [[True] * 4, [False] * 4, [True, True, False, False]])
-def test_calibration_keeps_the_order_whatever_was_chosen(chosen):
-    scale, bias = calibration(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(chosen)).tolist()
+def test_a_logistic_regression_keeps_the_order_whatever_was_chosen(chosen):
+    scale, bias = logistic(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(chosen)).tolist()
     assert 0 < scale < 100
     assert abs(bias) < 1000
 
@@ -301,3 +317,44 @@ def test_progress_through_the_closed_form_rises_to_the_end(data):
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, 100)
     assert len(set(shares)) > 10
+
+
+def drawn(probability, count=40_000, seed=0):
+    """Scores, and choices with the probabilities of a function of them."""
+    generator = torch.Generator().manual_seed(seed)
+    g = 4 * torch.rand(count, generator=generator)
+    return g, torch.rand(count, generator=generator) < probability(g)
+
+
+def test_a_calibration_finds_rates_that_no_logistic_curve_has():
+    """Flat at 2 %, then a step to 60 %."""
+    g, chosen = drawn(lambda g: torch.where(g < 3, 0.02, 0.6))
+    found = calibrated(calibrate(g, chosen), torch.tensor([0.5, 1.5, 2.5, 3.5])).sigmoid()
+    assert found.tolist() == [pytest.approx(0.02, abs=0.006)] * 3 + [pytest.approx(0.6, abs=0.03)]
+
+
+@pytest.mark.parametrize("kind", ["all", "none", "falling", "equal scores", "one", "no pairs"])
+def test_a_calibration_keeps_the_order_and_no_probability_is_0_or_1(kind):
+    g, chosen = drawn(lambda g: 0.5 - 0.1 * g if kind == "falling" else g - g + 0.3, 500)
+    chosen = {"all": chosen | True, "none": chosen & False}.get(kind, chosen)
+    g = torch.full_like(g, 7.0) if kind == "equal scores" else g
+    count = {"one": 1, "no pairs": 0}.get(kind, 500)
+    points = calibrate(g[:count], chosen[:count])
+    assert bool((points.diff(dim=1) > 0).all())
+    at = torch.tensor([-torch.inf, -3e38, -1e9, -1.0, 0.0, 1.0, 2.0, 3.0, 7.0, 1e9, 3e38])
+    found = calibrated(points, at)
+    assert bool((found.diff() >= 0).all())
+    assert found[0] == -torch.inf
+    p = torch.nn.functional.logsigmoid(found[1:]).exp()
+    assert bool(((p > 0) & (p < 1)).all())
+
+
+def test_a_calibration_of_an_earlier_model_is_a_line():
+    line = torch.tensor([0.5, -2.0])
+    assert calibrated(line, torch.tensor([0.0, 4.0, 1e9])).tolist() == [-2.0, 0.0, 15.0]
+
+
+def test_weights_of_pairs_decide_which_rate_is_met():
+    g, chosen = torch.ones(1000), torch.arange(1000) % 2 == 0
+    weights = torch.where(chosen, 1.0, 3.0)
+    assert float(calibrated(calibrate(g, chosen, weights), torch.ones(1)).sigmoid()) == pytest.approx(0.25, abs=0.01)

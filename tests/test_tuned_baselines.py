@@ -192,7 +192,8 @@ def test_ials_folds_a_history_in_by_its_loss(monkeypatch):
     log = shuffle_items(events, M)
     factors = factorise(log.events, M, dim=4, penalty=0.02, everywhere=0.1)
     vectors = np.empty((M, 4))
-    vectors[log.order] = factors.items.double().numpy()
+    scale = (0.02 / factors.penalty) ** 0.5  # vectors are normalized, and λ with them
+    vectors[log.order] = scale * factors.items.double().numpy()
     expected = []
     for row in x.tolist():
         weights = history_of(row, 0.5)

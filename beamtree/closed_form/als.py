@@ -4,6 +4,8 @@ The loss is Σ_chosen w (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + Σ_u λ
 is the weight of the events of a pair, 1 unless events have weights, and n is the sum of the w of a user or an item.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,8 @@ CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache
 DIM, ROUNDS = 192, 4
 COMPILED_DIM = 1024  # numbers of a vector up to which short rows are solved by compiled code
-STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ to try
+STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ to try first
+WEAKEST, STRONGEST = 1e-6, 10.0  # λ at which a search for a better one ends
 
 
 def implicit_als(
@@ -51,7 +54,26 @@ def implicit_als(
         items = rotate(vectors, penalty, everywhere)
         users = rotate(_solve(items, items_of_users), penalty, everywhere)
         vectors = _solve(users, users_of_items)
-    return rotate(vectors, penalty, everywhere)
+    return rotate(vectors, penalty, everywhere).normalized()
+
+
+def choose_strengths(quality: Callable[[tuple[float, float]], float]) -> tuple[float, float]:
+    """λ and α₀ of the highest quality: the best of STRENGTHS, and from there other λ while the quality rises.
+
+    The quality is -inf where factors vanish. This happens in sparse logs: above some λ, which depends on α₀, all
+    vectors of the solution are 0.
+    """
+    tried = {pair: quality(pair) for pair in STRENGTHS}
+    best = max(STRENGTHS, key=tried.__getitem__)
+    is_weakest = best[0] == min(penalty for penalty, _ in STRENGTHS)
+    factor = 0.5 if is_weakest else 2.0
+    while WEAKEST < best[0] < STRONGEST:
+        pair = best[0] * factor, best[1]
+        tried[pair] = quality(pair)
+        if tried[pair] <= tried[best] > -torch.inf:
+            break
+        best = pair
+    return best
 
 
 def initial_vectors(count: int, dim: int, seed: int, device: torch.device) -> Tensor:
@@ -66,8 +88,19 @@ def rotate(vectors: Tensor, penalty: float, everywhere: float) -> Factors:
 
     Products stay the same.
     """
-    diagonal, axes = torch.linalg.eigh(everywhere * (vectors.T @ vectors))
-    return Factors(vectors @ axes, diagonal.clamp(min=0), penalty, everywhere * len(vectors))
+    diagonal, axes = principal_axes(vectors.T @ vectors)
+    return Factors(vectors @ axes, everywhere * diagonal, penalty, everywhere * len(vectors))
+
+
+def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues and eigenvectors of a Gram matrix [dim], [dim, dim].
+
+    In double precision and of unit scale, since the matrix of vectors that nearly vanished has eigenvalues that single
+    precision cannot tell apart.
+    """
+    scale = gram.diagonal().sum().double().clamp(min=1e-300)
+    values, axes = torch.linalg.eigh(gram.double() / scale)
+    return (values.clamp(min=0) * scale).to(gram), axes.to(gram)
 
 
 def _solve(other: Factors, chosen: CSR) -> Tensor:

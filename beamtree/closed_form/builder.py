@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
-from beamtree.closed_form.als import STRENGTHS, implicit_als
+from beamtree.closed_form.als import STRENGTHS, choose_strengths, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
-from beamtree.closed_form.part_weights import BATCH, CUTS, USERS, Candidates, choose_weights, for_each_batch
+from beamtree.closed_form.part_weights import (
+    BATCH,
+    CUTS,
+    USERS,
+    Candidates,
+    choose_weights,
+    for_each_batch,
+    scores_at_leaves,
+)
 from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE, climb, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import BeforeAfter, Events, Prepared
@@ -21,9 +29,10 @@ from beamtree.evaluate import Find, measure, search_function
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, Stages, log, no_progress
-from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, SumScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, RepeatScorer, Scorer, SumScorer
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import PARTNERS, recency_weights
+from beamtree.scorers.popularity import POPULARITY
 from beamtree.tree import PAD, Tree
 
 T = TypeVar("T")
@@ -31,13 +40,14 @@ PartnerList = tuple[CSR, Tensor]  # the partners of every item, and the weights 
 
 LEARNED = "deep"  # the part that gradients train
 
-# The grid. Without validation users the first value of each is used, and of PENALTIES the middle.
-FACTORS = STRENGTHS  # λ and α₀ of implicit ALS
-TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that these are chosen with
+# The grids of λ and of powers are climbed from the middle, which is also used where there are no validation users.
+TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that λ and α₀ of implicit ALS are chosen with
+VANISHED = 0.01  # factors that explain less of the histories than this are not used
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
 TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solved for
-FOLLOW = (3.0, 10.0, 30.0)  # λ of transitions
-POWERS = (0.3, 0.0, 0.6, 1.0)  # of recency weights
+FOLLOW = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4)  # λ of transitions
+POWERS = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0)  # of recency weights
+USUAL_POWER = 0.3  # without validation users
 FOLLOW_POWER = 0.5  # of recency weights of transitions
 ENTRIES = 1_500_000  # total partners in a small catalogue, where that is more than PARTNERS per item
 NEWEST = 20  # events of a history that sequential rules use
@@ -46,6 +56,13 @@ RARELY = 0.005  # share of repeats among targets below which a history is exclud
 PAIRS = 40_000_000  # pairs of past events sampled for transitions
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}
 STAGE_SHARES = {"factors": 30, "together": 35, "next": 8, "follows": 17, "weights": 7, "partners": 3}  # of the time
+SAME_ITEMS = 10  # items of a list, where it is seen whether all users get the same
+EARLIER_GRIDS: dict[str, Sequence[Any]] = {  # models of beamtree 0.2 record a place in one of these
+    "factors, λ and α₀": STRENGTHS,
+    "together, λ": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
+    "follows, λ": (3.0, 10.0, 30.0),
+    **{f"{part}, recency": (0.3, 0.0, 0.6, 1.0) for part in ("factors", "together", "next")},
+}
 
 
 @dataclass
@@ -60,7 +77,7 @@ class ClosedFormBuilder:
         first_level: of the search.
         on_progress: called with the progress.
         events: the events to fit. Default: those of the training users.
-        hyperparameters: of an earlier fit, to be used again: indices into the grid, and weights.
+        hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
     """
 
     tree: Tree
@@ -92,22 +109,32 @@ class ClosedFormBuilder:
 
     def all_parts(self) -> SumScorer:
         """The sum of all parts, with the weights of the highest recall on the validation users."""
-        factors, lists, repeats = self.factors(), self.partner_lists(), RepeatScorer()
+        factors, lists, repeats, others = self.factors(), self.partner_lists(), RepeatScorer(), self.popularity()
         memories = {name: self.memory([partners], [recency]) for name, (partners, recency) in lists.items()}
-        weights = self.weights({"factors": factors, **memories, "repeats": repeats})
-        active = [(partners, recency * weights[name]) for name, (partners, recency) in lists.items() if weights[name]]
+        weights = self.weights({"factors": factors, **memories, "repeats": repeats, **others})
+        # From here on all parts have one scale: the best items of a user differ by about 1 in each.
+        scales: dict[str, float] = self.hyperparameters.get("scales", {})
+        factors = factors.scaled(scales.get("factors", 1.0))
+        others = {name: part.scaled(scales[name]) for name, part in others.items() if weights.get(name)}
+        active = [
+            (partners.scaled(scales.get(name, 1.0)), recency * weights[name])
+            for name, (partners, recency) in lists.items()
+            if weights[name]
+        ]
 
         def with_partners(most: int) -> SumScorer:
-            parts: dict[str, Scorer] = {"factors": factors, "repeats": repeats}
+            parts: dict[str, Scorer] = {"factors": factors, "repeats": repeats, **others}
             if active:
                 parts["memory"] = self.memory(
                     [partners.head(most) for partners, _ in active], [recency for _, recency in active]
                 )
             scorer = SumScorer(parts, self.tree.height, hyperparameters=self.hyperparameters)
             scorer.calibration = torch.tensor(self.hyperparameters["calibration"])
-            return scorer.set_weights(factors=weights["factors"], repeats=weights["repeats"])
+            return scorer.set_weights(**{name: weights[name] for name in parts if name in weights})
 
         scorer = with_partners(self.num_partners(with_partners) if active else self.most)
+        if self.validates and "same" not in self.hyperparameters:
+            self.hyperparameters["same"] = scorer.hyperparameters["same"] = self.agree(self.share_of_same_items(scorer))
         self.stages.end()
         return scorer
 
@@ -115,15 +142,39 @@ class ClosedFormBuilder:
 
     def factors(self) -> FactorScorer:
         """Folded factors of implicit ALS."""
-        self.stages.begin("factors", len(FACTORS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
+        self.stages.begin("factors", len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
-        def fitted(pair: tuple[float, float], **size: int) -> Factors:
+        def fitted(pair: tuple[float, float], **size: int) -> FactorScorer:
             penalty, everywhere = pair
-            return self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **size)
+            return self.factor_scorer(self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **size))
 
-        pair = self.best("factors, λ and α₀", FACTORS, lambda each: self.factor_scorer(fitted(each, **TRIAL)))
-        scorer = self.factor_scorer(fitted(pair))
+        def quality(pair: tuple[float, float]) -> float:
+            scorer = fitted(pair, **TRIAL)
+            return self.quality(scorer) if self.explains_histories(scorer) else -torch.inf
+
+        chosen = self._choose("factors, λ and α₀", lambda: list(choose_strengths(quality)), list(STRENGTHS[0]))
+        scorer = fitted((chosen[0], chosen[1]))
+        self.hyperparameters["vanished"] = self.validates and not self.explains_histories(scorer)
         return scorer.with_power(self.power("factors", scorer.with_power))
+
+    def explains_histories(self, factors: FactorScorer) -> bool:
+        """Whether folded-in histories of validation users have a product above 0 with the items they were made from.
+
+        It is 1 for factors that explain a history completely. Where penalties are too high for a sparse log it is near
+        0: all that remains of the vectors is one direction, and the order of its products is nearly that of popularity.
+        """
+        model = TreeModel(self.tree, factors, first_level=self.first_level).to(self.device)
+        x = self.users.batch(torch.arange(min(BATCH, len(self.users))))[0].to(self.device)
+        products = scores_at_leaves(model, x, x)
+        return bool(self.agree(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)
+
+    def popularity(self) -> dict[str, PopularityScorer]:
+        """Popularity by the name of its part; none where an earlier fit gave it no weight."""
+        weights = self.hyperparameters.get("weights")
+        if weights is not None and not weights.get(POPULARITY):
+            return {}
+        counts = self.log.popularity(self.data.num_items)
+        return {POPULARITY: PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))}
 
     def cooccurring_items(self) -> PartnerList:
         """Items that are chosen by the same users."""
@@ -165,7 +216,7 @@ class ClosedFormBuilder:
             order = self.order if targets == len(self.order) else self.trial_items
             return self.fit_regression(past, future, order, penalty, self.most)
 
-        penalty = self.best(
+        penalty = self.hill_climb(
             "follows, λ", FOLLOW, lambda each: self.memory([fitted(each, len(self.trial_items))], [recency])
         )
         return fitted(penalty, len(self.order)), recency
@@ -193,26 +244,41 @@ class ClosedFormBuilder:
         return number
 
     def weights(self, parts: dict[str, Scorer]) -> dict[str, float]:
-        """The weight of each part; the calibration of their sum is recorded with them."""
+        """The weight of each part, after its scale; scales and the calibration of their sum are recorded, too.
+
+        Factors that vanished get none.
+        """
         self.stages.begin("weights", 1)
         if "weights" in self.hyperparameters:
             earlier: dict[str, float] = self.hyperparameters["weights"]
             return earlier
         users = self.users if self.validates else self.data.train.sample(USERS)
-        candidates = self.candidates(parts, users)
+        used = {name: part for name, part in parts.items() if name != "factors" or not self.hyperparameters["vanished"]}
+        candidates = self.candidates(used, users)
+        units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
         if self.validates:
-            weights = choose_weights(candidates)
+            total = choose_weights(candidates)
         else:
             log.debug("no validation users: penalties, recency and weights are defaults")
-            units = dict(zip(candidates.names, candidates.units.tolist(), strict=True))
-            weights = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
-        weights = self.agree(weights)
+            total = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
+        calibration = candidates.calibration(total).tolist()
+        scales = self.agree({name: units.get(name, 1.0) for name in parts if name != "repeats"})
+        weights = self.agree({name: total.get(name, 0.0) / scales.get(name, 1.0) for name in parts})
         log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
-        self.hyperparameters |= {
-            "weights": weights,
-            "calibration": self.agree(candidates.calibration(weights).tolist()),
-        }
+        self.hyperparameters |= {"scales": scales, "weights": weights, "calibration": self.agree(calibration)}
         return weights
+
+    def share_of_same_items(self, scorer: SumScorer) -> float:
+        """The share of validation users' lists that the most frequent items make up: 1 if everybody gets the same."""
+        model = TreeModel(self.tree, scorer, first_level=self.first_level).to(self.device)
+        m = min(SAME_ITEMS, self.tree.num_items)
+        rows = torch.arange(len(self.users)).split(BATCH)
+        find = search_function(model, DEFAULT_BEAM_SIZE, m)
+        items = torch.cat(
+            [find(x, x[:, :0]).cpu() for x in (self.users.batch(some)[0].to(self.device) for some in rows)]
+        )
+        counts = torch.bincount(items[items != PAD], minlength=self.tree.num_items)
+        return float(counts.topk(m).values.sum() / counts.sum().clamp(min=1))
 
     # The grid
 
@@ -235,40 +301,43 @@ class ClosedFormBuilder:
         self.stages.tick()
         return total
 
-    def best(self, what: str, values: Sequence[T], make: Callable[[T], Scorer]) -> T:
-        """The value whose scorer has the highest quality; the first where there are no validation users."""
+    def hill_climb(
+        self,
+        what: str,
+        values: Sequence[float],
+        make: Callable[[float], Scorer],
+        cuts: Sequence[int] = (10, 50, 200),
+        default: float | None = None,
+    ) -> float:
+        """The value of the highest quality, tried from the middle up and down while the quality rises.
 
-        def choose() -> int:
-            return max(range(len(values)), key=lambda index: self.quality(make(values[index])))
+        Without validation users it is the default, or the middle.
+        """
 
-        return self._choose(what, values, choose, 0)
+        def choose() -> float:
+            qualities: dict[float, float] = {}
 
-    def hill_climb(self, what: str, values: Sequence[T], make: Callable[[T], Scorer], cuts: Sequence[int]) -> T:
-        """The same for ordered values, tried from the middle up and down while the quality rises."""
+            def attempt(value: float) -> bool:
+                qualities[value] = self.quality(make(value), cuts)
+                return qualities[value] == max(qualities.values())
 
-        def choose() -> int:
-            qualities: dict[int, float] = {}
-
-            def attempt(index: int) -> bool:
-                qualities[index] = self.quality(make(values[index]), cuts)
-                return qualities[index] == max(qualities.values())
-
-            climb(range(len(values)), attempt)
+            climb(values, attempt)
             return max(qualities, key=qualities.__getitem__)
 
-        return self._choose(what, values, choose, len(values) // 2)
+        return self._choose(what, choose, values[len(values) // 2] if default is None else default)
 
-    def _choose(self, what: str, values: Sequence[T], choose: Callable[[], int], default: int) -> T:
+    def _choose(self, what: str, choose: Callable[[], T], default: T) -> T:
+        """The value of an earlier fit, or the one to choose with validation users, or the default."""
         if what not in self.hyperparameters:
-            self.hyperparameters[what] = choose() if self.validates and len(values) > 1 else default
+            self.hyperparameters[what] = choose() if self.validates else default
             if self.validates:
-                log.debug("%s: %s", what, values[self.hyperparameters[what]])
-        value: T = values[self.hyperparameters[what]]
-        return value
+                log.debug("%s: %s", what, self.hyperparameters[what])
+        value: T | int = self.hyperparameters[what]
+        return EARLIER_GRIDS[what][value] if isinstance(value, int) else value
 
     def power(self, what: str, make: Callable[[float], Scorer]) -> float:
         """The power of the recency weights of a part: 0 where a log has no order."""
-        return self.best(f"{what}, recency", POWERS, make) if self.ordered else 0.0
+        return self.hill_climb(f"{what}, recency", POWERS, make, default=USUAL_POWER) if self.ordered else 0.0
 
     # Steps that a subclass may do in another way
 

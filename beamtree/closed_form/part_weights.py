@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import retrieve
+from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.kernels import sparse
 from beamtree.metrics import default_m, hits
@@ -28,7 +29,7 @@ ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users, at most
 BATCH = 64  # users that are searched together
-NEWTON = 12  # steps of Newton's method
+RANK_POWER = 1.5  # in a calibration, an item of rank r counts r^-1.5
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -48,7 +49,7 @@ class Candidates:
             inputs = [x if model.scorer.reads_context or not has_contexts else x[:, :HISTORY] for model in models]
             found = [retrieve(model, of, beam_size=width, m=width)[0] for model, of in zip(models, inputs, strict=True)]
             items = distinct(torch.cat(found, dim=1)).sort(dim=1, descending=True).values  # PAD last
-            at_leaves = [_at_leaves(model, of, items) for model, of in zip(models, inputs, strict=True)]
+            at_leaves = [scores_at_leaves(model, of, items) for model, of in zip(models, inputs, strict=True)]
             scores = torch.stack(at_leaves, dim=-1)
             y = distinct(y)
             gain = hits(items, y) / (y != PAD).sum(1, keepdim=True).clamp(min=1)
@@ -85,11 +86,15 @@ class Candidates:
         return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]].cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
-        """a and b of σ(a g + b), the probability that an item with the sum g is chosen, for the best items [2]."""
+        """The probability that an item with the sum g is chosen, for the best items [2, KNOTS]: see `calibrate`.
+
+        The best items of a user count more, since they are shown more often.
+        """
         total = self._scores @ self.units.new_tensor([weights[name] for name in self.names])
         best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
         real = best.values > -torch.inf
-        return calibration(best.values[real], self._gain.gather(1, best.indices)[real] > 0)
+        by_rank = torch.arange(1.0, real.shape[1] + 1, device=real.device).pow(-RANK_POWER).expand_as(real)
+        return calibrate(best.values[real], self._gain.gather(1, best.indices)[real] > 0, by_rank[real])
 
 
 def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str | torch.device) -> list[R]:
@@ -99,25 +104,8 @@ def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str
     return [function(batch) for batch in batches]
 
 
-def calibration(scores: Tensor, chosen: Tensor) -> Tensor:
-    """a > 0 and b: the logistic regression of labels on scores, by Newton's method [2]."""
-    g, z = scores.double(), chosen.double()
-    share = z.mean().clamp(1e-6, 1 - 1e-6)
-    middle, unit = g.mean(), g.std(correction=0).clamp(min=1e-9)
-    rows = torch.stack([(g - middle) / unit, torch.ones_like(g)], dim=1)
-    beta = torch.stack([torch.ones_like(share), share.logit()])
-    ridge = 1e-3 * torch.eye(2, dtype=g.dtype, device=g.device)  # for a solution also where all or none are chosen
-    for _ in range(NEWTON):
-        p = torch.sigmoid(rows @ beta)
-        gradient = rows.T @ (z - p) - ridge @ beta
-        beta = beta + torch.linalg.solve((rows * (p * (1 - p)).unsqueeze(1)).T @ rows + ridge, gradient)
-    if not bool(torch.isfinite(beta).all()) or beta[0] <= 0:  # uninformative scores keep their order
-        beta = torch.stack([torch.full_like(share, 1e-3), share.logit()])
-    scale = beta[0] / unit
-    return torch.stack([scale, beta[1] - scale * middle]).float()
-
-
-def _at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
+def scores_at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
+    """The scores of items [B, n], 0 for PAD and for items without a leaf."""
     with torch.no_grad():
         leaves = model.tree.leaf_of_item(items)
         scores = model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
@@ -180,4 +168,4 @@ def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Ca
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
     weights = choose_weights(items, {name: before[name] for name in active})
     scorer.set_weights(**weights)
-    scorer.calibration = items.calibration(weights)
+    scorer.calibration = items.calibration(weights).to(scorer.weights.device)

@@ -21,7 +21,8 @@ T = TypeVar("T")
 BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that predict a block, unless all items fit
 WHOLE = 6144  # in a catalogue of up to this many items, all predict all
-PENALTIES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # λ of EASE to try, the middle first
+# λ of EASE to try, the middle first. In sparse logs the best is far from the middle.
+PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4, 3e4, 1e5)
 AT_ONCE = 32  # blocks that threads solve before their results are collected
 SPARE = 2  # each target keeps SPARE * N sources before each source is cut to N targets
 

@@ -48,6 +48,11 @@ class CSR:
         index = torch.arange(len(self.columns), device=self.offsets.device)
         return self.filter(index - self.offsets[:-1].repeat_interleave(self.counts()) < most)
 
+    def scaled(self, by: float) -> Self:
+        """The same with values multiplied by a number."""
+        assert self.values is not None
+        return replace(self, values=self.values * by)
+
     def cpu(self) -> Self:
         """The same on the CPU."""
         values = None if self.values is None else self.values.cpu()

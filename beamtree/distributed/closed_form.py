@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from beamtree.closed_form import als, cooccurrence
-from beamtree.closed_form.als import initial_vectors, solve_batch
+from beamtree.closed_form.als import initial_vectors, principal_axes, solve_batch
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.cooccurrence import (
     Entries,
@@ -43,7 +43,7 @@ from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import ShardedMemoryScorer
 from beamtree.evaluate import Find
-from beamtree.scorers import FactorScorer, MemoryScorer, Scorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer
 from beamtree.scorers.factors import Factors
 from beamtree.threads import one_thread
 
@@ -61,6 +61,9 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
         table = ShardedTable(shard, torch.zeros(shard.num_rows, factors.items.shape[1]))
         table.add_interleaved_means(self.tree, InterleavedTable(factors.items.cpu(), self.data.num_items))
         return FactorScorer.from_table(table, factors)
+
+    def popularity(self) -> dict[str, PopularityScorer]:
+        return {}  # factors and partners say it, too; ranks would need maxima of subtrees that they share
 
     def count_pairs(self) -> ItemMatrix:
         return sharded_cooccurrence(self.log, self.data.num_items, self.order)
@@ -137,16 +140,16 @@ def sharded_als(
         items = _rotate_all(vectors, penalty, everywhere, num_items)
         users = _rotate_all(_solve(items, items_of_users, num_items), penalty, everywhere, len(events))
         vectors = _solve(users, users_of_items, len(events))
-    return _rotate_all(vectors, penalty, everywhere, num_items)
+    return _rotate_all(vectors, penalty, everywhere, num_items).normalized()
 
 
 def _rotate_all(part: Tensor, penalty: float, everywhere: float, count: int) -> Factors:
     """`rotate` for an interleaved table: along the axes that the first rank finds."""
     gram = ranks().sum_(part.T @ part)
-    diagonal, axes = torch.linalg.eigh(everywhere * gram)
+    diagonal, axes = principal_axes(gram)
     ranks().broadcast_(diagonal)
     ranks().broadcast_(axes)
-    return Factors(part @ axes, diagonal.clamp(min=0), penalty, everywhere * count)
+    return Factors(part @ axes, everywhere * diagonal, penalty, everywhere * count)
 
 
 def _solve(other: Factors, chosen: CSR, count: int) -> Tensor:

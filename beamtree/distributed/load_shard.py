@@ -24,6 +24,7 @@ from beamtree.scorers import (
     DotProductScorer,
     FactorScorer,
     MemoryScorer,
+    PopularityScorer,
     RepeatScorer,
     Scorer,
     SequenceScorer,
@@ -170,6 +171,7 @@ class PartReader:
             DeepScorer.__name__: self._deep,
             FactorScorer.__name__: partial(self._dot_product, FactorScorer),
             MemoryScorer.__name__: self._memory,
+            PopularityScorer.__name__: partial(self._dot_product, PopularityScorer),
             RepeatScorer.__name__: self._repeats,
             SequenceScorer.__name__: partial(self._dot_product, SequenceScorer),
             SumScorer.__name__: self._sum,
@@ -192,9 +194,7 @@ class PartReader:
                 rows[self.shard.rows(level)] += above.repeat_interleave(self.shard.arity, dim=0)
         return self._with_table(scorer, prefix, rows)
 
-    def _dot_product(
-        self, make: type[FactorScorer] | type[SequenceScorer], settings: Mapping[str, Any], prefix: str
-    ) -> Scorer:
+    def _dot_product(self, make: Callable[..., DotProductScorer], settings: Mapping[str, Any], prefix: str) -> Scorer:
         scorer = make(**{**settings, "num_nodes": 1}, seed=None)
         return self._with_table(scorer, prefix, self._rows(f"{prefix}{TABLE}"))
 

@@ -376,7 +376,7 @@ def search(
     entered, allowed_before, excluded,
     offsets, partners, weights, recency, repeats,
     rows_a, users_a, levels_a, rows_b, users_b, levels_b, rows_c, users_c, levels_c,
-    deep, maxima, items, scores,
+    same_for_all, deep, maxima, items, scores,
 ):  # fmt: skip
     """Beam search for each of some users.
 
@@ -405,6 +405,7 @@ def search(
         rows_c: a third table.
         users_c: its u(x).
         levels_c: its weights.
+        same_for_all: a score of each node, whoever the user is; empty for none.
         deep: the weights of the deep part on each level [H + 1], the vectors of all nodes, empty for none, the window
             of each event, whether a history is lifted, and its layers: weights, biases and slopes of the user half of
             the first, of the node half, and of the others.
@@ -477,6 +478,8 @@ def search(
             for i in range(kept):
                 node = beam[i]
                 value = maxima[node]
+                if len(same_for_all):
+                    value += same_for_all[node]
                 if i + AHEAD < kept:
                     if share_a != 0:
                         _prefetch(rows_a, beam[i + AHEAD], beam[i + AHEAD] + 1)

@@ -55,11 +55,16 @@ class SearchParts(NamedTuple):
     memory: tuple[Any, ...]  # offsets, partners, weights as bits, and recency
     repeats: Any  # the score that each event gives its own item [≥ T]
     products: list[tuple[Any, Any]]  # three of them: rows as bits, and weights of levels
+    same_for_all: Any  # a score of each node, whoever the user is [num_nodes]; empty for none
     deep: tuple[Any, ...]  # see `compiled_search.search`
 
 
 def search_arrays(
-    memory: Memory | None, repeats: Tensor, products: list[Product], network: Network | None
+    memory: Memory | None,
+    repeats: Tensor,
+    products: list[Product],
+    network: Network | None,
+    same_for_all: Tensor | None = None,
 ) -> SearchParts:
     """The parts of a sum, without a copy of what is large."""
     if memory is None:
@@ -74,6 +79,7 @@ def search_arrays(
         (offsets.numpy(), partners.numpy(), _bits(weights), recency.contiguous().numpy()),
         repeats.contiguous().numpy(),
         [*((_bits(rows), np.array(levels, np.float32)) for rows, levels in products), *[NO_TABLE] * 3][:3],
+        np.empty(0, np.float32) if same_for_all is None else same_for_all.contiguous().numpy(),
         (levels, vectors, windows, network.lift, tuple(_pack(*layer) for layer in network.layers)),
     )
 
@@ -133,7 +139,7 @@ def search(
             entered, before, hidden if excluded is None else hidden[rows], *parts.memory, parts.repeats,
             tables[0][0], vectors[0][rows], tables[0][1], tables[1][0], vectors[1][rows], tables[1][1],
             tables[2][0], vectors[2][rows], tables[2][1],
-            parts.deep, zeros, items[rows], scores[rows],
+            parts.same_for_all, parts.deep, zeros, items[rows], scores[rows],
         )  # fmt: skip
         with _LOCK:
             _ZEROS.append(zeros)

@@ -13,7 +13,7 @@ from beamtree.data.csr import CSR, entries_of_rows, group_rows, strongest, sum_d
 from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, TableScorer
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
@@ -114,6 +114,8 @@ def _write_rows(
     if learned and isinstance(table, FactorScorer):
         factors = [placement.factors for placement in placements if placement.factors is not None]
         rows[torch.tensor(learned, device=old.device)] = torch.stack(factors).to(old.device)
+    if isinstance(table, PopularityScorer):  # factors and partners that were learned already say how often to show it
+        rows[torch.tensor([placement.sources is not None for placement in placements], device=old.device)] = 0
     table.put_vectors(new, leaves, rows)
 
 

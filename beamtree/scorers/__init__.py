@@ -8,6 +8,7 @@ from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
 from beamtree.scorers.memory import MemoryScorer
+from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
 from beamtree.scorers.sequence import SequenceScorer
 from beamtree.scorers.sum import SumScorer
@@ -19,6 +20,7 @@ SCORERS: tuple[type[Scorer], ...] = (
     LinearScorer,
     FactorScorer,
     MemoryScorer,
+    PopularityScorer,
     RepeatScorer,
     SequenceScorer,
     ContextScorer,
@@ -35,6 +37,7 @@ __all__ = [
     "LinearScorer",
     "MemoryScorer",
     "NodeTable",
+    "PopularityScorer",
     "RepeatScorer",
     "Scorer",
     "SequenceScorer",

@@ -1,5 +1,6 @@
 """Which scores the compiled search on a CPU covers: sums of dot products, item memory, repeats and a deep part."""
 
+from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +15,7 @@ from beamtree.scorers.deep import HIDDEN, DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
+from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
 from beamtree.scorers.sequence import SequenceScorer
 from beamtree.scorers.sum import ActiveParts, SumScorer
@@ -44,12 +46,17 @@ def search_parts(scorer: Scorer, tree: Tree, x: Tensor) -> tuple[SearchParts, li
         cached = _ARRAYS[scorer] = state, tensors, _parts(active, tree)
     if cached[2] is None:
         return None
-    products = [part for _, part in active[0] if isinstance(part, DotProductScorer)]
+    products = [part for _, part in active[0] if _is_product(part)]
     histories = histories_of(scorer, x)
     return cached[2], [
         part.encode(tree, part.table.read(tree, share=False), x if part.reads_context else histories)
         for part in products
     ]
+
+
+def _is_product(part: Scorer) -> TypeGuard[DotProductScorer]:
+    """Whether a part differs between users and nodes, as a product of two vectors."""
+    return isinstance(part, DotProductScorer) and not isinstance(part, PopularityScorer)
 
 
 def _active(scorer: Scorer, tree: Tree) -> ActiveParts:
@@ -75,10 +82,11 @@ def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:
     memories = [(weight, part) for weight, part in sparse if type(part) is MemoryScorer]
     repeats = [(weight, part) for weight, part in sparse if type(part) is RepeatScorer]
     tables = [(levels, part) for levels, part in single if _is_covered(part)]
-    products = [Product(part.table.weight, levels) for levels, part in tables if isinstance(part, DotProductScorer)]
+    products = [Product(part.table.weight, levels) for levels, part in tables if _is_product(part)]
+    same_for_all = [_of_nodes(part, levels, tree) for levels, part in tables if isinstance(part, PopularityScorer)]
     networks = [_network(levels, part, tree) for levels, part in tables if isinstance(part, DeepScorer)]
     covered = len(memories) + len(repeats) + len(tables) == len(single) + len(sparse)
-    if not covered or len(products) > MAX_PRODUCTS or any(len(each) > 1 for each in (repeats, networks)):
+    if not covered or len(products) > MAX_PRODUCTS or any(len(each) > 1 for each in (repeats, networks, same_for_all)):
         return None
     memory, own = None, torch.zeros(HISTORY)
     if memories:
@@ -93,7 +101,15 @@ def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:
         memory = Memory(rows.offsets, rows.columns, rows.values, recency)
     for weight, each in repeats:
         own = each.recency * weight
-    return search_arrays(memory, own, products, networks[0] if networks else None)
+    return search_arrays(
+        memory, own, products, networks[0] if networks else None, same_for_all[0] if same_for_all else None
+    )
+
+
+def _of_nodes(part: PopularityScorer, levels: list[float], tree: Tree) -> Tensor:
+    """The scores of all nodes, which are the same for every user, times the weights of their levels [num_nodes]."""
+    counts = torch.tensor([len(tree.level(level)) for level in range(tree.height + 1)])
+    return part.table.weight[: tree.num_nodes, 0].float() * torch.tensor(levels).repeat_interleave(counts)
 
 
 def _network(levels: list[float], part: DeepScorer, tree: Tree) -> Network:
@@ -124,6 +140,7 @@ DTYPES = {  # of covered tables
     FactorScorer: torch.float16,
     SequenceScorer: torch.float16,
     ContextScorer: torch.float16,
+    PopularityScorer: torch.float16,
     DeepScorer: torch.float32,
 }
 COVERED = (SumScorer, MemoryScorer, RepeatScorer, *DTYPES)

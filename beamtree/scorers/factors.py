@@ -21,6 +21,14 @@ class Factors(NamedTuple):
     penalty: float  # λ
     everywhere: float  # α₀M
 
+    def normalized(self) -> "Factors":
+        """The same with vectors of mean square 1, which half precision can hold; products stay the same.
+
+        A fold-in is divided by what vectors are multiplied by, if gram_diagonal and λ are multiplied by its square.
+        """
+        square = float(self.everywhere / self.gram_diagonal.sum().clamp(min=1e-30))  # 1 / mean |v|²
+        return Factors(self.items * square**0.5, self.gram_diagonal * square, self.penalty * square, self.everywhere)
+
 
 def fold_in(factors: Factors, vectors: Tensor, weights: Tensor) -> Tensor:
     """u(x): argmin of Σ w (1 - ⟨u, v⟩)² + α₀ Σ_all ⟨u, v⟩² + λ (Σw + α₀M) |u|² [B, dim].
@@ -73,6 +81,7 @@ class FactorScorer(DotProductScorer):
         penalty: λ of the fold-in.
         everywhere: α₀M of the fold-in.
         power: an event t events ago has the weight (1 + t)^-power.
+        scale: what a fold-in is multiplied by to give u(x).
         seed: not used; rows come from `from_factors` or from a file.
     """
 
@@ -86,10 +95,11 @@ class FactorScorer(DotProductScorer):
         penalty: float = 0.005,
         everywhere: float = 1.0,
         power: float = 0.0,
+        scale: float = 1.0,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
-        self.penalty, self.everywhere, self.power = penalty, everywhere, power
+        self.penalty, self.everywhere, self.power, self.scale = penalty, everywhere, power, scale
         self.table = NodeTable(num_nodes, dim, seed=None, dtype=torch.float16)  # three digits are enough
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
@@ -104,31 +114,36 @@ class FactorScorer(DotProductScorer):
         return cls.from_table(table, factors, power)
 
     @classmethod
-    def from_table(cls, table: NodeTable, factors: Factors, power: float = 0.0) -> "FactorScorer":
+    def from_table(cls, table: NodeTable, factors: Factors, power: float = 0.0, scale: float = 1.0) -> "FactorScorer":
         """The scorer of a table that already holds the means of the factors of the items below each node."""
-        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.everywhere, power, seed=None)
+        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.everywhere, power, scale, seed=None)
         scorer.table = table.half().requires_grad_(False)
         scorer.spread = factors.gram_diagonal.cpu()
         return scorer
 
     def with_power(self, power: float) -> "FactorScorer":
         """The same with other recency weights, sharing the table."""
-        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), power)
+        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), power, self.scale)
+
+    def scaled(self, by: float) -> "FactorScorer":
+        """The same with scores multiplied by a number, sharing the table."""
+        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), self.power, self.scale * by)
 
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
         table = self.table.means_on(old, new)
-        scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power)
+        scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power, self.scale)
         return scorer.to(self.spread.device)
 
     @torch.no_grad()
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         rows = self.table.weight
         if type(self.table) is NodeTable and rows.device.type == "cpu" and rows.dtype == torch.float16:
-            return cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
+            users = cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
+            return users.mul_(self.scale)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # removed items have no weight
-        return fold_in(self.fold_in_settings(history), history, weights)
+        return fold_in(self.fold_in_settings(history), history, weights) * self.scale
 
     def fold_in_settings(self, vectors: Tensor) -> Factors:
         """Vectors, with what a fold-in needs beside them."""
@@ -141,6 +156,7 @@ class FactorScorer(DotProductScorer):
             "penalty": self.penalty,
             "everywhere": self.everywhere,
             "power": self.power,
+            "scale": self.scale,
         }
 
     def check(self, x: Tensor) -> None:

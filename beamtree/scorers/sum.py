@@ -12,6 +12,7 @@ from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
 SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree
+MAX_LOGIT = 15.0  # of a probability: none is exactly 0 or 1
 ActiveParts = tuple[list[tuple[list[float], Scorer]], list[tuple[float, SubtreeMaxScorer]]]
 
 
@@ -32,10 +33,11 @@ class SumScorer(TableScorer):
         height: H of the tree.
         learned: the name of the part that training changes; none unless given.
         hyperparameters: how the parts were fitted, as the closed-form builder records it.
+        knots: points of the calibration; without it, a line through the origin.
     """
 
     weights: Tensor
-    calibration: Tensor  # a and b: for a leaf, σ(a g + b) estimates how often its item is chosen
+    calibration: Tensor  # scores and logits: how often an item with such a score is chosen [2, K]; see `calibrated`
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class SumScorer(TableScorer):
         height: int,
         learned: str | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
+        knots: int | None = None,
     ) -> None:
         super().__init__()
         if not parts or (learned is not None and learned not in parts):
@@ -50,7 +53,7 @@ class SumScorer(TableScorer):
         self.parts = nn.ModuleDict(parts)
         self.learned, self.hyperparameters = learned, dict(hyperparameters or {})
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
-        self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
+        self.register_buffer("calibration", torch.tensor([1.0, 0.0]) if knots is None else torch.zeros(2, knots))
         self._active: tuple[object, ActiveParts] = None, ([], [])
 
     @property
@@ -182,7 +185,7 @@ class SumScorer(TableScorer):
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
         if level != len(self.weights) - 1:
             return logits
-        return torch.addcmul(self.calibration[1], logits, self.calibration[0])
+        return calibrated(self.calibration, logits)
 
     # What follows the items to another tree, and what a search is given
 
@@ -226,6 +229,8 @@ class SumScorer(TableScorer):
     def settings(self) -> dict[str, Any]:
         parts = {name: [self.part(name).kind, self.part(name).settings()] for name in self.names}
         how = {"height": len(self.weights) - 1, "learned": self.learned, "made": self.hyperparameters}
+        if self.calibration.dim() == 2:
+            how["knots"] = self.calibration.shape[1]
         known = [part.settings() for part in map(self.part, self.names)]
         sizes = {key: min(each[key] for each in known if key in each) for key in SIZES if any(key in e for e in known)}
         return {"parts": parts, **how, **sizes}
@@ -233,9 +238,29 @@ class SumScorer(TableScorer):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> "SumScorer":
         parts = {name: kinds[kind].from_settings(of_part, kinds) for name, (kind, of_part) in settings["parts"].items()}
-        return cls(parts, settings["height"], settings["learned"], settings["made"])
+        return cls(parts, settings["height"], settings["learned"], settings["made"], settings.get("knots"))
 
     def check(self, x: Tensor) -> None:
         histories = histories_of(self, x)
         for part in self.scorers().values():
             part.check(x if part.reads_context else histories)
+
+
+def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:
+    """Logits of the probabilities of scores, in the same order, within ±MAX_LOGIT; -inf for a score of -inf.
+
+    A calibration is scores and logits at K points [2, K], with lines between them. Beyond the points, where nothing
+    was measured, logits change by the logarithm of the distance. In models of 0.2 it is a line, a and b [2].
+    """
+    if calibration.dim() == 1:
+        logits = torch.addcmul(calibration[1], scores, calibration[0])
+    else:
+        points, values = calibration
+        right = (scores.unsqueeze(-1) > points).sum(-1).clamp(1, len(points) - 1)
+        left = right - 1
+        share = ((scores - points[left]) / (points[right] - points[left])).clamp(0, 1)
+        slope = (values[-1] - values[0]) / (points[-1] - points[0])
+        above, below = (scores - points[-1]).clamp(min=0), (points[0] - scores).clamp(min=0)
+        logits = torch.lerp(values[left], values[right], share)
+        logits = logits + torch.log1p(slope * above) - torch.log1p(slope * below)
+    return torch.where(scores == -torch.inf, scores, logits.clamp(-MAX_LOGIT, MAX_LOGIT))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.beam import walk
-from beamtree.closed_form.part_weights import calibration
+from beamtree.closed_form.calibration import logistic
 from beamtree.data import Data
 from beamtree.methods import Method
 from beamtree.model import TreeModel
@@ -73,7 +73,7 @@ class InnerNodesScorer(Scorer):
         for step in list(walk(model.query(x), beam_size)):
             scores = self.sum(context, step.level, step.candidates)
             labels, real = positives[step.level].at(step.candidates), scores > -torch.inf
-            self.scale[step.level], self.bias[step.level] = calibration(scores[real], labels[real])
+            self.scale[step.level], self.bias[step.level] = logistic(scores[real], labels[real])
 
 
 def train_inner_nodes(

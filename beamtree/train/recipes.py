@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from beamtree.closed_form.builder import LEARNED, ClosedFormBuilder
+from beamtree.closed_form.builder import LEARNED, SAME_ITEMS, ClosedFormBuilder
 from beamtree.data import Data, Prepared, SlidingWindows
 from beamtree.errors import lookup
 from beamtree.methods import Method, sized, tdm
@@ -17,6 +17,7 @@ from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import DeepScorer, Scorer, SumScorer, context_part
 from beamtree.scorers.context import CONTEXT
+from beamtree.scorers.popularity import POPULARITY
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.context import add_context, refit_context
@@ -41,6 +42,7 @@ class Sizes(NamedTuple):
 DEFAULT_SIZES = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
 MAX_STEPS = 10**9  # also of epochs
 MAX_LR = 1e30  # Adam overflows beyond it; training diverges far below, with an error
+SAME_FOR_ALL = 0.8  # share of the same items in all lists from which on a fit says so
 VALIDATION_USERS = 4000  # at most, for the checks during training
 
 
@@ -209,9 +211,18 @@ def start_parts(model: TreeModel) -> str:
 
 
 def parts_report(scorer: Scorer) -> list[str]:
-    """A line on what the sequence part and the context part brought to a sum, for each that was tried."""
+    """Lines on what a fit did not find, and on what the sequence part and the context part brought to a sum."""
     tried = scorer.hyperparameters if isinstance(scorer, SumScorer) else {}
     lines = []
+    if tried.get("vanished"):
+        lines.append("Factors are left out: the log is too sparse for them, and they would rank by popularity alone.")
+    if isinstance(scorer, SumScorer) and scorer.drop_zero_parts().names == [POPULARITY]:
+        lines.append("The score is popularity alone: validation users do not find more with any other part.")
+    if tried.get("same", 0.0) >= SAME_FOR_ALL:
+        lines.append(
+            f"Everybody gets nearly the same list: {tried['same']:.0%} of what {SAME_ITEMS} places show to validation "
+            f"users are the same {SAME_ITEMS} items."
+        )
     for name in (SEQUENCE, CONTEXT):
         gain, users = (tried.get(name, {}).get(key) for key in ("gain", "users"))
         if gain:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from beamtree.closed_form.als import DIM, STRENGTHS, implicit_als
+from beamtree.closed_form.als import DIM, choose_strengths, implicit_als
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.views import recency
 from beamtree.research.baselines import pad_results, tuned
@@ -21,7 +21,7 @@ from beamtree.tree import PAD
 
 FACTORS, ITERATIONS, REGULARISATION, ALPHA = 64, 15, 0.05, 10.0  # of `als`
 
-TRIAL_DIM = 48  # factors with which the STRENGTHS of the closed form are tried
+TRIAL_DIM = 48  # factors with which λ and α₀ are tried, as in the closed form
 POWERS = (0.0, 0.3, 0.6, 1.0)  # p: recency of the history
 REPEATS = (-torch.inf, 0.0, 0.03, 0.1, 0.3, 1.0)  # w: the weight of the history itself
 DEFAULTS = {"penalty": 0.015, "everywhere": 0.01, "recency": 0.3, "repeats": 0.0}
@@ -73,9 +73,14 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
     settings = DEFAULTS
     if len(log.x):
         trials: list[Trial] = []
-        for penalty, everywhere in STRENGTHS:
-            strength = {"penalty": penalty, "everywhere": everywhere}
-            trials += _trials(log, _factors(log, strength, TRIAL_DIM), strength)
+
+        def quality(pair: tuple[float, float]) -> float:
+            strength = dict(zip(("penalty", "everywhere"), pair, strict=True))
+            found = _trials(log, _factors(log, strength, TRIAL_DIM), strength)
+            trials.extend(found)
+            return max(float(recalls.mean()) for _, recalls in found)
+
+        choose_strengths(quality)
         settings = tuned.best_settings(trials)
     factors = _factors(log, settings, DIM)
     if len(log.x):

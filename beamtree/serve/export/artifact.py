@@ -14,6 +14,7 @@ from beamtree.data.views import HISTORY
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
 from beamtree.scorers import LinearScorer, SumScorer, context_part
+from beamtree.scorers.sum import calibrated
 from beamtree.serve.export.scorers import add_buffer, export_scorer
 from beamtree.tree import PAD
 
@@ -34,6 +35,7 @@ class SearchModule(nn.Module):
     leaf_of_item: Tensor
     item_of_slot: Tensor
     entered: Tensor
+    calibration: Tensor
 
     def __init__(self, model: TreeModel, beam_size: BeamSize, m: int) -> None:
         super().__init__()
@@ -42,9 +44,9 @@ class SearchModule(nn.Module):
         self.first_level, self.height, self.arity = model.first_level, tree.height, tree.arity
         self.chained, self.reads_items = model.chained, model.scorer.reads_items
         self.first_leaf, self.full_to = tree.level(tree.height).start, tree.mask.full_to
-        self.scale, self.bias = 1.0, 0.0
+        self.is_calibrated = isinstance(model.scorer, SumScorer)
         if isinstance(model.scorer, SumScorer):
-            self.scale, self.bias = model.scorer.calibration.tolist()
+            add_buffer(self, "calibration", model.scorer.calibration)
         self.scorer = export_scorer(model.scorer, tree)
         items = torch.arange(-1, tree.num_items, device=tree.device)  # PAD first
         add_buffer(self, "start", tree.mask.nodes(model.first_level - 1))
@@ -91,7 +93,8 @@ class SearchModule(nn.Module):
         items = torch.where(leaves == PAD, PAD, self.item_of_slot[(leaves - self.first_leaf).clamp(min=0)])
         best = scores.masked_fill(items == PAD, -torch.inf).topk(min(self.m, scores.shape[1]))
         top = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-        log_p = best.values if self.chained else logsigmoid(best.values * self.scale + self.bias)
+        logits = calibrated(self.calibration, best.values) if self.is_calibrated else best.values
+        log_p = best.values if self.chained else logsigmoid(logits)
         missing = self.m - top.shape[1]
         return pad(top, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))
 

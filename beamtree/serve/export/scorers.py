@@ -20,6 +20,7 @@ from beamtree.scorers import (
     FactorScorer,
     LinearScorer,
     MemoryScorer,
+    PopularityScorer,
     RepeatScorer,
     Scorer,
     SequenceScorer,
@@ -130,7 +131,7 @@ class ExportedFactors(ExportedScorer):
 
     def __init__(self, scorer: FactorScorer, tree: Tree) -> None:
         super().__init__()
-        self.penalty, self.everywhere = scorer.penalty, scorer.everywhere
+        self.penalty, self.everywhere, self.scale = scorer.penalty, scorer.everywhere, scorer.scale
         add_buffer(self, "weight", scorer.table.weight.detach())
         add_buffer(self, "spread", scorer.spread)
         add_buffer(self, "recency", scorer.recency)
@@ -138,10 +139,26 @@ class ExportedFactors(ExportedScorer):
     def context(self, x: Tensor, leaves: Tensor) -> Context:
         rows = _rows(self.weight, leaves).float()
         weights = newest_of_each(x) * self.recency[: x.shape[1]]
-        return [fold_in(Factors(rows, self.spread, self.penalty, self.everywhere), rows, weights)]
+        return [fold_in(Factors(rows, self.spread, self.penalty, self.everywhere), rows, weights) * self.scale]
 
     def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
         return torch.bmm(_rows(self.weight, nodes).float(), context[0].unsqueeze(-1)).squeeze(-1)
+
+
+class ExportedPopularity(ExportedScorer):
+    """`PopularityScorer`."""
+
+    weight: Tensor
+
+    def __init__(self, scorer: PopularityScorer, tree: Tree) -> None:
+        super().__init__()
+        add_buffer(self, "weight", scorer.table.weight.detach())
+
+    def context(self, x: Tensor, leaves: Tensor) -> Context:
+        return []
+
+    def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
+        return _rows(self.weight, nodes).float().squeeze(-1)
 
 
 class ExportedSequence(ExportedScorer):
@@ -327,6 +344,7 @@ EXPORTED: dict[type[Scorer], Callable[..., ExportedScorer]] = {
     LinearScorer: ExportedLinear,
     FactorScorer: ExportedFactors,
     MemoryScorer: _export_subtree_max,
+    PopularityScorer: ExportedPopularity,
     RepeatScorer: _export_subtree_max,
     SequenceScorer: ExportedSequence,
     SumScorer: ExportedSum,

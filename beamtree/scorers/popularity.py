@@ -1,0 +1,64 @@
+"""Popularity: the score of an item is the same for every user."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.data.views import HISTORY
+from beamtree.scorers.base import check_histories
+from beamtree.scorers.dot_product import DotProductScorer
+from beamtree.scorers.table import NodeTable, Vectors
+from beamtree.tree import PAD, Tree
+
+POPULARITY = "popularity"  # the name of the part
+
+
+class PopularityScorer(DotProductScorer):
+    """The square root of an item's number of events; a node has the score of the most popular item below it.
+
+    Args:
+        num_nodes: rows, one per node of the tree.
+        seed: not used; rows come from `from_counts` or from a file.
+    """
+
+    def __init__(self, num_nodes: int, seed: int | None = 0) -> None:
+        super().__init__()
+        self.table = NodeTable(num_nodes, 1, seed=None, dtype=torch.float16)
+        self.table.weight.requires_grad_(False)
+
+    @classmethod
+    def from_counts(cls, tree: Tree, counts: Tensor) -> "PopularityScorer":
+        """The scorer of a tree and the number of events of each item [M]; the most popular has the score 1."""
+        return cls._of_items(tree, (counts / counts.max().clamp(min=1)).sqrt().float())
+
+    @classmethod
+    def _of_items(cls, tree: Tree, scores: Tensor) -> "PopularityScorer":
+        """The scorer of a tree and the scores of its items [M]."""
+        slots = tree.items()
+        best = torch.where(slots != PAD, scores.to(slots.device)[slots.clamp(min=0)], 0.0)
+        levels = [best]
+        for _ in range(tree.height):
+            best = best.view(-1, tree.arity).amax(1)
+            levels.append(best)
+        scorer = cls(1, seed=None)
+        scorer.table = NodeTable.from_rows(torch.cat(levels[::-1]).unsqueeze(1).half()).requires_grad_(False)
+        return scorer
+
+    def scaled(self, by: float) -> "PopularityScorer":
+        """The same with scores multiplied by a number."""
+        scorer = type(self)(1, seed=None)
+        scorer.table = NodeTable.from_rows((self.table.weight.float() * by).half()).requires_grad_(False)
+        return scorer
+
+    def on_tree(self, old: Tree, new: Tree) -> "PopularityScorer":
+        return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1))
+
+    def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        return torch.ones(len(x), 1, device=x.device)
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_nodes": self.table.num_nodes}
+
+    def check(self, x: Tensor) -> None:
+        check_histories(x, HISTORY)
