@@ -57,7 +57,13 @@ def value_numbers(frame: pl.DataFrame, column: str) -> np.ndarray:
     values = frame[column]
     if values.dtype.is_nested():
         raise ValueError(f"at_most: column {column!r} holds {values.dtype}: an item must have one value")
-    numbers = values.cast(pl.String).rank("dense").cast(pl.Int64).fill_null(0) - 1
+    if values.dtype.is_float():
+        values = values.fill_nan(None).set(values == 0, 0.0)  # NaN is no value, and -0.0 the same as 0.0
+    try:
+        texts = values.cast(pl.String)
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"at_most: column {column!r} holds {values.dtype}: give it as text") from error
+    numbers = texts.rank("dense").cast(pl.Int64).fill_null(0) - 1
     return numbers.to_numpy()
 
 
