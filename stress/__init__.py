@@ -1,7 +1,7 @@
-"""Stress tests: kills, damaged input, concurrent processes and full disks.
+"""Stress tests: kills, damaged input, concurrent processes, full disks and expressions against SQLite.
 
     make stress            ten minutes, and a table
     python -m stress --minutes 60 --seed 3 --only kills,damage
 
-A trial runs a command in a fork of this process, which has imported everything once.
+Most trials run a command in a fork of this process, which has imported everything once.
 """

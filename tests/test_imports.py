@@ -43,6 +43,7 @@ ALSO = {
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},
     "data/attributes.py": {"polars"},
+    "data/expressions.py": {"polars"},
     **{
         f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "prometheus_client"}
         for path in (PACKAGE / "serve" / "http").glob("*.py")

@@ -1,10 +1,14 @@
 """`where`: items are filtered by an expression over their attributes, which may change while the model is in use."""
 
 import json
+import math
 import pickle
+import random
 import re
+from datetime import date, datetime
 from functools import partial
 
+import numpy as np
 import polars as pl
 import pytest
 from command import beamtree
@@ -15,10 +19,13 @@ from serving import make_service, open_shop, serving
 
 import beamtree as bt
 from beamtree.data import Ids
+from beamtree.data.attributes import value_numbers
 from beamtree.data.catalogue import Catalogue
+from beamtree.data.expressions import rows_where
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.live import Journal
 from beamtree.query import Filter, MaskCache
+from stress.expressions import comparison_fault, nonsense, open_table, random_frame, refusal_fault
 
 ROWS = [
     {"item": "a", "category": "lamps", "price": 10.0, "stock": True, "colours": ["red", "blue"]},
@@ -65,9 +72,9 @@ def test_expressions_choose_items(expression, expected):
         ('category == "lamps"', "colours (text has single quotes)"),
         ("price <", "cannot be used"),
         ("", "cannot be used"),
-        ("price", "is Float64, not true or false"),
+        ("price", "is a number, not true or false"),
         ("category = '\ud800'", "cannot be used"),
-        ("price < 'a'", "cannot compare string with numeric"),
+        ("price < 'a'", "a number and text cannot be compared"),
         ("price < 5; true", "has an error at '; true'"),
         ("price < 5 -- '", 'has an error at "-- \'"'),
         ("price < 5 /* '", "has an error"),
@@ -79,14 +86,175 @@ def test_expressions_choose_items(expression, expected):
         ("item'a'", "has an error"),
         ("x'41' = 'A'", "has an error"),
         ("price < 5 and " * 200 + "stock", "2,805 characters"),
-        ("(" * 200 + "stock" + ")" * 200, "cannot be used"),
+        ("(" * 200 + "stock" + ")" * 200, "nested more than 32 deep"),
+        ("abs(" * 40 + "price" + ")" * 40 + " > 0", "nested more than 32 deep"),
+        ("1 < price < 30", "comparisons cannot be chained: join them with and, or use parentheses"),
+        ("price = 1 = stock", "comparisons cannot be chained"),
+        ("price between 1 and 2 between 3 and 4", "comparisons cannot be chained"),
+        ("price in (1) is null", "comparisons cannot be chained"),
+        ("1<" * 490 + "1", "comparisons cannot be chained"),
+        ("1<" * 990 + "1", "has 1,981 words and signs: at most 1,000 are possible"),
+        ("price in (" + "1," * 600 + "1)", "words and signs: at most 1,000 are possible"),
+        ("price in ()", "has an error at ')'"),
+        ("price in (1", "it ends too early"),
+        ("price in 1", "has an error at '1'"),
+        ("price not 5", "has an error at '5'"),
+        ("price is 5", "has an error at '5'"),
+        ("stock stock", "has an error at 'stock'"),
+        ("and stock", "has an error at 'and stock'"),
+        ("price < ٣", "no column '٣'"),
+        ("price < 1_000", "no column '1_000'"),
+        ("price < 1.2.3", "has an error at '.3'"),
+        ("price < 1e999", "'1e999' is beyond the range of floats"),
+        ("9223372036854775807 + 1 > price", "beyond 64 bits: multiply by 1.0"),
+        ("-9223372036854775808 * -1 > price", "beyond 64 bits"),
+        ("abs(-9223372036854775808) > price", "beyond 64 bits"),
+        ("not price", "not takes true or false, not a number"),
+        ("stock and 1", "and takes true or false, not a number"),
+        ("category + 'x' = 'lampsx'", "+ takes a number, not text"),
+        ("colours = 'red'", "a list and text cannot be compared: use array_contains"),
+        ("array_contains(colours, 1)", "text and a number cannot be compared"),
+        ("array_contains(category, 'l')", "array_contains takes a list, not text"),
+        ("lower(price) = 'a'", "lower takes text, not a number"),
+        ("category like price", "has an error at 'price'"),
+        ("length() = 1", "has an error at ')"),
+        ("length(category, category) = 1", "length cannot take 2 arguments"),
+        ("round(price, 99) = 1", "round takes a number of digits from 0 to 15"),
+        ("round(price, price) = 1", "round takes a number of digits from 0 to 15"),
+        ("date('2026-13-31') = date('x')", "'2026-13-31' is no date: write it as 2026-12-31"),
+        ("date('2026-12-31') = '2026-12-31'", "a date and text cannot be compared: write date('2026-12-31')"),
+        ("null < date('2026-01-01') + stock between 1 and true", "+ takes a number, not a date"),  # Polars panics
     ],
 )
-def test_anything_but_an_expression_over_columns_is_refused_in_one_line(expression, message):
+def test_anything_but_an_expression_over_columns_is_refused_in_one_line(expression, message, capfd):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         ITEMS.where(expression)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
+    assert not capfd.readouterr().err  # a panic of Polars is told there
+
+
+def passing(series, expression):
+    """The places of the values of a series `x` for which an expression is true."""
+    return rows_where(series.alias("x").to_frame(), expression).nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64, pl.Int8, pl.Int16, pl.Int32, pl.Int64])
+def test_integers_of_all_widths_are_calculated_with_in_64_bits(dtype):
+    series = pl.Series([3, 100, None], dtype=dtype)
+    assert passing(series, "x - 10 < 0") == passing(series, "-x > -4") == passing(series, "x + 27 = 30") == [0]
+    assert passing(series, "x * x = 10000") == passing(series, "x * 1000000000 > 50000000000") == [1]
+    assert passing(series, "abs(x - 103) = 100 and (x - 103) % 3 = -1") == [0]
+
+
+def test_integers_beyond_64_bits_are_compared_and_never_wrap():
+    series = pl.Series([2**64 - 1, 2**64 - 2, 5, None], dtype=pl.UInt64)
+    assert passing(series, "x = 18446744073709551615") == passing(series, "x in (18446744073709551615, 7)") == [0]
+    assert passing(series, "x > 9223372036854775807") == [0, 1]
+    assert passing(series, "x * 1.0 + 1 > 1e19") == [0, 1]
+    with pytest.raises(ValueError, match="beyond 64 bits"):
+        passing(series, "x + 1 > 0")
+    for value in (2**62, -(2**62) - 1):
+        with pytest.raises(ValueError, match="beyond 64 bits"):
+            passing(pl.Series([1, value]), "x * 2 != 0")
+    assert passing(pl.Series([1, -(2**62)]), "x * 2 = -9223372036854775808") == [1]
+    assert passing(pl.Series([1, 2]), "coalesce(x, 9223372036854775807) + 1 = 3") == [1]  # only what there is counts
+    assert passing(pl.Series([], dtype=pl.Int8), "coalesce(x, 9223372036854775807) + 1 in (1, x) or true") == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("round(x / 2) = 3", [0]),  # 2.5, half away from zero
+        ("round(-x / 2) = -3", [0]),
+        ("round(2.5) = 3 and round(-0.5) = -1 and round(0.49999999999999994) = 0", [0, 1, 2, 3, 4]),
+        ("round(x / 8, 2) = 0.63", [0]),  # 0.625
+        ("7 / 2 = 3.5 and -7 % 3 = -1 and 7 % -3 = 1 and 7.5 % 2 = 1.5", [0, 1, 2, 3, 4]),
+        ("x / 0 > 0 or x / 0 <= 0 or x % 0 = 0 or 1 / 0 is not null", []),
+        ("x < 1 or x >= 1", [0, 1, 4]),  # NaN is a missing value
+        ("x is null", [2, 3]),
+        ("x > 1e308", [4]),  # infinity
+        ("x - x = 0", [0, 1]),  # infinity less itself is no number
+        ("x not in (5, null)", []),
+        ("x in (5, null)", [0]),
+        ("not (x = 5 and null)", [1, 4]),
+        ("x = 5 or null is null", [0, 1, 2, 3, 4]),
+        ("(x = 5) is not true", [1, 2, 3, 4]),
+        ("(x = 5) is false", [1, 4]),
+        ("x = 5 and true = 1 and (x = 5) + 1 = 2", [0]),
+        ("1 + 2 * 3 - 4 - 5 = -2 and 2 * - 3 % 4 = -2 and 24 / 4 / 2 = 3", [0, 1, 2, 3, 4]),
+        ("not x = 5 and x < 9 or x = 5", [0, 1]),
+        (" - " * 201 + "x = -5", [0]),
+        ("not " * 201 + "(x = 5)", [1, 4]),
+        ("(" * 31 + "x" + ")" * 31 + " = 5", [0]),
+        ("x in (" + "1," * 490 + "5)", [0]),
+        ("x = 5 or " * 150 + "x = 5", [0]),
+        ("'a' < 'b' and 'B' < 'a' and 'é' > 'z' and length('日本') = 2 and lower('É') = 'é'", [0, 1, 2, 3, 4]),
+        (r"'a.c' like 'a.c' and 'abc' not like 'a.c' and '50%' like '50%' and 'a\b' like 'a\_'", [0, 1, 2, 3, 4]),
+        ("'' = '' and 'x\ny' like 'x%y' and 'it''s' like '%''_' and 'ABC' ilike 'a_c'", [0, 1, 2, 3, 4]),
+        ("null", []),
+    ],
+)
+def test_expressions_mean_what_the_page_says(expression, expected):
+    assert passing(pl.Series([5.0, -2.0, math.nan, None, math.inf]), expression) == expected
+
+
+@pytest.mark.parametrize(
+    ("series", "expression", "expected"),
+    [
+        (pl.Series(["b", "a", None], dtype=pl.Enum(["b", "a"])), "x < 'b'", [1]),
+        (pl.Series(["1.10", "2.25", None]).cast(pl.Decimal(9, 2)), "x = 1.1 or x * 2 = 4.5", [0, 1]),
+        (pl.Series([date(2026, 1, 1), None]), "x = date('2026-01-01')", [0]),
+        (pl.Series([datetime(2026, 1, 1), datetime(2026, 1, 1, 5)]), "x > date('2026-01-01')", [1]),
+        (pl.Series([datetime(2026, 1, 1)]).dt.replace_time_zone("Asia/Tokyo"), "x = date('2026-01-01')", [0]),
+        (pl.Series(["2026-01-01", "soon", None]), "date(x) < date('2026-02-01')", [0]),
+        (pl.Series([[200, 1], [], None], dtype=pl.List(pl.UInt8)), "array_contains(x, 200.0)", [0]),
+        (pl.Series([[200, 1], [], None], dtype=pl.List(pl.UInt8)), "not array_contains(x, 456)", [0, 1]),
+        (pl.Series([[None, "a"], ["b"]]), "not array_contains(x, 'a')", [1]),
+        (pl.Series([[1, 2]], dtype=pl.Array(pl.Int8, 2)), "array_contains(x, 2)", [0]),
+        (pl.Series([b"a", None]), "x is null", [1]),
+        (pl.Series([None, None]), "x = 5 or x is null", [0, 1]),
+    ],
+)
+def test_columns_of_other_types_are_compared_as_the_page_says(series, expression, expected):
+    assert passing(series, expression) == expected
+
+
+def test_a_column_of_bytes_can_only_be_missing():
+    with pytest.raises(ValueError, match="Binary and text cannot be compared"):
+        passing(pl.Series([b"a"]), "x = 'a'")
+
+
+# Random expressions, and the same in SQLite
+
+
+@pytest.mark.parametrize("tries", [200, pytest.param(10_000, marks=pytest.mark.extended)])
+def test_random_expressions_find_the_rows_that_sqlite_finds(tries):
+    rng = random.Random(tries)
+    for _ in range(tries // 100):
+        frame = random_frame(rng)
+        table = open_table(frame)
+        for _ in range(100):
+            assert comparison_fault(frame, table, rng) is None
+
+
+def test_a_difference_from_sqlite_is_told(monkeypatch):
+    rng = random.Random(0)
+    frame = random_frame(rng)
+    monkeypatch.setattr("stress.expressions.rows_where", lambda frame, text: np.ones(len(frame), bool))
+    faults = [comparison_fault(frame, open_table(frame), rng) or "" for _ in range(20)]
+    assert any("in SQLite" in fault for fault in faults)
+    monkeypatch.setattr("stress.expressions.rows_where", lambda frame, text: np.ones(2, bool))
+    assert refusal_fault(frame, "flag") == "flag: (2,) for 60 items"
+
+
+@pytest.mark.parametrize("tries", [200, pytest.param(10_000, marks=pytest.mark.extended)])
+def test_nonsense_is_refused_in_one_line_and_never_panics(tries, capfd):
+    rng = random.Random(tries)
+    frame = random_frame(rng)
+    for _ in range(tries):
+        assert refusal_fault(frame, nonsense(rng, rng.randint(1, 4))) is None
+    assert not capfd.readouterr().err
 
 
 @st.composite
@@ -194,6 +362,44 @@ def test_a_recommender_filters_before_and_after_it_is_saved_pickled_and_changed(
         assert names(shop.recommend(["i01"], m=60, where="category == 'group 9'")) == set()
 
 
+@pytest.fixture
+def stocked():
+    """The brand of item n has n % 20 characters and its stock is n: unsigned integers."""
+    numbers = pl.Series(range(60), dtype=pl.UInt8)
+    table = pl.DataFrame(
+        {"item": [f"i{n:02}" for n in range(60)], "stock": numbers, "brand": ["x" * (n % 20) for n in range(60)]}
+    )
+    return bt.Recommender(steps=0).fit(cyclic_log(), items=table, test_users=10, verbose=False)
+
+
+SHORT = {f"i{n:02}" for n in range(60) if n % 20 < 10}
+ALL = {f"i{n:02}" for n in range(60)}
+EXACT = [
+    ("length(brand) - 10 < 0", SHORT),
+    ("40.5 != coalesce(1 + 1, stock)", ALL),
+    ("coalesce(null, 1) = 1", ALL),
+    ("stock - 59 = 0", {"i59"}),
+    ("round(stock / 2) = 3", {"i05", "i06"}),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), EXACT)
+def test_m_items_come_back_wherever_an_expression_allows_m(stocked, where, expected):
+    for m in (3, 60):
+        answer = stocked.recommend(["i31", "i32"], m=m, beam_size=60, where=where)
+        assert names(answer) <= expected
+        assert len(answer) == min(m, len(expected))
+    boosted = stocked.recommend(["i31"], m=60, rules={"boosts": [{"where": where, "factor": 0.5}]})
+    assert {row["item"] for row in boosted.to_dicts() if row["rules"]} == expected
+
+
+def test_values_that_are_missing_or_equal_are_so_for_limits_too():
+    frame = pl.DataFrame({"x": [0.0, -0.0, math.nan, None], "hash": pl.Series([b"\xff"] * 4)})
+    assert value_numbers(frame, "x").tolist() == [0, 0, -1, -1]
+    with pytest.raises(ValueError, match="at_most: column 'hash' holds Binary: give it as text"):
+        value_numbers(frame, "hash")
+
+
 def test_a_recommender_without_a_table_and_one_with_a_bad_expression_say_so(shop, priced):
     with pytest.raises(ValueError, match="nothing is known about the items of this model: fit it with a table"):
         shop.recommend(["i01"], where="price < 5")
@@ -243,7 +449,9 @@ def test_the_command_filters_also_by_live_attributes(priced, tmp_path):
 
     assert retrieve(WHERE) == EXPECTED
     assert retrieve("category == 'group 9'") == {"new"}
+    assert retrieve("length(category) - 10 < 0 and item != 'new'") == ALL
     assert "no column 'colour'" in retrieve("colour == 'red'", check=False)
+    assert retrieve("1 < price < 3", check=False).endswith("join them with and, or use parentheses\n")
     assert retrieve("price <", check=False).startswith("beamtree: --where 'price <' cannot be used")
     pl.DataFrame({"user": ["u"], "history": [["i31"]]}).write_parquet(tmp_path / "in.parquet")
     words = ["retrieve", "run", "--input", "in.parquet", "--m", "60", "--where", WHERE]
@@ -271,7 +479,9 @@ def test_the_service_filters_also_by_live_attributes(priced, tmp_path):
         client.put("/v1/items/new", json={"category": "group 9", "like": ["i31"]}).raise_for_status()
         assert items(WHERE) == EXPECTED - {"i05"}
         assert items("category == 'group 9'") == {"new"}
+        assert items("length(category) - 10 < 0 and item != 'new'") == ALL
         assert "no column 'colour'" in items("colour == 'red'")
+        assert "comparisons cannot be chained" in items("1 < price < 3")
         assert "no column 'select'" in items("(select true)")
         assert items(WHERE) == EXPECTED - {"i05"}
     service.close()

@@ -1,6 +1,5 @@
-"""Attributes of items: the columns of their table as they are now, and expressions over them."""
+"""Attributes of items: the columns of their table as they are now."""
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,22 +9,6 @@ from beamtree.errors import short_message
 
 if TYPE_CHECKING:
     from beamtree.data.catalogue import Catalogue
-
-MAX_LENGTH = 2000  # characters of an expression
-KEYWORDS = {"and", "or", "not", "in", "is", "null", "like", "ilike", "between", "true", "false"}
-FUNCTIONS = {
-    "lower", "upper", "length", "starts_with", "ends_with", "array_contains",
-    "abs", "round", "floor", "ceil", "coalesce", "date",
-}  # fmt: skip
-TOKEN = re.compile(
-    r"""\s++
-    | '(?:[^']|'')*+'(?!['"\w])              # text
-    | (?P<quoted>"(?:[^"]|"")++")(?!['"\w])  # a column with an unusual name
-    | (?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?(?!['"\w])
-    | (?P<word>\w++)(?!['"])(?P<call>\s*+\()?
-    | --|/\*|==|!=|<>|<=|>=|[=<>+\-*/%(),]""",
-    re.VERBOSE,
-)
 
 
 def attribute_frame(catalogue: "Catalogue") -> pl.DataFrame:
@@ -67,57 +50,23 @@ def _replaced(column: pl.Series, rows: list[int], texts: list[str | None]) -> pl
     return column.zip_with(joined["changed"].is_null(), joined["value"]).alias(column.name)
 
 
-def rows_where(frame: pl.DataFrame, where: str) -> np.ndarray:
-    """Which rows an expression such as `category == 'lamps' and price < 50` is true for, bool [rows].
-
-    A ValueError for anything but columns, values, operators and the functions above: Polars would read files too.
-    """
-    _check_tokens(frame, where)
-    try:
-        result = frame.lazy().select(pl.sql_expr(where).alias("where")).collect()["where"]
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError) as error:
-        raise ValueError(f"where={_quote(where)} cannot be used: {short_message(error, 160)}") from error
-    if result.dtype != pl.Boolean:
-        raise ValueError(f"where={_quote(where)} is {result.dtype}, not true or false: compare it with something")
-    passes: np.ndarray = result.fill_null(False).to_numpy()
-    return np.broadcast_to(passes, (len(frame),)) if len(passes) == 1 else passes
-
-
 def value_numbers(frame: pl.DataFrame, column: str) -> np.ndarray:
     """The values of a column as numbers, the same for the same value and -1 for null [rows]."""
     if column not in frame.columns:
-        raise ValueError(f"at_most: {_no_column(frame, column)}")
+        raise ValueError(f"at_most: {no_column(frame, column)}")
     values = frame[column]
     if values.dtype.is_nested():
         raise ValueError(f"at_most: column {column!r} holds {values.dtype}: an item must have one value")
-    numbers = values.cast(pl.String).rank("dense").cast(pl.Int64).fill_null(0) - 1
+    if values.dtype.is_float():
+        values = values.fill_nan(None).set(values == 0, 0.0)  # NaN is no value, and -0.0 the same as 0.0
+    try:
+        texts = values.cast(pl.String)
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"at_most: column {column!r} holds {values.dtype}: give it as text") from error
+    numbers = texts.rank("dense").cast(pl.Int64).fill_null(0) - 1
     return numbers.to_numpy()
 
 
-def _no_column(frame: pl.DataFrame, column: str) -> str:
+def no_column(frame: pl.DataFrame, column: str) -> str:
+    """Says that there is no such column, and which there are."""
     return f"there is no column {column[:80]!r}; there are {short_message(', '.join(frame.columns), 200)}"
-
-
-def _check_tokens(frame: pl.DataFrame, where: str) -> None:
-    """Raise a ValueError unless an expression consists of columns, values, operators and functions."""
-    if len(where) > MAX_LENGTH:
-        raise ValueError(f"where has {len(where):,} characters: at most {MAX_LENGTH:,} are possible")
-    position = 0
-    while position < len(where):
-        token = TOKEN.match(where, position)
-        if token is None or token.group() in ("--", "/*"):
-            raise ValueError(f"where={_quote(where)} has an error at {_quote(where[position:], 20)}")
-        position = token.end()
-        word, quoted = token["word"], token["quoted"]
-        if token["call"] is not None and word.lower() not in FUNCTIONS | {"in", "and", "or", "not", "between"}:
-            raise ValueError(f"where: {word[:80]!r} is no function: use {', '.join(sorted(FUNCTIONS))}")
-        if word is not None and (token["call"] is not None or word.lower() in KEYWORDS):
-            continue
-        column = word if quoted is None else quoted[1:-1].replace('""', '"')
-        if column is not None and column not in frame.columns:
-            hint = "" if quoted is None else " (text has single quotes)"
-            raise ValueError(f"where: {_no_column(frame, column)}{hint}")
-
-
-def _quote(text: str, limit: int = 80) -> str:
-    return repr(text if len(text) <= limit else f"{text[:limit]}…")

@@ -68,7 +68,7 @@ class Catalogue:
     def where(self, expression: str) -> list[int]:
         """The items that an expression is true for, such as `category == 'lamps' and price < 50`."""
         attributes = self.attributes
-        from beamtree.data.attributes import rows_where
+        from beamtree.data.expressions import rows_where
 
         numbers: list[int] = rows_where(attributes, expression).nonzero()[0].tolist()
         return numbers
