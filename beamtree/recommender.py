@@ -29,6 +29,7 @@ from beamtree.live.content import Content, features_weight, with_similar_items
 from beamtree.live.live_model import SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import update_model
+from beamtree.live.users import Users
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel
@@ -40,7 +41,6 @@ from beamtree.query import (
     Rules,
     Searcher,
     encode_history,
-    histories_of_users,
     history_of_user,
     id_list,
     in_context,
@@ -195,6 +195,11 @@ class Recommender:
             raise ValueError("this model has no item ids")
         return self.model.ids
 
+    @property
+    def users(self) -> Ids:
+        """The ids of all users, sorted: those of the log, and those of events that `update` brought since."""
+        return replace(self._known_users(), data=self.data).ids()
+
     def fit(
         self,
         log: Any,
@@ -225,8 +230,8 @@ class Recommender:
         Args:
             log: a Polars or pandas frame, an Arrow table, one or several files, or a folder written by `prepare`.
             items: a table about the items, a frame or a file: categories, numbers, texts, vectors, any mix, with
-                missing values. Items that are not in the log are recommended by what their columns say, all can be
-                filtered with `where`, and items added later are placed by their title and category.
+                missing values. Items that have no events in training are recommended by what their columns say, all can
+                be filtered with `where`, and items added later are placed by their title and category.
             user: the column of users. Default: found by its name.
             item: the column of items. Default: found by its name.
             time: the column of times. Default: found by its name.
@@ -236,12 +241,13 @@ class Recommender:
             kinds: the weight of each kind of event: {"view": 1, "cart": 3, "buy": 10}. Other kinds are dropped.
             target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4. Default: all events.
             dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
-                never recommended to their users. Default: 0.
+                their items are never recommended to their users. Default: 0.
             context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
                 `day` are taken from the times, in UTC, if no column has that name. Requests can give theirs. Default:
                 none.
             min_events: drop users with fewer events. Default: keep all.
-            min_item_events: drop items with fewer events. Default: 1.
+            min_item_events: drop items with fewer events. What users did with them stays known, for `exclude_seen`.
+                Default: 1.
             split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
             val_users: number of validation users. Default: 5 %, at most 1,000.
             test_users: number of test users. Default: 5 %, at most 1,000.
@@ -324,10 +330,11 @@ class Recommender:
         Args:
             histories: ids of items, oldest first: one history, a list of several, a dict from user to history, or a
                 frame of events with the columns user, item and time.
-            users: instead of histories, ids of users of the log.
+            users: instead of histories, ids of users: of the log, or of events that `update` brought. All of them
+                are in `users` of this object.
             m: number of items per history.
             beam_size: k, or one width per searched level. Default: 400 or m. A wider beam finds more and is slower.
-            exclude_seen: leave out the items of the history.
+            exclude_seen: leave out the items of the history; of users also those that were dropped from training.
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
@@ -477,9 +484,11 @@ class Recommender:
 
     def _histories_of(self, users: list[str]) -> list[History]:
         """The histories of users of the log and of later events; a ValueError for an unknown user."""
-        if self._live is None:
-            return histories_of_users(self.data, users)
-        return [self._live.history(user) or history_of_user(self.data, user) for user in users]
+        found = self._known_users().histories(users, self.ids)
+        return [history or history_of_user(self.data, user) for user, history in zip(users, found, strict=True)]
+
+    def _known_users(self) -> Users:
+        return Users(self.data, {}, {}) if self._live is None else self._live.users
 
     def _catalogue(self) -> Catalogue | None:
         """What is known about the items now; None without a table of them."""
@@ -589,7 +598,7 @@ class Recommender:
                     f"Validation users find more with items of similar features: their weight is {weight:.2g}."
                 )
         if added := self.add_listed_items(table):
-            lines.append(f"Added {added:,} items that are not in the log, by their features.")
+            lines.append(f"Added {added:,} items that have no events in training, by their features.")
         return lines
 
     def add_listed_items(self, table: Any) -> int:
@@ -645,13 +654,16 @@ class Recommender:
 
         New items are placed by the histories of the users who chose them. Recommendations for users follow their new
         events at once. Co-occurrence, transitions and factors are refitted on all events. Events with times count once,
-        however often they are given.
+        however often they are given. Where the first log has weights, and this one has their column, its dislikes are
+        recorded as such.
         """
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_events
 
-        events = read_events(log, user, item, time, time_format)
-        update_model(self._live_model(), events, self._training_data(), self._options.seed)
+        data = self._training_data()
+        settings = None if data is None else data.description.get("settings")
+        events, dislikes = read_events(log, user, item, time, time_format, settings)
+        update_model(self._live_model(), events, dislikes, data, self._options.seed)
         return self
 
     def _live_model(self) -> LiveModel:

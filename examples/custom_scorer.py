@@ -52,4 +52,4 @@ if __name__ == "__main__":
         print(shop.evaluate(m=(10, 50), metrics=("recall",)))
         shop.save(Path(name) / "run")
         loaded = bt.Recommender.load(Path(name) / "run", scorers=[MeanScorer])
-        print(loaded.recommend(users=loaded.data.users[:1], m=3))
+        print(loaded.recommend(users=loaded.users[:1], m=3))

@@ -18,7 +18,7 @@ with tempfile.TemporaryDirectory() as folder:
     shop = bt.Recommender(beam_size=30, steps=60, seed=0)  # without arguments: right for most logs
     print(shop.fit(log))
 
-    user = shop.data.users[0]
+    user = shop.users[0]
     in_stock = shop.ids.names[:100]
     best = shop.recommend(users=[user], m=5, allowed=in_stock, exclude_seen=True)
     print(f"recommended to {user}:", ", ".join(best["item"]))

@@ -154,8 +154,8 @@ class RecordingModel(LiveModel):
     def retire_events(self, before):
         return 0
 
-    def history(self, user):
-        return History(list(self.chosen[user])) if user in self.chosen else super().history(user)
+    def history(self, user, ids=None):
+        return History(list(self.chosen[user])) if user in self.chosen else super().history(user, ids)
 
 
 def open_changing(run):

@@ -383,7 +383,7 @@ def test_the_command_adds_items_of_a_table_and_filters_by_it(log, table, tmp_pat
     beamtree("prepare", "log.parquet", "--out", "prepared", folder=tmp_path)
     options = ("--steps", "0", "--features", "items.parquet")
     done = beamtree("train", "prepared", "--out", "run", *options, folder=tmp_path)
-    assert "Added 2 items that are not in the log" in done.stdout
+    assert "Added 2 items that have no events in training" in done.stdout
     where = ("--where", "price > 16 and category = 'group 1'", "--json", "found.json")
     beamtree("retrieve", "run", "--history", "i13,i14", *where, folder=tmp_path)
     assert "new1" in (tmp_path / "found.json").read_text()

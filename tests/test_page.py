@@ -388,7 +388,7 @@ CATALOGUE = Catalogue(SHOP.ids, [sendable(title) for title in CATALOGUE.titles],
 class Shop(LiveModel):
     """A model with two users."""
 
-    def history(self, user):
+    def history(self, user, ids=None):
         return History(HISTORIES[user]) if user in HISTORIES else None
 
 

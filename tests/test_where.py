@@ -410,7 +410,7 @@ def test_a_recommender_without_a_table_and_one_with_a_bad_expression_say_so(shop
 
 
 def test_the_table_that_fit_gets_is_filtered_by_also_after_save_and_for_items_without_events(tmp_path):
-    rows = [(f"i{n:02}", float(n)) for n in range(65)]  # the last five are not in the log
+    rows = [(f"i{n:02}", float(n)) for n in range(65)]  # the last five have no events in training
     table = pl.DataFrame(rows, schema=["item", "price"], orient="row")
     shop = bt.Recommender(steps=0).fit(cyclic_log(), items=table, test_users=10, verbose=False)
     shop.save(tmp_path / "run")

@@ -72,7 +72,9 @@ def _check_prepared(folder: Path) -> None:
     for ids, count in ((data.items, data.num_items), (data.users, len(data.train) + len(data.val) + len(data.test))):
         if len(ids) != count:
             raise ValueError(f"{folder} has {len(ids):,} ids where {count:,} are needed")
+    prepared.check_pairs(data)
     data.items.find([""])
+    data.dropped_items.find([""])
 
 
 def _check_model(folder: Path) -> None:

@@ -16,6 +16,7 @@ from beamtree.distributed.group import connect
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
+from beamtree.live.saved import users_of_run
 from beamtree.model import TreeModel
 from beamtree.query import (
     Recommendation,
@@ -27,7 +28,7 @@ from beamtree.query import (
     read_rules,
 )
 from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
-from beamtree.train.runs import open_data
+from beamtree.train.runs import ids_of, open_data
 
 if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
@@ -42,7 +43,10 @@ def retrieve_items(
             "are used."
         ),
     ] = None,
-    users: Annotated[str | None, typer.Option(help="Ids of users of the log, written like a history.")] = None,
+    users: Annotated[
+        str | None,
+        typer.Option(help="Ids of users of the log or of later events saved with the run, written like a history."),
+    ] = None,
     input: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +70,13 @@ def retrieve_items(
     time_format: options.TimeFormat = None,
     m: options.Size = 10,
     beam_size: options.BeamText = options.DEFAULT_BEAM,
-    exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="Leave out the items of the history.")] = False,
+    exclude_seen: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-seen",
+            help="Leave out the items of the history; with --users also those that were dropped from training.",
+        ),
+    ] = False,
     allowed: options.AllowedFile = None,
     exclude: options.ExcludeFile = None,
     where: options.Where = None,
@@ -147,8 +157,11 @@ def retrieve_items(
             _answer_file(model, job, input, output)
         elif users is not None:
             log = open_data(run, model, data)
-            searcher = make_searcher(run, model, request, lambda user: history_of_user(log, user))
-            names = list(dict.fromkeys(parse_ids(users, log.users)))
+            known, ids = users_of_run(run, log), ids_of(run, model)
+            searcher = make_searcher(
+                run, model, request, lambda user: known.histories([user], ids)[0] or history_of_user(log, user)
+            )
+            names = list(dict.fromkeys(parse_ids(users, known.ids())))
             _answer_here(searcher, request._replace(users=names), json)
         elif history is not None:
             searcher = make_searcher(run, model, request)

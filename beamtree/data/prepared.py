@@ -8,7 +8,10 @@
                        average; below 0 if an event is not to be predicted
     context.npy        int32 [E], where the log was prepared with contexts: the number of the context of each event
     contexts.txt       the distinct contexts, as JSON, one per line; the line is the number
-    dislikes.npy       int64 [n, 2], where there are any: the row of a user and an item, sorted
+    dislikes.npy       int64 [n, 2], where there are any: the row of a user (the last of several) and an item, sorted
+    seen.npy           int64 [n, 2], where there are any: the same for items that a user chose, but that were dropped
+    dropped_items.txt  the ids of items in these two files that have no events in training, by id; their numbers follow
+                       those of items.txt
     items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
                        were appended come after the others
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
@@ -46,8 +49,10 @@ from beamtree.files.staging import move_into_place, remove_leftovers, staging_fo
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
 REMEDY = "prepare the data again"
-ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "dislikes.npy", "context.npy"}
-FILES = {DESCRIPTION, *ARRAYS, "items.txt", "users.txt", "contexts.txt", "summary.png"}
+ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "context.npy"}
+PAIRS = ("dislikes.npy", "seen.npy")  # of a user and an item
+DROPPED_ITEMS = "dropped_items.txt"
+FILES = {DESCRIPTION, *ARRAYS, *PAIRS, "items.txt", "users.txt", "contexts.txt", DROPPED_ITEMS, "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 
@@ -63,6 +68,8 @@ class Prepared:
     test: BeforeAfter
     items: Ids
     users: Ids
+    dropped_items: Ids  # that users chose or dislike, and that have no events in training
+    pairs: Mapping[str, Tensor]  # those of PAIRS that there are
 
     def __repr__(self) -> str:
         users = ", ".join(f"{self.description['users'][split]:,} {split}" for split in SPLITS)
@@ -72,6 +79,11 @@ class Prepared:
     @property
     def num_items(self) -> int:
         return int(self.description["num_items"])
+
+    @cached_property
+    def distinct_users(self) -> Ids:
+        """The users of all sections, each once, sorted."""
+        return Ids(sorted(dict.fromkeys(self.users.names)))
 
     def with_validation(self) -> Events:
         """The events of the training and validation users, each user once: for the last fit, after all choices."""
@@ -99,18 +111,31 @@ class Prepared:
             events = replace(events, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
         return events, [*names[:first][~repeated], *names[first:]]
 
-    @cached_property
-    def _dislikes(self) -> Tensor | None:
-        has_any = "dislikes.npy" in self.description["files"]
-        return _map(self.folder / "dislikes.npy", torch.int64, dim=2) if has_any else None
+    def dislikes(self, users: Sequence[int], ids: Ids | None = None) -> list[list[int]]:
+        """The items that each of some users dislikes; a user is a row of `users`, the last of several.
 
-    def dislikes(self, users: Sequence[int]) -> list[list[int]]:
-        """The items that each of some users dislikes; a user is a row of `users`, the last of several."""
-        if self._dislikes is None:
+        Items without events in training are among them if `ids` has them. Its first ids are the items of this data.
+        """
+        return self._items_of("dislikes.npy", users, ids)
+
+    def seen(self, users: Sequence[int], ids: Ids | None = None) -> list[list[int]]:
+        """The items that each of some users chose, but that were dropped from training; `users` and `ids` likewise."""
+        return self._items_of("seen.npy", users, ids)
+
+    def _items_of(self, file: str, users: Sequence[int], ids: Ids | None) -> list[list[int]]:
+        if file not in self.pairs:
             return [[] for _ in users]
+        pairs, known = self.pairs[file], len(self.items)
         rows = torch.tensor(users, dtype=torch.int64)
-        bounds = torch.searchsorted(self._dislikes[:, 0].contiguous(), torch.stack([rows, rows + 1])).T.tolist()
-        return [self._dislikes[first:last, 1].tolist() for first, last in bounds]
+        bounds = torch.searchsorted(pairs[:, 0].contiguous(), torch.stack([rows, rows + 1])).T.tolist()
+        result = []
+        for first, last in bounds:
+            items = pairs[first:last, 1].tolist()
+            dropped = [self.dropped_items[item - known] for item in items if item >= known]
+            if dropped:
+                items = [item for item in items if item < known] + ([] if ids is None else ids.find_known(dropped))
+            result.append(items)
+        return result
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
@@ -155,7 +180,12 @@ def load_data(folder: str | Path) -> Prepared:
         return BeforeAfter(part, None if cuts is None else cuts[first:last])
 
     train, val, test = map(section, range(len(SPLITS)))
-    return Prepared(folder, description, train, val, test, items, Ids(folder / "users.txt"))
+    dropped = Ids(folder / DROPPED_ITEMS if DROPPED_ITEMS in description["files"] else (), unique=True)
+    pairs = {file: _map(folder / file, torch.int64, dim=2) for file in PAIRS if file in description["files"]}
+    data = Prepared(folder, description, train, val, test, items, Ids(folder / "users.txt"), dropped, pairs)
+    if all(is_read_fully(each.nbytes) for each in pairs.values()):
+        check_pairs(data)
+    return data
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -202,6 +232,19 @@ def check_arrays(
         raise ValueError(f"{folder} is damaged: an event has an unknown item; {REMEDY}")
     if cuts is not None and len(cuts) and (int(cuts.min()) < 0 or bool((cuts > counts).any())):
         raise ValueError(f"{folder} is damaged: a history is longer than its user's events; {REMEDY}")
+
+
+def check_pairs(data: Prepared) -> None:
+    """Raise a ValueError if a pair of a user and an item is out of range, or not in order."""
+    users = len(data.train) + len(data.val) + len(data.test)
+    for file, pairs in data.pairs.items():
+        fits = pairs.shape[1] == 2
+        if fits and len(pairs):
+            row, item = pairs.unbind(1)
+            fits = int(row[0]) >= 0 and int(row[-1]) < users and bool((row.diff() >= 0).all())
+            fits &= int(item.min()) >= 0 and int(item.max()) < data.num_items + len(data.dropped_items)
+        if not fits:
+            raise ValueError(f"{data.folder / file} is damaged: it has unknown users or items; {REMEDY}")
 
 
 def check_target(out: Path) -> None:

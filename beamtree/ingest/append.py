@@ -20,6 +20,8 @@ from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest.arrays import Array, summarize
 from beamtree.ingest.contexts import check_contexts
+from beamtree.ingest.event_weights import WEIGHING
+from beamtree.ingest.pairs import read_pairs, write_pairs
 from beamtree.ingest.readers import open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
@@ -124,9 +126,9 @@ def append_log(
         write_ids(folder / "items.txt", items["item"])
         if "context" in tables:
             write_ids(folder / "contexts.txt", tables["context"]["context"])
-        dislikes = _dislikes(data, disliked, names_of_rows, items)
-        if len(dislikes):
-            np.save(folder / "dislikes.npy", dislikes)
+        pairs = read_pairs(data)
+        pairs["dislikes.npy"] = pl.concat([pairs["dislikes.npy"], disliked.lazy()])
+        write_pairs(folder, pairs, names_of_rows, items["item"])
         report = data.description["report"]
         return {
             "num_users": len(users),
@@ -160,7 +162,7 @@ def _read_rows(
     data: Prepared,
 ) -> tuple[pl.DataFrame, list[str]]:
     """The rows of a log, with the weights of events by the settings of the first log; and the names of its files."""
-    weighing = {name: settings[name] for name in ("weight", "kinds", "target", "dislike") if name in settings}
+    weighing = {name: settings[name] for name in WEIGHING if name in settings}
     if weighing and "mean_weight" not in data.description:
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
     opened = open_logs(find_logs(log), names, *columns, **weighing, context=settings.get("context"))
@@ -259,15 +261,3 @@ def _sections(
     section[is_new & (drawn < shares[0])] = VAL
     section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
     return np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None
-
-
-def _dislikes(data: Prepared, new: pl.DataFrame, users: pl.Series, items: pl.DataFrame) -> Array:
-    """All dislikes, old and new, as (row of the user, item), sorted; of a user's rows, the last."""
-    rows = pl.DataFrame({"user": users}).with_row_index("row").group_by("user").agg(pl.col("row").max())
-    pairs = new.join(items, on="item").select("user", "number")
-    if "dislikes.npy" in data.description["files"]:
-        old = np.load(data.folder / "dislikes.npy")
-        names = pl.Series("user", data.users.names).gather(old[:, 0])
-        pairs = pl.concat([pl.DataFrame({"user": names, "number": old[:, 1].astype(np.uint32)}), pairs])
-    pairs = pairs.unique().join(rows, on="user").select(pl.col("row", "number").cast(pl.Int64))
-    return pairs.sort("row", "number").to_numpy()

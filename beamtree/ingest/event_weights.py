@@ -14,6 +14,7 @@ from beamtree.ingest.columns import KIND, usual_column
 
 Kinds = Mapping[str, float] | str
 Target = str | float | Iterable[str]
+WEIGHING = ("weight", "kinds", "target", "dislike")  # the settings of prepared data that say what events are worth
 
 
 class EventWeights(NamedTuple):

@@ -127,6 +127,11 @@ def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[s
     return report
 
 
+def numbered_files(folder: Path) -> list[Path]:
+    """The files that `write_numbered` wrote, without drafts of a process that was killed."""
+    return sorted(file for file in folder.iterdir() if not file.suffix)
+
+
 class SortedBlock(NamedTuple):
     """The sorted events of users start … stop - 1 in an IPC file; and how many were dropped, by reason."""
 
@@ -138,8 +143,8 @@ class SortedBlock(NamedTuple):
 
 def sort_range(folder: Path, start: int, stop: int, min_events: int, path: Path) -> SortedBlock:
     """Write the numbered events of users start … stop - 1, in order, without users with fewer than `min_events`."""
-    files = sorted(file for file in folder.iterdir() if not file.suffix)  # without drafts of a process that was killed
-    rows = pl.scan_parquet(files, glob=False).filter(pl.col("user").is_between(start, stop - 1)).collect()
+    numbered = pl.scan_parquet(numbered_files(folder), glob=False)
+    rows = numbered.filter(pl.col("user").is_between(start, stop - 1)).collect()
     events = sort_events(rows)
     user = events["user"].to_numpy() - start
     count = np.bincount(user, minlength=stop - start)

@@ -9,6 +9,8 @@ in two files, and the rest is done here. The rules:
 - Where events have weights, dislikes are kept apart: they are no events, and their users do not get these items.
 - Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
   enough. By default none are. Everything dropped is counted in the report.
+- What the users who are left chose of dropped items, and what they dislike, stays known: see `pairs`. Rows that are
+  dropped for themselves (unusable, repeated, of other kinds) count as never happened.
 - Events at the same time keep the order of the log.
 - The rest is split by `splits`.
 """
@@ -28,7 +30,7 @@ from beamtree.data.ids import write_ids
 from beamtree.data.prepared import SPLITS, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
-from beamtree.ingest.arrays import CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
+from beamtree.ingest.arrays import Array, CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
@@ -36,14 +38,17 @@ from beamtree.ingest.numbering import (
     SortedBlock,
     join_blocks,
     number_ids,
+    numbered_files,
     sort_range,
     split_log,
     write_distinct,
     write_numbered,
 )
+from beamtree.ingest.pairs import write_pairs
 from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
 from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
+from beamtree.ingest.times import WHITESPACE
 
 OnStage = Callable[[str], None]
 
@@ -186,8 +191,11 @@ def _fill(
     write_ids(folder / "items.txt", item_names[items])
     if log.context:
         write_ids(folder / "contexts.txt", names["context"])
-    if num_dislikes:
-        np.save(folder / "dislikes.npy", _number_dislikes(work, user_names[users], item_names[items]))
+    pairs = {} if not num_dislikes else {"dislikes.npy": pl.scan_parquet(work / "dislikes", glob=False)}
+    if cleaned.report.get("items_with_few_events"):
+        pairs["seen.npy"] = _events_of_other_items(work, users, items, user_names, item_names)
+    if pairs:
+        write_pairs(folder, pairs, user_names[users], item_names[items])
     shutil.rmtree(work)
     settings = {**log.columns._asdict(), "min_events": min_events, "seed": split.seed}
     settings |= {} if log.weights is None else log.weights.settings()
@@ -213,7 +221,7 @@ def _fill(
 def _without_dislikes(log: OpenedLog, work: Path) -> tuple[OpenedLog, int]:
     """The log without dislikes, which are written to a file; and how many there are."""
     is_dislike = pl.col("weight").eq(0).fill_null(False)
-    ids = [pl.col(name).str.strip_chars() for name in ("user", "item")]
+    ids = [pl.col(name).str.strip_chars(WHITESPACE) for name in ("user", "item")]
     dislikes = pl.concat([part.events.filter(is_dislike).select(ids) for part in log.parts])
     with naming_unreadable(log.parts):
         dislikes.sink_parquet(work / "dislikes", compression="lz4")
@@ -222,12 +230,18 @@ def _without_dislikes(log: OpenedLog, work: Path) -> tuple[OpenedLog, int]:
     return log._replace(events=log.events.filter(~is_dislike), parts=parts), count
 
 
-def _number_dislikes(work: Path, users: pl.Series, items: pl.Series) -> Any:
-    """Dislikes as (row of the user, item), sorted, of users and items that are left; of a user's rows, the last."""
-    rows = pl.LazyFrame({"user": users}).with_row_index("row").group_by("user").agg(pl.col("row").max())
-    numbers = pl.LazyFrame({"item": items}).with_row_index("number")
-    pairs = pl.scan_parquet(work / "dislikes", glob=False).unique().join(rows, on="user").join(numbers, on="item")
-    return pairs.select(pl.col("row", "number").cast(pl.Int64)).sort("row", "number").collect().to_numpy()
+def _events_of_other_items(
+    work: Path, users: Array, items: Array, user_names: pl.Series, item_names: pl.Series
+) -> pl.LazyFrame:
+    """The ids of users and items in events of some users [U] with other items than some [M], each pair once."""
+    events = pl.scan_parquet(numbered_files(work / "numbered"), glob=False).select("user", "item")
+    chosen, others = (
+        pl.LazyFrame({name: pl.Series(numbers, dtype=pl.UInt32)}).unique()
+        for name, numbers in (("user", users), ("item", np.setdiff1d(np.arange(len(item_names)), items)))
+    )
+    pairs = events.join(others, on="item", how="semi").join(chosen, on="user", how="semi").unique()
+    found = pairs.collect(engine="streaming")
+    return pl.LazyFrame({"user": user_names.gather(found["user"]), "item": item_names.gather(found["item"])})
 
 
 def _check_enough(log: CleanedLog, min_events: int, report: Mapping[str, Any]) -> tuple[int, int]:

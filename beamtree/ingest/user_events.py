@@ -1,7 +1,7 @@
 """Logs that are read into memory: new events by user, and users to evaluate on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -12,6 +12,7 @@ from beamtree.data.contexts import EventContexts
 from beamtree.data.views import OtherUsers
 from beamtree.errors import short_message
 from beamtree.ingest.contexts import DERIVED
+from beamtree.ingest.event_weights import WEIGHING
 from beamtree.ingest.readers import open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.times import detect_unix_unit
@@ -23,8 +24,9 @@ def read_events(
     item: str | None = None,
     time: str | None = None,
     time_format: str | None = None,
-) -> dict[str, list[tuple[str, int | None]]]:
-    """The (item, time) events of each user, oldest first; users in the order of their ids.
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, list[tuple[str, int | None]]], dict[str, list[str]]]:
+    """The (item, time) events of each user, oldest first, and the items that users dislike; users by id.
 
     Rows without a user or item are left out.
 
@@ -34,12 +36,19 @@ def read_events(
         item: the column of items, likewise.
         time: the column of times, likewise; without one, rows are in order.
         time_format: how dates are written, as in strptime; detected unless given.
+        settings: of the first log: where that has weights, and this one has their column, dislikes are told from
+            events, and rows without a weight are left out; otherwise every row is an event.
     """
-    rows = _sorted_rows(log, user, item, time, time_format)
+    weighing = {name: settings[name] for name in WEIGHING if name in settings} if settings else {}
+    rows = _sorted_rows(log, user, item, time, time_format, weighing=weighing)
     if "time" not in rows.columns:
         rows = rows.with_columns(time=None)
+    disliked = rows.clear()
+    if "weight" in rows.columns:
+        disliked, rows = rows.filter(pl.col("weight") == 0), rows.filter(pl.col("weight") != 0)
     users = rows.group_by("user", maintain_order=True).agg("item", "time").rows()
-    return {name: list(zip(items, times, strict=True)) for name, items, times in users}
+    events = {name: list(zip(items, times, strict=True)) for name, items, times in users}
+    return events, dict(disliked.group_by("user", maintain_order=True).agg("item").rows())
 
 
 def read_users(
@@ -104,10 +113,13 @@ def _sorted_rows(
     time: str | None,
     time_format: str | None,
     context: Sequence[str] = (),
+    weighing: Mapping[str, Any] | None = None,
 ) -> pl.DataFrame:
-    """The rows of a log by user and time, cleaned as in `prepare`, with the columns of a context that it has."""
+    """The rows of a log by user and time, cleaned as in `prepare`, with the weights and contexts that it has."""
     logs = find_logs(log)
     opened = open_logs(logs, None, user, item, time, time_format)
+    if weighing and weighing["weight"] in opened.ignored:
+        opened = open_logs(logs, None, user, item, time, time_format, **weighing)
     has, scale = {*opened.ignored, *opened.columns}, opened.scale
     if scale is not None and not has.issuperset(context):
         scale = scale if scale.dates else detect_unix_unit(opened.events, scale)
@@ -121,7 +133,6 @@ def _sorted_rows(
         raise ValueError(f"the log cannot be read: {short_message(error)}") from error
     if opened.columns.time is None:
         return rows.filter(usable).sort("user", maintain_order=True)
-    rows = rows.filter(usable & pl.col("time").is_not_null()).unique(
-        ["user", "item", "time"], keep="first", maintain_order=True
-    )
+    same = ["user", "item", "time", *(["weight"] if "weight" in rows.columns else [])]
+    rows = rows.filter(usable & pl.col("time").is_not_null()).unique(same, keep="first", maintain_order=True)
     return rows.sort("user", "time", maintain_order=True)

@@ -31,8 +31,9 @@ from beamtree.live.placement import (
     like_vector,
     placement_fields,
 )
+from beamtree.live.users import Users
 from beamtree.model import TreeModel
-from beamtree.query import History, encode_history, history_of_user
+from beamtree.query import History
 from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
@@ -55,6 +56,7 @@ class SavedChanges(NamedTuple):
     items: Mapping[str, NewItem]  # that were added or changed
     added: Sequence[str]  # items that are not in the training log
     events: Mapping[str, Sequence[Event]]  # recorded since the training log ended
+    dislikes: Mapping[str, Sequence[str]] = {}  # since then, items by user
 
 
 class LiveModel:
@@ -96,6 +98,7 @@ class LiveModel:
         self._items = dict(saved.items)  # that were added or changed
         self._added = set(saved.added)  # items placed by what is in `_items`, and not by training
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
+        self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
         self._background: BackgroundUsers | None = None
         self._content: Content | None = None
         self._slot_cooldown, self._freed = slot_cooldown, list[tuple[float, int]]()  # (time, slot)
@@ -137,24 +140,22 @@ class LiveModel:
         placed = _placed(self.model, items)
         return [item in placed for item in items]
 
-    def history(self, user: str) -> History | None:
-        """The items of a user's events, in the training log and since; None for an unknown user."""
-        try:
-            logged = None if self._data is None else history_of_user(self._data, user)
-        except ValueError:  # not in the log
-            logged = None
-        recorded = self.events.get(as_id(user))
-        if not recorded:
-            return logged
-        history = encode_history(self.ids, [event.item for event in recorded])
-        if logged is None:
-            return history
-        return History([*logged.items, *history.items], history.unknown, logged.dislikes)
+    @property
+    def users(self) -> Users:
+        """The users of the training log and of later events."""
+        return Users(self._data, self.events, self._dislikes)
+
+    def history(self, user: str, ids: Ids | None = None) -> History | None:
+        """The items of a user's events, in the training log and since; None for an unknown user.
+
+        `ids` are those of the model that is searched; those of the present one unless given.
+        """
+        return self.users.histories([user], ids or self.ids)[0]
 
     def saved_changes(self) -> SavedChanges:
         """The changes to save beside the model."""
         events = {user: row for user, row in self.events.items() if row}
-        return SavedChanges(self._items, sorted(self._added), events)
+        return SavedChanges(self._items, sorted(self._added), events, self._dislikes)
 
     # Changes of items
 
@@ -240,6 +241,11 @@ class LiveModel:
         self._user_events.add(new, {} if request is None else {request: received})
         self._publish(self.snapshot, len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
+
+    def record_dislikes(self, dislikes: Mapping[str, Sequence[str]]) -> None:
+        """Record the items that users dislike: those of a log, which is not written to a journal."""
+        for user, items in dislikes.items():
+            self._dislikes[user] = list(dict.fromkeys([*self._dislikes.get(user, ()), *items]))
 
     def retire_events(self, before: Time) -> int:
         """Drop all events before a time, also those that arrive later; returns how many there were."""

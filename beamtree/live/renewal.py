@@ -31,7 +31,7 @@ from beamtree.files.staging import folder_lock, move_into_place, staging_folder,
 from beamtree.ingest.inputs import tree_builder
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog
-from beamtree.live.live_model import LiveModel, SavedChanges
+from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NEAREST, Placement
 from beamtree.live.saved import load_changes, save_changes
 from beamtree.live.update import refit_parts
@@ -388,7 +388,8 @@ def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) ->
     assert model.popularity is not None
     numbers = model.ids.find_known(saved.added)
     unseen = [name for name, number in zip(saved.added, numbers, strict=True) if not int(model.popularity[number])]
-    save_changes(new_run, LiveModel(model, data=data, saved=SavedChanges(saved.items, unseen, events)))
+    saved = saved._replace(added=unseen, events=events)
+    save_changes(new_run, LiveModel(model, data=data, saved=saved))
 
 
 def _keep(folder: Path) -> None:

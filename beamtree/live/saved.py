@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.data import Ids
+from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.errors import short_message
 from beamtree.files.atomic import read_json, write_json
 from beamtree.live.events import Event
 from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_fields
 from beamtree.live.placement import new_item
+from beamtree.live.users import Users
 from beamtree.train.runs import read_run, table_file
 
 log = logging.getLogger("beamtree")
@@ -60,6 +61,12 @@ def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids:
 # Changes in a run's folder
 
 
+def users_of_run(folder: Path, data: Prepared) -> Users:
+    """The users of a run's log, and those of the changes saved since."""
+    saved = load_changes(folder)
+    return Users(data, {}, {}) if saved is None else Users(data, saved.events, saved.dislikes)
+
+
 def save_changes(folder: Path, live: LiveModel | None) -> None:
     """Write the changes of a live model into a run's folder."""
     saved = SavedChanges({}, (), {}) if live is None else live.saved_changes()
@@ -70,7 +77,8 @@ def save_changes(folder: Path, live: LiveModel | None) -> None:
         name: {key: value for key, value in item._asdict().items() if value not in (None, ())}
         for name, item in saved.items.items()
     }
-    write_json(folder / LIVE, {"items": items, "added": list(saved.added), "events": saved.events})
+    dislikes = {"dislikes": saved.dislikes} if saved.dislikes else {}
+    write_json(folder / LIVE, {"items": items, "added": list(saved.added), "events": saved.events, **dislikes})
 
 
 def load_changes(folder: Path) -> SavedChanges | None:
@@ -82,6 +90,7 @@ def load_changes(folder: Path) -> SavedChanges | None:
     try:
         items = {str(name): new_item(fields) for name, fields in content["items"].items()}
         events = {str(user): [Event(*event) for event in row] for user, row in content["events"].items()}
-        return SavedChanges(items, [str(name) for name in content["added"]], events)
+        dislikes = {str(user): [str(item) for item in row] for user, row in content.get("dislikes", {}).items()}
+        return SavedChanges(items, [str(name) for name in content["added"]], events, dislikes)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {HINT}") from error

@@ -22,12 +22,23 @@ EXAMPLES = 10  # histories by which a new item of a log is placed, at most
 NewEvents = Mapping[str, Sequence[tuple[str, int | None]]]  # (item, time) of each user, oldest first
 
 
-def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed: int) -> None:
-    """Add the new items of some events, record the events, and refit the closed-form parts if the log is available."""
+def update_model(
+    live: LiveModel, events: NewEvents, dislikes: Mapping[str, Sequence[str]], data: Prepared | None, seed: int
+) -> None:
+    """Add the new items of some events, record them, and refit the closed-form parts if the log is available.
+
+    Args:
+        live: the model.
+        events: new ones.
+        dislikes: the items that users dislike, which are recorded too.
+        data: the training log, if available.
+        seed: of the refit.
+    """
     live.add_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
+    live.record_dislikes(dislikes)
     if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.hyperparameters:
         live.replace_model(refit_parts(live.model, data, _all_events(data, live), seed))
 

@@ -27,6 +27,7 @@ class History(NamedTuple):
     items: list[int]  # numbers of the items that the model knows
     unknown: Sequence[str] = ()  # ids that it does not know
     dislikes: Sequence[int] = ()  # items that the user does not want
+    seen: Sequence[int] = ()  # other items that the user chose, which were dropped from training
     context: Sequence[int] = ()  # numbers of the values of the context; none where nothing is known
 
 
@@ -95,7 +96,7 @@ def _group_by_user(frame: Any) -> dict[str, list[str]]:
     with requires("", "reading a frame"):
         from beamtree.ingest.user_events import read_events
     try:
-        events = read_events(frame, None, None, None)
+        events, _ = read_events(frame)
     except ValueError as error:
         raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
     return {user: [item for item, _ in row] for user, row in events.items()}
@@ -166,8 +167,11 @@ def history_of_user(data: Prepared, user: object) -> History:
     return histories_of_users(data, [user])[0]
 
 
-def histories_of_users(data: Prepared, users: Sequence[object]) -> list[History]:
-    """All events of each of some users of the log; a ValueError for an unknown user."""
+def histories_of_users(data: Prepared, users: Sequence[object], ids: Ids | None = None) -> list[History]:
+    """All events of each of some users of the log; a ValueError for an unknown user.
+
+    `ids` are those of the model: it may have items that are not in training, but that users of the log know.
+    """
     rows = data.users.find(users)
     if None in rows:
         dropped = data.description.get("report", {}).get("users_with_few_events", 0)
@@ -184,8 +188,8 @@ def histories_of_users(data: Prepared, users: Sequence[object]) -> list[History]
         first += len(part)
     if numbers.max(initial=-1) >= first:
         raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
-    dislikes = data.dislikes(numbers.tolist())
-    return [History(row, dislikes=disliked) for row, disliked in zip(items, dislikes, strict=True)]
+    columns = zip(items, data.dislikes(numbers.tolist(), ids), data.seen(numbers.tolist(), ids), strict=True)
+    return [History(row, dislikes=dislikes, seen=seen) for row, dislikes, seen in columns]
 
 
 def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:

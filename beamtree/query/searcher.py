@@ -408,10 +408,10 @@ def popular_items(
 
 
 def hidden_items(history: History, exclude_seen: bool) -> Sequence[int]:
-    """The items that are not recommended for a history: dislikes, and with `exclude_seen` those of the history."""
-    if not history.dislikes:
-        return history.items if exclude_seen else []
-    return [*(history.items if exclude_seen else ()), *history.dislikes]
+    """The items that are not recommended for a history: dislikes, and with `exclude_seen` all that the user chose."""
+    if not exclude_seen:
+        return history.dislikes
+    return [*history.items, *history.seen, *history.dislikes] if history.seen or history.dislikes else history.items
 
 
 def _next_power_of_two(number: int) -> int:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class LoadedRun:
             model,
             catalogue.ids,
             catalogue=catalogue,
-            user_history=self.live.history,
+            user_history=partial(self.live.history, ids=catalogue.ids),
             version=self._version_after(version),
             masks=masks or MaskCache(),
             round_shapes=model.tree.device.type == "cuda",

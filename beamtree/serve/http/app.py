@@ -187,7 +187,7 @@ def model_json(service: Service) -> dict[str, Any]:
         "changes": loaded.live.version,
         "since": loaded.since,
         "titles": loaded.live.catalogue.has_titles,
-        "users": 0 if loaded.data is None else len(loaded.data.users),
+        "users": len(loaded.live.users),
         "limits": service.limits._asdict(),
         "last_reload": None if last_reload is None else last_reload._asdict(),
     }

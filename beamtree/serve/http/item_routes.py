@@ -84,13 +84,10 @@ def item_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/users", responses={200: {"model": Users}})
     def find_users(query: SearchText = "", limit: Limit = 20) -> Response:
-        """Find users of the log by a part of their id; none where the log is not available."""
-        data = service.loaded.data
-        if data is None:
-            return json_response({"users": []})
-        rows = search_texts(((name.casefold(), "") for name in data.users.names), query, limit)
-        # A user may be in several parts of a log.
-        return json_response({"users": list(dict.fromkeys(data.users[row] for row in rows))})
+        """Find users of the log and of later events by a part of their id; of the log where it is available."""
+        users = service.loaded.live.users.ids()
+        rows = search_texts(((name.casefold(), "") for name in users), query, limit)
+        return json_response({"users": [users[row] for row in rows]})
 
     @router.get("/v1/users/{user:path}", responses={200: {"model": User}})
     async def get_user(user: str) -> Response:

@@ -199,7 +199,7 @@ class Items(BaseModel):
 
 
 class Users(BaseModel):
-    """Users of the log that match a query."""
+    """Users of the log and of later events that match a query."""
 
     users: list[str]
 

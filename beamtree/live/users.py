@@ -1,0 +1,57 @@
+"""The users that a model knows, and what each of them did: in the training log, and since."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from beamtree.data import Ids, Prepared
+from beamtree.data.ids import as_id
+from beamtree.live.events import Event
+from beamtree.query import History, encode_history, histories_of_users
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users of a training log and of later events. What they did is kept by the ids of the items."""
+
+    data: Prepared | None  # the training log, if available
+    events: Mapping[str, Sequence[Event]]  # recorded since the log ended, by user, oldest first
+    dislikes: Mapping[str, Sequence[str]]  # since then, likewise
+
+    def ids(self) -> Ids:
+        """All users, each once, sorted."""
+        logged, later = self._logged(), self._later()
+        return Ids(sorted([*logged, *later])) if later else logged
+
+    def __len__(self) -> int:
+        """How many users there are."""
+        return len(self._logged()) + len(self._later())
+
+    def _logged(self) -> Ids:
+        return Ids(()) if self.data is None else self.data.distinct_users
+
+    def _later(self) -> list[str]:
+        """The users of later events who are not in the log."""
+        users = [user for user in list(self.events) if self.events.get(user)]  # others may be recorded meanwhile
+        rows = [None] * len(users) if self.data is None else self.data.users.find(users)
+        return [user for user, row in zip(users, rows, strict=True) if row is None]
+
+    def histories(self, users: Sequence[object], ids: Ids) -> list[History | None]:
+        """What each of some users did with the items of a model, whose ids are given; None for an unknown user."""
+        names = [as_id(user) for user in users]
+        rows = [None] * len(names) if self.data is None else self.data.users.find(names)
+        logged = [name for name, row in zip(names, rows, strict=True) if row is not None]
+        found: dict[str, History] = {}
+        if self.data is not None and logged:
+            found = dict(zip(logged, histories_of_users(self.data, logged, ids), strict=True))
+        return [self._with_later(name, found.get(name), ids) for name in names]
+
+    def _with_later(self, user: str, history: History | None, ids: Ids) -> History | None:
+        """The history of a user of the log with later events and dislikes."""
+        if recorded := self.events.get(user):
+            later = encode_history(ids, [event.item for event in recorded])
+            logged = History([]) if history is None else history
+            history = logged._replace(items=[*logged.items, *later.items], unknown=later.unknown)
+        if history is None or user not in self.dislikes:
+            return history
+        dislikes = ids.find_known(self.dislikes[user])
+        return history._replace(dislikes=[*history.dislikes, *dislikes])
