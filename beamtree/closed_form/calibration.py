@@ -38,15 +38,15 @@ def calibrate(scores: Tensor, chosen: Tensor, weights: Tensor | None = None) -> 
 
     rate = float((w * z).sum() / w.sum().clamp(min=1e-9))
     rate = min(max(rate, 1e-6), 1 - 1e-6)
-    count = len(g) / float(w.sum().clamp(min=1e-9))  # pairs per unit of weight
-    blocks = _joined([list(block) for block in zip(sums(w), sums(w * z), sums(w * g), strict=True)])
+    columns = sums(w), sums(w * z), sums(w * g), sums(torch.ones_like(w))
+    blocks = _joined([list(block) for block in zip(*columns, strict=True)])
     while len(blocks) > KNOTS:  # join the two neighbours with the fewest chosen items
         at = min(range(len(blocks) - 1), key=lambda i: blocks[i][1] + blocks[i + 1][1])
         blocks[at : at + 2] = [_sum(blocks[at], blocks[at + 1])]
     knots: list[tuple[float, float]] = []
     unit = float(g.std(correction=0)) or 1.0
-    for total, hits, score in blocks:
-        probability = (hits * count + PRIOR * rate) / (total * count + PRIOR)
+    for total, hits, score, pairs in blocks:
+        probability = (hits / total * pairs + PRIOR * rate) / (pairs + PRIOR)
         point, logit = score / total, torch.tensor(probability, dtype=torch.float64).logit().item()
         if knots:  # equal scores, and rates that the prior has turned round
             point, logit = max(point, knots[-1][0] + 1e-6 * unit), max(logit, knots[-1][1] + MIN_STEP)
@@ -57,7 +57,7 @@ def calibrate(scores: Tensor, chosen: Tensor, weights: Tensor | None = None) -> 
 
 
 def _joined(groups: list[list[float]]) -> list[list[float]]:
-    """Groups (weight, chosen, sum of scores) in the order of scores, joined until the rates rise (isotonic)."""
+    """Groups in the order of scores, joined until their rates rise: weight, chosen, sum of scores, number of pairs."""
     blocks: list[list[float]] = []
     for group in groups:
         if not group[0]:
@@ -65,7 +65,7 @@ def _joined(groups: list[list[float]]) -> list[list[float]]:
         blocks.append(group)
         while len(blocks) > 1 and blocks[-2][1] * blocks[-1][0] >= blocks[-1][1] * blocks[-2][0]:
             blocks[-2:] = [_sum(*blocks[-2:])]
-    return blocks or [[1.0, 0.0, 0.0]]
+    return blocks or [[1.0, 0.0, 0.0, 0.0]]
 
 
 def _sum(one: list[float], other: list[float]) -> list[float]:
