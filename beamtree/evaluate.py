@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.checks import positive_int
@@ -24,6 +25,10 @@ OnUsers = Callable[[int], None]  # users done since the last call
 WEIGHTED_RECALL = "weighted_recall"
 NO_FACTS = ItemFacts()
 ALL_METRICS: dict[str, Metric | ListMetric] = {**METRICS, WEIGHTED_RECALL: recall, **LIST_METRICS}
+
+
+class NothingNewError(ValueError):
+    """No user chose anything new, so there is nothing to measure where seen items are left out."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,7 @@ def measure(
             on_users(len(rows))
     values = measured[0].values()
     if not len(values):
-        raise ValueError("no user has a target that was not seen before: nothing to measure")
+        raise NothingNewError("no user has a target that was not seen before: nothing to measure")
     result = summarise(values, cuts, tuple(named), len(data), exclude_seen)
     if segments is not None:
         parts = zip(segments.names, (part.values() for part in measured[1:]), strict=True)
@@ -308,9 +313,10 @@ def leaving_out(retrieve: Callable[[Tensor, int], tuple[Tensor, Tensor]], m: int
         items, scores = retrieve(x, m + exclude.shape[1])
         if not exclude.shape[1]:
             return items
-        scores = scores.masked_fill(hits(items, exclude.to(items.device)), -torch.inf)
-        best = scores.topk(m)
-        return items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+        scores = scores.double().masked_fill(hits(items, exclude.to(items.device)), -torch.inf)
+        best = scores.topk(min(m, scores.shape[1]))
+        left = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
+        return pad(left, (0, m - left.shape[1]), value=PAD)
 
     return find
 
