@@ -9,6 +9,7 @@ also written to OUT/LOG-ROW.json.
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import beamtree as bt
@@ -47,14 +48,14 @@ def main() -> None:
         recipe=args.recipe, own_trees=args.own_trees, device=args.device, seed=args.seed,
         beam_size=args.beam_size or sizes.beam_size, batch_size=args.batch_size or sizes.batch_size,
         steps=args.steps or sizes.steps, m=tuple(map(int, args.m.split(","))), metrics=tuple(args.metrics.split(",")),
-        exclude_seen=args.exclude_seen, on_message=lambda line: print(name, line, flush=True),
-        on_steps=on_steps,
+        on_message=lambda line: print(name, line, flush=True), on_steps=on_steps,
     )  # fmt: skip
     results = []
     for row in args.rows.split(","):
         results += compare(experiment, [row])
         file = args.out / f"{name}-{row}{'-unseen' if args.exclude_seen else ''}.json"
-        file.write_text(json.dumps(records(results[-1:]), indent=1) + "\n")
+        result = results[-1].unseen if args.exclude_seen else replace(results[-1], unseen=None)
+        file.write_text(json.dumps(records([result]), indent=1) + "\n")
         print(f"{name} {row} [{time.monotonic() - start:.0f} s]", flush=True)
     print(markdown(results))
 

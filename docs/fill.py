@@ -37,8 +37,9 @@ def read(name: str) -> Any:
 
 
 def cells_of(name: str) -> Cells:
+    """The records of a file; of a comparison, which has both settings, those with seen items left in."""
     cells: Cells = read(name)["cells"]
-    return cells
+    return [cell for cell in cells if not cell.get("exclude_seen")] if name.startswith("compare-") else cells
 
 
 def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

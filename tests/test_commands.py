@@ -183,18 +183,19 @@ COMPARE = ["compare", "data", "--steps", "2", *SIZES, "--test-beam", "20", "--m"
 
 @pytest.fixture(scope="module")
 def compared(shop):
-    """A comparison in other metrics, without what was seen."""
-    words = ["--metrics", "ndcg,mrr", "--exclude-seen", "--rows", "popularity,otm", "--out", "by-ndcg"]
+    """A comparison in other metrics."""
+    words = ["--metrics", "ndcg,mrr", "--rows", "popularity,otm", "--out", "by-ndcg"]
     return beamtree(*COMPARE, *words, "--json", "cells.json", folder=shop)
 
 
-def test_compare_takes_other_metrics_and_leaves_out_what_was_seen(shop, compared):
-    assert "seen items left out" in compared.stdout
-    cells = json.loads((shop / "cells.json").read_text())
-    scores = {(cell["row"], cell["metric"]): cell["value"] for cell in cells if "m" in cell}
+@pytest.mark.parametrize("exclude_seen", [True, False])
+def test_compare_takes_other_metrics_with_what_was_seen_and_without(shop, compared, exclude_seen):
+    assert f"seen items left {'out' if exclude_seen else 'in'}" in compared.stdout
+    cells = [cell for cell in json.loads((shop / "cells.json").read_text()) if "m" in cell]
+    scores = {(cell["row"], cell["metric"]): cell["value"] for cell in cells if cell["exclude_seen"] == exclude_seen}
     assert set(scores) == {(row, metric) for row in ("popularity", "otm") for metric in ("ndcg", "mrr")}
     model, users = bt.load_model(shop / "by-ndcg" / "otm"), bt.load_data(shop / "data").test
-    found = bt.evaluate(model, users, beam_size=20, m=(5,), metrics=("ndcg", "mrr"), exclude_seen=True)
+    found = bt.evaluate(model, users, beam_size=20, m=(5,), metrics=("ndcg", "mrr"), exclude_seen=exclude_seen)
     assert [scores["otm", metric] for metric in ("ndcg", "mrr")] == pytest.approx(list(found.values()))
     assert f"{found['mrr', 5] * 100:.2f}" in compared.stdout
     assert (shop / "by-ndcg" / "table.png").stat().st_size > 5_000
@@ -239,12 +240,14 @@ def test_evaluate_takes_every_metric(shop):
     assert "mrr" in done.stdout
     assert "hit_rate" in done.stdout
     assert "recall" not in done.stdout
-    cells = {(c["row"], c["metric"], c["m"]): c["value"] for c in json.loads((shop / "scores.json").read_text())}
+    cells = json.loads((shop / "scores.json").read_text())
+    assert len(cells) == 16
     users = bt.load_data(shop / "data").test
     model = bt.load_model(shop / "run")
-    found = bt.evaluate(model, users, beam_size=20, m=(5, 10), metrics=("mrr", "hit_rate"))
-    assert {key[1:]: value for key, value in cells.items() if key[0] == "run"} == pytest.approx(dict(found))
-    assert len(cells) == 8
+    for seen in (True, False):
+        found = bt.evaluate(model, users, beam_size=20, m=(5, 10), metrics=("mrr", "hit_rate"), exclude_seen=seen)
+        ours = [c for c in cells if (c["row"], c["exclude_seen"]) == ("run", seen)]
+        assert {(c["metric"], c["m"]): c["value"] for c in ours} == pytest.approx(dict(found))
 
 
 # Retrieving

@@ -11,9 +11,10 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.metrics import few_users
 from beamtree.research.compare import ROWS, Experiment, Result, compare, markdown, records, table
 from beamtree.research.compare.experiment import read_seconds, timed
-from beamtree.research.compare.report import COSTS, load_result, save_result
+from beamtree.research.compare.report import COSTS, by_setting, load_result, save_result, score_grid, split_settings
 from beamtree.research.paper import real_data
 from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
@@ -54,7 +55,9 @@ def test_tree_rows_share_the_tree_that_jtm_learned(compared):
 def test_the_rows_of_a_comparison_are_runs_that_other_commands_read(compared):
     experiment, results, _ = compared
     found = beamtree("evaluate", "otm", "--beam-size", "20", "--m", "10", folder=experiment.folder)
-    recall = next(e.value for e in table(results) if (e.row, e.metric, e.m) == ("otm", "recall", 10))
+    recall = next(
+        e.value for e in table(results) if (e.row, e.metric, e.m) == ("otm", "recall", 10)
+    )  # with what was seen
     assert f"{recall * 100:.2f}" in found.stdout
 
 
@@ -182,18 +185,91 @@ def test_the_table_says_who_was_measured(market_data, tmp_path):
     some = torch.rand(21, 3, generator=torch.Generator().manual_seed(0))
     assert markdown([result("otm", some, False, 60, True)]).startswith("21 of 60 users, seen items left out.\n\n|")
     assert markdown([result("otm", some)]).startswith("21 users, seen items left in.\n\n|")
-    experiment = make_experiment(market_data, tmp_path, exclude_seen=True)
+    experiment = make_experiment(market_data, tmp_path)
     model = bt.TreeModel(experiment.tree, bt.DeepScorer(experiment.tree.num_nodes))
     for _ in range(2):  # the second is read
-        *_, users = records(compare(experiment, ["popularity"]))
-        measured = bt.evaluate(model, market_data.test, m=5, beam_size=5, exclude_seen=True).users
-        assert users == {"metric": "users", "value": measured, "asked": len(market_data.test), "exclude_seen": True}
+        users = [cell for cell in records(compare(experiment, ["popularity"])) if cell["metric"] == "users"]
+        assert {cell["exclude_seen"] for cell in users} == {True, False}
+        for cell in users:
+            found = bt.evaluate(model, market_data.test, m=5, beam_size=5, exclude_seen=cell["exclude_seen"])
+            assert (cell["value"], cell["asked"]) == (found.users, len(market_data.test))
+
+
+def both(row, value, unseen, has_tree):
+    """A row that finds so much with seen items and without them."""
+    one, other = (replace(result(row, [[0.0, share, 0.0]] * 4), has_tree=has_tree) for share in (value, unseen))
+    return replace(one, unseen=replace(other, exclude_seen=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ([both("otm", 0.9, 0.1, True), both("als", 0.2, 0.3, False)], True),
+        ([both("otm", 0.1, 0.9, True), both("als", 0.3, 0.2, False), both("ease", 0.1, 0.25, False)], False),
+        ([both("otm", 0.1, 0.9, True), both("plt", 0.1, 0.2, True)], True),
+        ([both("otm", 0.1, 0.9, True), both("als", 0.3, 0.3, False)], False),
+    ],
+    ids=["others find more without", "others find more with", "trees alone", "a tie"],
+)
+def test_the_setting_that_is_best_for_the_others_comes_first(rows, first):
+    cells = records(rows)
+    assert [cell["exclude_seen"] for cell in cells if cell["metric"] == "users"] == [first, not first]
+    assert [cell["exclude_seen"] for cell in cells if "m" in cell] == [first] * 3 * len(rows) + [not first] * 3 * len(
+        rows
+    )
+    text, seen = markdown(rows), ["seen items left in", "seen items left out"]
+    assert text.index(seen[first]) < text.index(seen[not first])
+    grids = [score_grid(cells) for cells in split_settings(cells)]
+    assert all([line[1] for line in grid.lines[: len(rows)]] == [each.row for each in rows] for grid in grids)
+
+
+def item_log(items_of):
+    """Forty users of twelve events each."""
+    rows = [(f"u{user:02}", f"i{item}", time) for user in range(40) for time, item in enumerate(items_of(user))]
+    return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+
+
+def compare_log(log, folder):
+    folder.mkdir(exist_ok=True)
+    bt.prepare(log, folder / "data", val_users=5, test_users=10)
+    data, made = bt.load_data(folder / "data"), []
+
+    def item_cf(name, row, experiment, note):
+        made.append(name)
+        return ROWS["item-cf"].make("item-cf", row, experiment, note)
+
+    experiment = make_experiment(data, folder / "out", m=(5,))
+    results = compare(experiment, ["mine"], {"mine": replace(ROWS["item-cf"], make=item_cf)})
+    assert made == ["mine"]  # it was fitted once for both
+    return results
+
+
+def test_the_first_setting_depends_on_whether_users_come_back(tmp_path):
+    """Item-CF recommends what a user has: that is right where users come back to it, and wrong where they do not."""
+    returning = compare_log(
+        item_log(lambda user: [(user % 4) * 3 + time % 3 for time in range(11)] + [20]), tmp_path / "a"
+    )
+    new_only = compare_log(item_log(lambda user: [(user % 4) * 12 + time for time in range(12)]), tmp_path / "b")
+    assert [rows[0].exclude_seen for rows in by_setting(returning)] == [False, True]
+    assert [rows[0].exclude_seen for rows in by_setting(new_only)] == [True, False]
+    assert new_only[0].unseen.evaluation["recall", 5] > new_only[0].evaluation["recall", 5]
+
+
+def test_one_setting_is_left_where_nobody_chose_anything_new(tmp_path):
+    results = compare_log(item_log(lambda user: [user % 4 * 3 + time % 3 for time in range(12)]), tmp_path)
+    assert results[0].unseen is None
+    assert [cell["exclude_seen"] for cell in records(results) if cell["metric"] == "users"] == [False]
 
 
 def test_a_result_comes_back_from_its_file_to_the_last_digit(tmp_path):
-    first = result("als", torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) / 3)
+    generator = torch.Generator().manual_seed(0)
+    values, unseen = (torch.rand(50, 3, generator=generator) / 3 for _ in range(2))
+    first = replace(result("als", values), unseen=result("als", unseen, False, None, True))
     save_result(tmp_path, first, {"seed": 1}, {"m": [10]})
-    assert torch.equal(load_result(tmp_path, "als", {"seed": 1}, {"m": [10]}).values, first.values)
+    read = load_result(tmp_path, "als", {"seed": 1}, {"m": [10]})
+    assert torch.equal(read.values, first.values)
+    assert torch.equal(read.unseen.values, first.unseen.values)
+    assert read.unseen.exclude_seen
     assert load_result(tmp_path, "als", {"seed": 1}, {"m": [20]}) is None  # to be measured again
     with pytest.raises(ValueError, match="made with seed=1, not 2"):
         load_result(tmp_path, "als", {"seed": 2}, {"m": [10]})
@@ -217,10 +293,15 @@ def test_the_command_compares_and_writes_tables_and_a_picture(market_data, tmp_p
     assert {path.name for path in (tmp_path / "out").glob("table.*")} == {"table.json", "table.md", "table.png"}
     cells = json.loads((tmp_path / "cells.json").read_text())
     assert {("otm", cost) for cost in COSTS} <= {(cell.get("row"), cell["metric"]) for cell in cells}
-    users = f"{len(market_data.test)} users, seen items left in"
-    assert users in found.stdout
-    assert (tmp_path / "out" / "table.md").read_text().startswith(users)
-    assert len([cell for cell in cells if cell["metric"] == "recall"]) == 4
+    text = (tmp_path / "out" / "table.md").read_text()
+    for shown in (found.stdout, text):
+        assert f"{len(market_data.test)} users, seen items left in" in shown
+        assert "users, seen items left out" in shown
+    first = "out" if cells[0]["exclude_seen"] else "in"
+    assert text.partition(".")[0].endswith(f"users, seen items left {first}")
+    assert len([cell for cell in cells if cell["metric"] == "recall"]) == 8
+    assert [cell["warning"] for cell in cells if cell["metric"] == "users"] == [few_users(len(market_data.test))] * 2
+    assert f"note: {few_users(len(market_data.test))}" in found.stderr.splitlines()
     assert beamtree("compare", str(market_data.folder), "--rows", "x", folder=tmp_path, check=False).returncode == 2
 
 

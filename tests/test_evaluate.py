@@ -208,6 +208,14 @@ def test_it_says_whether_seen_items_and_users_were_left_out():
     assert "left out" not in str(bt.evaluate(make_model(), users, beam_size=10, m=5))
 
 
+def test_what_is_left_of_few_items_is_filled_up():
+    """A search that has no more items, and whose scores are whole numbers."""
+    items = torch.arange(6)
+    find = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), -items[:m].expand(len(x), -1)), 4)
+    exclude = torch.tensor([[0, 2, 3, 5], [4, PAD, PAD, PAD]])
+    assert find(torch.zeros(2, 1), exclude).tolist() == [[1, 4, PAD, PAD], [0, 1, 2, 3]]
+
+
 def test_few_runs_have_wide_intervals():
     """Of 1, 2, 3, 4, 5 the mean is 3 and its error √0.5; 95 % of Student's t with 4 degrees are within 2.776."""
     found = cell("table", {}, [1.0, 2.0, 3.0, 4.0, 5.0], None, None)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import ThreadRanks, run_ranks
 
 import beamtree as bt
 from beamtree import beam
@@ -265,26 +265,6 @@ def test_a_damaged_file_is_refused(folder, tmp_path):
         load_part(tmp_path, Ranks())
 
 
-class Threads(Ranks):
-    """Ranks that are threads of one process, so that they can share a GPU."""
-
-    def __init__(self, rank, size, given, meet):
-        self.rank, self.size, self._given, self._meet = rank, size, given, meet
-
-    def _all(self, values, together):
-        self._given[self.rank] = values.clone()
-        self._meet.wait(300)
-        values.copy_(together(torch.stack(self._given)))
-        self._meet.wait(300)
-        return values
-
-    def sum_(self, values):
-        return self._all(values, lambda all_: all_.sum(0))
-
-    def max_(self, values):
-        return self._all(values, lambda all_: all_.amax(0))
-
-
 def check_nearly(found, expected):
     """On a GPU products are rounded, and of two items that score the same either may come first."""
     items, others = (torch.tensor(each[0]) for each in (found, expected))
@@ -300,7 +280,7 @@ def test_ranks_in_one_process_find_what_one_finds(folder, case, device):
     expected = {name: searched(whole, name) for name in SEARCHES}  # first: a GPU compiles its kernels here
 
     def search(rank):
-        part = load_part(folder / case, Threads(rank, 3, given, meet), device, top=CASES[case][3])
+        part = load_part(folder / case, ThreadRanks(rank, 3, given, meet), device, top=CASES[case][3])
         return {name: searched(part, name) for name in SEARCHES}
 
     with ThreadPoolExecutor(3) as pool:

@@ -8,7 +8,9 @@ from command import beamtree, largest_file
 from conftest import MARKET_TRAIN
 
 import beamtree as bt
+from beamtree.cli import evaluate
 from beamtree.evaluate import measure
+from beamtree.research.baselines import build
 from beamtree.research.baselines.neighbours import item_cf_nearest
 from stress.checksums import update_checksums
 
@@ -51,13 +53,21 @@ def test_evaluate_prints_a_table_and_writes_cells(market):
     done = beamtree("evaluate", "run", *SMALL, "--against", ",".join(rows), "--json", "c.json", folder=market)
     assert all(row in done.stdout for row in rows)
     cells = json.loads((market / "c.json").read_text())
-    assert {(cell["row"], cell["metric"], cell["m"]) for cell in cells} == {
-        (row, metric, m) for row in ("run", *rows) for metric in ("precision", "recall", "f1") for m in (10, 50)
-    }
     assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
-    ours = bt.evaluate(bt.load_model(market / "run"), bt.load_data(market / "prepared").test, beam_size=50, m=(10, 50))
-    found = {(cell["metric"], cell["m"]): cell["value"] for cell in cells if cell["row"] == "run"}
-    assert found == pytest.approx(dict(ours))
+    model, users = bt.load_model(market / "run"), bt.load_data(market / "prepared").test
+    for seen in (True, False):
+        some = [cell for cell in cells if cell["exclude_seen"] == seen]
+        assert {(cell["row"], cell["metric"], cell["m"]) for cell in some} == {
+            (row, metric, m) for row in ("run", *rows) for metric in ("precision", "recall", "f1") for m in (10, 50)
+        }
+        ours = bt.evaluate(model, users, beam_size=50, m=(10, 50), exclude_seen=seen)
+        found = {(cell["metric"], cell["m"]): cell["value"] for cell in some if cell["row"] == "run"}
+        assert found == pytest.approx(dict(ours))
+    recalls = [cell for cell in cells if cell["row"] in rows and (cell["metric"], cell["m"]) == ("recall", 50)]
+    first = max(recalls, key=lambda cell: cell["value"])["exclude_seen"]  # in which the others find more
+    assert [cell["exclude_seen"] for cell in cells] == [first] * 24 + [not first] * 24
+    titles = ["seen items left in", "seen items left out"]
+    assert done.stdout.index(titles[first]) < done.stdout.index(titles[not first])
 
 
 def test_nearest_neighbours_are_a_row_of_their_own(market):
@@ -66,7 +76,8 @@ def test_nearest_neighbours_are_a_row_of_their_own(market):
     beamtree("evaluate", "run", *SMALL, *words, folder=market)
     found = {}
     for cell in json.loads((market / "n.json").read_text()):
-        found.setdefault(cell["row"], []).append(cell["value"])
+        if not cell["exclude_seen"]:
+            found.setdefault(cell["row"], []).append(cell["value"])
     assert found["item-cf"] != found["item-cf-nearest"]
     data = bt.load_data(market / "prepared")
     nearest = item_cf_nearest(data.train.events, data.num_items)
@@ -82,10 +93,21 @@ def test_a_run_keeps_its_row_whatever_its_folder_is_called(copy):
 
 
 def test_evaluate_can_leave_out_what_was_seen_and_add_metrics(market):
-    words = ["--exclude-seen", "--metrics", "ndcg,hit_rate", "--split", "val", "--against", "popularity"]
+    words = ["--exclude-seen", "--metrics", "ndcg,hit_rate", "--split", "val", "--json", "v.json"]
     done = beamtree("evaluate", "run", *SMALL, *words, folder=market)
     assert "ndcg" in done.stdout
     assert "precision" not in done.stdout
+    assert "left in" not in done.stdout
+    assert {cell["exclude_seen"] for cell in json.loads((market / "v.json").read_text())} == {True}
+    done = beamtree("evaluate", "run", *SMALL, *words, "--against", "popularity", folder=market)
+    assert {cell["exclude_seen"] for cell in json.loads((market / "v.json").read_text())} == {True, False}
+
+
+def test_a_baseline_is_fitted_once_for_both_settings(market, monkeypatch):
+    built = []
+    monkeypatch.setattr(evaluate, "build", lambda row, *data: (built.append(row), build(row, *data))[1])
+    beamtree("evaluate", "run", *SMALL, "--against", "popularity,item-cf", folder=market)
+    assert built == ["popularity", "item-cf"]
 
 
 def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):

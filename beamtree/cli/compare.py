@@ -12,7 +12,7 @@ from rich.table import Table
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.checks import check_device
 from beamtree.cli import options
-from beamtree.cli.console import draw, print_table, progress, write
+from beamtree.cli.console import draw, note, print_table, progress, write
 from beamtree.data import load_data
 from beamtree.errors import lookup
 from beamtree.evaluate import named_metrics
@@ -30,6 +30,7 @@ from beamtree.research.compare.report import (
     measured_users,
     records,
     score_grid,
+    split_settings,
 )
 from beamtree.research.compare.rows import STRONG
 from beamtree.research.compare.runner import check_rows, total_steps
@@ -63,7 +64,6 @@ def compare_rows(
     ] = DEFAULT_BEAM_SIZE,
     m: options.Cuts = "10,50,100,200",
     metrics: options.Metrics = "precision,recall,f1",
-    exclude_seen: options.ExcludeSeen = False,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps. Default: 10,000 on a GPU, 3,000 on a CPU.")
     ] = None,
@@ -80,6 +80,9 @@ def compare_rows(
     json: options.Json = None,
 ) -> None:
     """Train every row, measure all of them on the same test users, and show them in one table, as in the paper.
+
+    There are two tables: with the items that a user has seen, and without them. First comes the one in which the best
+    row without a tree has the higher recall.
 
     All tree rows share one tree, as in the paper: the one learned by jtm, if it is among the rows.
 
@@ -101,7 +104,6 @@ def compare_rows(
             prepared, build(prepared, arity, seed), folder, tree_name=tree, recipe=recipe, device=device, seed=seed,
             beam_size=beam_size or sizes.beam_size, batch_size=batch_size or sizes.batch_size,
             steps=steps or sizes.steps, own_trees=own_trees, m=cuts, metrics=names, test_beam=test_beam,
-            exclude_seen=exclude_seen,
         )  # fmt: skip
         run_comparison(experiment, chosen, json)
 
@@ -126,8 +128,11 @@ def run_comparison(experiment: Experiment, rows: Sequence[str], json: Path | Non
     pictures = draw(lambda plots: plots.plot_comparison(results, picture), picture)
     if json is not None:
         write_json(json, table)
-    _show(score_grid(table, Marks("[bold]", "[/bold]", "*")), measured_users(table), legend(table), names=2)
+    for setting in split_settings(table):
+        grid = score_grid(setting, Marks("[bold]", "[/bold]", "*"))
+        _show(grid, measured_users(setting), legend(setting), names=2)
     _show(cost_grid(table), "Cost", None, names=1)
+    note(*dict.fromkeys(f"note: {cell['warning']}" for cell in table if "warning" in cell))
     write(*(f"{result.row}: {line}" for result in results for line in result.notes))
     write(*(f"Saved {file}" for file in (as_markdown, as_json, *pictures)))
     return results

@@ -1,31 +1,37 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from beamtree.cli import options
-from beamtree.cli.console import print_table, progress
+from beamtree.cli.console import note, print_table, progress
+from beamtree.data import BeforeAfter
 from beamtree.errors import lookup
 from beamtree.evaluate import (
     ALL_METRICS,
     WEIGHTED_RECALL,
     Evaluation,
+    NothingNewError,
     evaluate,
     item_facts,
     leaving_out,
     measure,
     named_metrics,
+    warnings_about,
 )
 from beamtree.files.atomic import write_json
 from beamtree.list_metrics import LIST_METRICS
+from beamtree.live.saved import load_changes
+from beamtree.live.update import fitted_users
 from beamtree.research.baselines import BASELINES, build
+from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
 from beamtree.segments import SEGMENTS
 from beamtree.threads import use_threads
-from beamtree.train.runs import ids_of, open_data, open_model
+from beamtree.train.runs import data_folder, ids_of, open_data, open_model, read_run
 
 
 def evaluate_run(
@@ -55,13 +61,20 @@ def evaluate_run(
     ] = None,
     exclude_seen: options.ExcludeSeen = False,
     against: Annotated[
-        str, typer.Option(help=f"Baselines to compare with, separated by commas: {', '.join(BASELINES)}.")
+        str,
+        typer.Option(
+            help=f"Baselines to compare with, separated by commas: {', '.join(BASELINES)}. All rows are shown with and "
+            "without the items that a user has seen."
+        ),
     ] = "",
     device: options.Device = "cpu",
     threads: options.Threads = None,
     json: options.Json = None,
 ) -> None:
     """Precision, recall and F1 at m over the test users, with 95 % intervals (bootstrap over users).
+
+    With --against there are two tables, with and without the items that a user has seen. First comes the one in which
+    the best of the baselines has the higher recall at the largest m (the first metric, where recall is not measured).
 
     --user, --item, --time and --time-format describe the columns of --log.
     """
@@ -81,40 +94,72 @@ def evaluate_run(
     options.check_outputs(json)
     model = open_model(run, device)
     prepared = open_data(run, model, data)
-    if log is None:
-        users = options.users_of(prepared, split)
-    else:
+
+    def users_of(exclude_seen: bool) -> BeforeAfter:
+        if log is None:
+            return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
         context = context_names(model.scorer)
-        users = read_users(log, ids_of(run, model), **columns, exclude_seen=exclude_seen, context=context)
+        return read_users(log, ids_of(run, model), **columns, exclude_seen=exclude_seen, context=context)
+
+    settings = (False, True) if rows else (exclude_seen,)
+    users = {setting: users_of(setting) for setting in settings}
     name, facts = run.resolve().name, item_facts(model)
-    results: dict[str, Evaluation] = {}
-    with progress(len(users) * (1 + len(rows)), "users") as (advance, print_line):
-        results[f"{name} (run)" if name in rows else name] = evaluate(
-            model, users, beam_size=beam, m=cuts, metrics=names, exclude_seen=exclude_seen, by=by, on_users=advance
-        )
+    results: dict[bool, dict[str, Evaluation]] = {}  # by setting: whether seen items are left out
+    with progress(sum(map(len, users.values())) * (1 + len(rows)), "users") as (advance, print_line):
+        how: dict[str, Any] = {"m": cuts, "metrics": names, "by": by, "on_users": advance}
+        ours = f"{name} (run)" if name in rows else name
+        for setting in settings:
+            try:
+                result = evaluate(model, users[setting], beam_size=beam, exclude_seen=setting, **how)
+            except NothingNewError as error:
+                if not results:
+                    raise
+                print_line(f"Not measured without seen items: {error}")
+            else:
+                results[setting] = {ours: result}
         for row in rows:
             print_line(f"{row}: fitting, and choosing its settings on the validation users")
             baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)
             find = leaving_out(baseline.retrieve, max(cuts))
-            results[row] = measure(
-                find,
-                users,
-                m=cuts,
-                metrics=names,
-                exclude_seen=exclude_seen,
-                by=by,
-                facts=facts,
-                batch_size=1000,
-                on_users=advance,
-            )
+            for setting, measured in results.items():
+                measured[row] = measure(find, users[setting], exclude_seen=setting, facts=facts, batch_size=1000, **how)
+    shown = strongest_first(results, rows)
+    source, saved = data_folder(run), load_changes(run)
+    training = open_data(run, model) if source is not None and source.exists() else prepared
+    fitted = fitted_users(model, training, read_run(run), None if saved is None else saved.events)
+    cautions = dict.fromkeys(
+        caution for each in shown for caution in warnings_about(results[each][ours], users[each], fitted)
+    )
     if json is not None:
-        write_json(json, [{"row": row, **record} for row, result in results.items() for record in result.records()])
-    show(results, cuts, names, exclude_seen)
+        write_json(
+            json,
+            [
+                {
+                    "row": row,
+                    "exclude_seen": setting,
+                    **record,
+                    **({"warning": "; ".join(cautions)} if cautions else {}),
+                }
+                for setting in shown
+                for row, result in results[setting].items()
+                for record in result.records()
+            ],
+        )
+    for setting in shown:
+        show(results[setting], cuts, names, setting)
+    note(*(f"note: {caution}" for caution in cautions))
 
 
-def show(results: dict[str, Evaluation], cuts: Sequence[int], metrics: Sequence[str], exclude_seen: bool) -> None:
+def strongest_first(results: Mapping[bool, Mapping[str, Evaluation]], others: Sequence[str]) -> list[bool]:
+    """The settings, first the one in which the best of the other rows finds more, by `strength`."""
+    if not others:
+        return list(results)
+    return sorted(results, key=lambda setting: strength(results[setting][row] for row in others), reverse=True)
+
+
+def show(results: Mapping[str, Evaluation], cuts: Sequence[int], metrics: Sequence[str], exclude_seen: bool) -> None:
     """A table, in percent where that is usual; the best row of each column in bold."""
     first = next(iter(results.values()))
     users = f"{first.users:,}" if first.users == first.users_asked else f"{first.users:,} of {first.users_asked:,}"

@@ -15,7 +15,7 @@ from beamtree.beam import as_text
 from beamtree.diagnose.inspect import INTERVAL, Inspection
 from beamtree.diagnose.tune import TuneResult
 from beamtree.research.compare import Result, table
-from beamtree.research.compare.report import Entry, main_metric, measured_users, records
+from beamtree.research.compare.report import Entry, by_setting, main_metric, measured_users, records, split_settings
 from beamtree.research.paper.cells import Cell
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
@@ -96,17 +96,23 @@ def _line(axis: Any, across: str, cells: Sequence[Cell], colour: str, label: str
 
 
 def plot_comparison(results: Sequence[Result], path: Path) -> None:
-    """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked."""
-    metric = main_metric(results[0].metrics)
-    entries = [entry for entry in table(results) if entry.metric == metric]
+    """The recall of every row at each m (or the first metric), with its 95 % interval; the best row is marked.
+
+    The two settings are below each other, in the order of `by_setting`.
+    """
+    metric, settings = main_metric(results[0].metrics), by_setting(results)
     rows, cuts = [f"{each.row} †" if each.kept_the_start else each.row for each in results], results[0].m
-    figure, axes = plt.subplots(1, len(cuts), figsize=(3.4 * len(cuts), 0.34 * len(rows) + 2.2), squeeze=False)
-    for axis, m in zip(axes[0], cuts, strict=True):
-        _draw_rows(axis, [entry for entry in entries if entry.m == m])
-        axis.set(title=f"{metric}@{m}", xlabel="%")
-        axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
-        axis.invert_yaxis()
-        axis.grid(alpha=0.3, axis="x")
+    size = 3.4 * len(cuts), (0.34 * len(rows) + 1.5) * len(settings) + 0.7
+    figure, axes = plt.subplots(len(settings), len(cuts), figsize=size, squeeze=False)
+    for line, setting in zip(axes, settings, strict=True):
+        entries = [entry for entry in table(setting) if entry.metric == metric]
+        seen = "unseen items" if setting[0].exclude_seen else "all items"
+        for axis, m in zip(line, cuts, strict=True):
+            _draw_rows(axis, [entry for entry in entries if entry.m == m])
+            axis.set(title=f"{metric}@{m}, {seen}" if len(settings) > 1 else f"{metric}@{m}", xlabel="%")
+            axis.set_yticks(range(len(rows)), labels=rows if m == cuts[0] else [""] * len(rows))
+            axis.invert_yaxis()
+            axis.grid(alpha=0.3, axis="x")
     figure.supxlabel(textwrap.fill(_caption(results), 48 * len(cuts)), fontsize="small")
     save_figure(figure, path)
 
@@ -130,7 +136,8 @@ def _draw_rows(axis: Any, entries: Sequence[Entry]) -> None:
 
 def _caption(results: Sequence[Result]) -> str:
     """The caption of a comparison: what bars, lines and colours mean."""
-    parts = [measured_users(records(results)), "bars: the mean over users, lines: its 95 % interval"]
+    users = [measured_users(setting) for setting in split_settings(records(results))]
+    parts = [*users, "bars: the mean over users, lines: its 95 % interval"]
     colours = ["green: the best row"]
     if any(each.row.startswith("otm") for each in results):
         colours.append("red: otm and its variants")

@@ -29,6 +29,12 @@ class DeepContext(NamedTuple):
     products: Products | None  # where the GPU's kernels do not do them
 
 
+def window_shares(windows: Tensor, leaves: Tensor) -> Tensor:
+    """The share of each event in the mean of its window [B, windows, T]; an item without a leaf has none."""
+    shares = windows[:, : leaves.shape[1]] * (leaves != PAD).unsqueeze(1)
+    return shares / shares.sum(-1, keepdim=True).clamp_(min=1)
+
+
 class DeepScorer(TableScorer):
     """g(x, n) = MLP([window means of x(n), row of n]), where x(n) is the history lifted to n's level.
 
@@ -96,8 +102,7 @@ class DeepScorer(TableScorer):
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
         leaves = tree.leaf_of_item(x)
-        shares = self.windows[:, : x.shape[1]] * (leaves != PAD).unsqueeze(1)  # [B, windows, T]
-        shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1)
+        shares = window_shares(self.windows, leaves)
         if not self.lift:
             (places,) = vectors.index([(tree.height, leaves)])
             means = vectors.reduce(

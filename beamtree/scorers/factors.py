@@ -67,7 +67,7 @@ def solve_positive(system: Tensor, right: Tensor) -> Tensor:
 
 
 def newest_of_each(x: Tensor) -> Tensor:
-    """Which entries of histories [B, T], newest first, are the newest event of their item; PAD is not."""
+    """Which entries of histories [B, T], newest first, are the newest event of their item or leaf; PAD is not."""
     repeated = (x.unsqueeze(2) == x.unsqueeze(1)).tril_(-1).any(2)
     return repeated.logical_not_() & (x != PAD)
 
@@ -142,7 +142,7 @@ class FactorScorer(DotProductScorer):
             return users.mul_(self.scale)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
-        weights = newest_of_each(x) * self.recency[: x.shape[1]] * (leaves != PAD)  # removed items have no weight
+        weights = newest_of_each(leaves) * self.recency[: x.shape[1]]  # items without a leaf have no weight
         return fold_in(self.fold_in_settings(history), history, weights) * self.scale
 
     def fold_in_settings(self, vectors: Tensor) -> Factors:

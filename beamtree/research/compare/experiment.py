@@ -42,7 +42,6 @@ class Experiment:
         m: how many items are retrieved.
         metrics: names of `metrics.METRICS` or your own functions, as in `evaluate`.
         test_beam: k of the search that is measured.
-        exclude_seen: whether items a user has seen are left out of the results and of the expected items.
         on_message: called with lines about progress.
         on_steps: called with the number of training steps done since the last call.
     """
@@ -61,7 +60,6 @@ class Experiment:
     m: tuple[int, ...] = CUTS
     metrics: tuple[str | Metric, ...] = METRICS
     test_beam: int = DEFAULT_BEAM_SIZE
-    exclude_seen: bool = False
     on_message: Callable[[str], None] = field(default=lambda line: None, compare=False)
     on_steps: Callable[[int], None] = field(default=lambda steps: None, compare=False)
 
@@ -120,7 +118,6 @@ class Experiment:
             "m": list(self.m),
             "metrics": list(self.metric_names),
             "test_beam": self.test_beam,
-            "exclude_seen": self.exclude_seen,
         }
 
 

@@ -1,6 +1,6 @@
 """The results of a comparison: stored in files, and shown as tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beamtree.evaluate import Evaluation, summarise
 from beamtree.files.atomic import read_json, write_json
-from beamtree.metrics import paired_p
+from beamtree.metrics import few_users, paired_p
 from beamtree.research.compare.experiment import check_same
 
 REFERENCE = "otm"  # the row that others are tested against
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]  # one of `records`
 
 @dataclass(frozen=True)
 class Result:
-    """The scores of one row, user by user, and its costs."""
+    """The scores of one row, user by user, and its costs; `unseen` is the same with seen items left out."""
 
     row: str
     values: Tensor  # [U, cuts, metrics]
@@ -36,6 +36,8 @@ class Result:
     kept_the_start: bool = False  # whether training did not improve on the start
     users_asked: int | None = None  # U and the users without anything to measure; None: there are none
     exclude_seen: bool = False  # whether seen items were left out of the results and of the expected items
+    has_tree: bool = False
+    unseen: "Result | None" = None  # None where no user chose anything new
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -49,9 +51,13 @@ def is_finished(folder: Path, row: str) -> bool:
 
 def save_result(folder: Path, result: Result, training: dict[str, Any], measuring: dict[str, Any]) -> None:
     """Write the result of a row, atomically."""
+    write_json(_path(folder, result.row), {"training": training, "measuring": measuring, **_content(result)})
+
+
+def _content(result: Result) -> dict[str, Any]:
     content = {each.name: getattr(result, each.name) for each in fields(result)}
-    content["values"] = result.values.flatten(1).tolist()
-    write_json(_path(folder, result.row), {"training": training, "measuring": measuring, **content})
+    unseen = None if result.unseen is None else _content(result.unseen)
+    return {**content, "values": result.values.flatten(1).tolist(), "unseen": unseen}
 
 
 def load_result(folder: Path, row: str, training: dict[str, Any], measuring: dict[str, Any]) -> Result | None:
@@ -63,9 +69,14 @@ def load_result(folder: Path, row: str, training: dict[str, Any], measuring: dic
     check_same(path, content.pop("training", {}), training)
     if content.pop("measuring", {}) != measuring:
         return None
-    values = torch.tensor(content.pop("values")).unflatten(1, (len(content["m"]), len(content["metrics"])))
-    content |= {name: tuple(content[name]) for name in ("m", "metrics", "notes")}
-    return Result(values=values, **content)
+    return _result(content)
+
+
+def _result(content: dict[str, Any]) -> Result:
+    values = torch.tensor(content["values"]).unflatten(1, (len(content["m"]), len(content["metrics"])))
+    unseen = None if content["unseen"] is None else _result(content["unseen"])
+    names = {name: tuple(content[name]) for name in ("m", "metrics", "notes")}
+    return Result(**{**content, **names, "values": values, "unseen": unseen})
 
 
 def _path(folder: Path, row: str) -> Path:
@@ -75,6 +86,27 @@ def _path(folder: Path, row: str) -> Path:
 def main_metric(metrics: Sequence[str]) -> str:
     """The metric to show where there is room for only one: recall, if it was measured."""
     return "recall" if "recall" in metrics else metrics[0]
+
+
+def strength(evaluations: Iterable[Evaluation]) -> float:
+    """The highest `main_metric` at the largest m of some evaluations: how much the best of them finds."""
+    return max(
+        each[main_metric([s.metric for s in each.scores]), max(s.m for s in each.scores)] for each in evaluations
+    )
+
+
+def by_setting(results: Sequence[Result]) -> list[Sequence[Result]]:
+    """The results with seen items left in and with seen items left out.
+
+    First comes the setting that is better for the others: in which the best row without a tree finds more, by
+    `strength`. If all rows have trees, the best of them counts. On a tie seen items are left in first.
+    """
+    unseen = [result.unseen for result in results if result.unseen is not None]
+    settings = [results, unseen] if unseen else [results]
+    others = {result.row for result in results if not result.has_tree} or {result.row for result in results}
+    return sorted(
+        settings, key=lambda rows: strength(each.evaluation for each in rows if each.row in others), reverse=True
+    )
 
 
 class Entry(NamedTuple):
@@ -91,7 +123,7 @@ class Entry(NamedTuple):
 
 
 def table(results: Sequence[Result]) -> list[Entry]:
-    """Every number of a comparison, row by row."""
+    """Every number of a comparison in one setting, row by row."""
     reference = next((result for result in results if result.row == REFERENCE), None)
     highest = {key: max(result.evaluation[key] for result in results) for key in results[0].evaluation}
     entries = []
@@ -109,17 +141,31 @@ def table(results: Sequence[Result]) -> list[Entry]:
 
 
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The table as flat records, then the costs of each row, and last the users, who are the same for all rows."""
-    cells: list[dict[str, Any]] = [entry._asdict() for entry in table(results)]
+    """The tables of both settings as flat records, then the costs of each row, and last the users of each setting.
+
+    `exclude_seen` names the setting. The users are the same for all rows; `warning` says if they are few.
+    """
+    settings = by_setting(results)
+    cells: list[dict[str, Any]] = [
+        {**entry._asdict(), "exclude_seen": rows[0].exclude_seen} for rows in settings for entry in table(rows)
+    ]
     cells += [{"row": each.row, "metric": cost, "value": getattr(each, cost)} for each in results for cost in COSTS]
     cells += [{"row": each.row, "metric": "kept_the_start", "value": 1} for each in results if each.kept_the_start]
-    first = results[0].evaluation
-    users = {"metric": "users", "value": first.users, "asked": first.users_asked, "exclude_seen": first.exclude_seen}
-    return [*cells, users]
+    for first in (rows[0].evaluation for rows in settings):
+        users = {"value": first.users, "asked": first.users_asked, "exclude_seen": first.exclude_seen}
+        few = few_users(first.users)
+        cells.append({"metric": "users", **users, **({} if few is None else {"warning": few})})
+    return cells
+
+
+def split_settings(cells: Sequence[Record]) -> list[list[Record]]:
+    """The `records` of each setting, in order, each with the costs."""
+    settings = dict.fromkeys(cell["exclude_seen"] for cell in cells if "exclude_seen" in cell)
+    return [[cell for cell in cells if cell.get("exclude_seen", each) == each] for each in settings] or [list(cells)]
 
 
 def measured_users(cells: Sequence[Record]) -> str:
-    """The number of users of `records`, and whether seen items counted; empty where the records do not have it."""
+    """The number of users of one setting, and whether seen items counted; empty where the records do not have it."""
     for cell in cells:
         if cell["metric"] == "users" and "asked" in cell:
             measured = "" if cell["value"] == cell["asked"] else f"{cell['value']:,} of "
@@ -151,7 +197,7 @@ MARKDOWN = Marks("**", "**", "\\*")
 
 
 def score_grid(cells: Sequence[Record], marks: Marks = MARKDOWN) -> Grid:
-    """The scores of `records`: a line for each metric and row, in percent, the best of a column in bold."""
+    """The scores of one setting: a line for each metric and row, in percent, the best of a column in bold."""
     scores = {(cell["row"], cell["metric"], cell["m"]): cell for cell in cells if "m" in cell}
     rows, metrics, cuts = (list(dict.fromkeys(values)) for values in zip(*scores, strict=True))
     names = {cell["row"]: f"{cell['row']} †" for cell in cells if cell["metric"] == "kept_the_start"}
@@ -192,8 +238,8 @@ def cost_grid(cells: Sequence[Record]) -> Grid:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The users, the scores, the meaning of the marks, and the costs, as Markdown."""
+    """The users and scores of both settings, the meaning of the marks, and the costs, as Markdown."""
     cells = records(results)
     notes = legend(cells).replace("*", MARKDOWN.star)
-    parts = [f"{measured_users(cells)}.", score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()]
-    return "\n\n".join(parts) + "\n"
+    scores = [[f"{measured_users(each)}.", score_grid(each).markdown(2)] for each in split_settings(cells)]
+    return "\n\n".join([*(text for pair in scores for text in pair), notes, cost_grid(cells).markdown()]) + "\n"

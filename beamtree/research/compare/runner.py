@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from beamtree.evaluate import measure
+from beamtree.evaluate import NothingNewError, measure
 from beamtree.methods import describe_call
 from beamtree.research.compare.experiment import Experiment, OtherSettingsError, Row
 from beamtree.research.compare.report import Result, is_finished, load_result, main_metric, save_result
@@ -34,9 +34,12 @@ def compare(experiment: Experiment, rows: Sequence[str], extra_rows: Mapping[str
     your own rows by name, such as `Row(tree_row, "tree", my_method)`; name them in `rows` as well. A row that raises a
     ValueError is skipped with a message to `experiment.on_message`. The error is raised if no row is left, or if a
     stored row has other settings.
+
+    Every row is measured with seen items left in and, as its `unseen`, with seen items left out of what is retrieved
+    and of what is expected. `report.by_setting` has both in order.
     """
     table, folder = check_rows(rows, extra_rows), experiment.folder
-    _check_experiment(experiment, [row for row in rows if table[row].joint])
+    has_unseen = _check_experiment(experiment, [row for row in rows if table[row].joint])
     folder.mkdir(parents=True, exist_ok=True)
     share = not experiment.own_trees and ("jtm" in rows or is_finished(folder, "jtm"))
 
@@ -59,7 +62,7 @@ def compare(experiment: Experiment, rows: Sequence[str], extra_rows: Mapping[str
                 on_tree = on_jtm_tree()
             else:
                 on_tree = experiment
-            results[name] = _load_or_measure(on_tree, name, row)
+            results[name] = _load_or_measure(on_tree, name, row, has_unseen)
         except OtherSettingsError:
             raise
         except ValueError as error:
@@ -70,8 +73,8 @@ def compare(experiment: Experiment, rows: Sequence[str], extra_rows: Mapping[str
     return [results[name] for name in rows if name in results]
 
 
-def _check_experiment(experiment: Experiment, joint_rows: Sequence[str]) -> None:
-    """Raise a ValueError where no row could be measured, or no validation user could choose between trees."""
+def _check_experiment(experiment: Experiment, joint_rows: Sequence[str]) -> bool:
+    """Whether a user chose anything new; a ValueError if no row can be measured, or no user can judge new trees."""
     data, most = experiment.data, max(experiment.m, default=0)
     if most > experiment.test_beam:
         raise ValueError(f"m={most} with a beam of {experiment.test_beam}: at most as many items can be retrieved")
@@ -86,10 +89,15 @@ def _check_experiment(experiment: Experiment, joint_rows: Sequence[str]) -> None
     def find_nothing(x: Tensor, exclude: Tensor) -> Tensor:
         return torch.full((len(x), most), PAD)
 
-    measure(find_nothing, data.test, m=experiment.m, metrics=experiment.metrics, exclude_seen=experiment.exclude_seen)
+    measure(find_nothing, data.test, m=experiment.m, metrics=experiment.metrics)
+    try:
+        measure(find_nothing, data.test, m=experiment.m, metrics=experiment.metrics, exclude_seen=True)
+    except NothingNewError:
+        return False
+    return True
 
 
-def _load_or_measure(experiment: Experiment, name: str, row: Row) -> Result:
+def _load_or_measure(experiment: Experiment, name: str, row: Row, has_unseen: bool) -> Result:
     """The stored result of a row, or a new one, which is stored."""
     training, measuring = {**experiment.training(row), "make": describe_call(row.make)}, experiment.measuring()
     stored = load_result(experiment.folder, name, training, measuring)
@@ -109,38 +117,46 @@ def _load_or_measure(experiment: Experiment, name: str, row: Row) -> Result:
     users = experiment.data.test
     x, _ = users.batch(torch.arange(min(64, len(users))))
     retriever.retrieve(x, torch.empty(len(x), 0, dtype=torch.int64))  # the first search is slow and not counted
-    search_seconds = 0.0
-
-    def timed_retrieve(x: Tensor, exclude: Tensor) -> Tensor:
-        nonlocal search_seconds
-        start = time.monotonic()
-        items = retriever.retrieve(x, exclude).cpu()
-        search_seconds += time.monotonic() - start
-        return items
-
-    evaluation = measure(
-        timed_retrieve, users, m=experiment.m, metrics=experiment.metrics, exclude_seen=experiment.exclude_seen
-    )
     if retriever.kept_the_start:
         note("training did not improve on the start; kept the start")
-    result = Result(
-        row=name,
-        values=evaluation.per_user,
-        m=experiment.m,
-        metrics=experiment.metric_names,
-        training_seconds=training_seconds,
-        ms_per_query=search_seconds / evaluation.users * 1e3,
-        num_bytes=retriever.num_bytes,
-        notes=tuple(notes),
-        device=experiment.device,
-        kept_the_start=retriever.kept_the_start,
-        users_asked=evaluation.users_asked,
-        exclude_seen=experiment.exclude_seen,
-    )
+
+    def measured(exclude_seen: bool) -> Result:
+        search_seconds = 0.0
+
+        def timed_retrieve(x: Tensor, exclude: Tensor) -> Tensor:
+            nonlocal search_seconds
+            start = time.monotonic()
+            items = retriever.retrieve(x, exclude).cpu()
+            search_seconds += time.monotonic() - start
+            return items
+
+        evaluation = measure(
+            timed_retrieve, users, m=experiment.m, metrics=experiment.metrics, exclude_seen=exclude_seen
+        )
+        return Result(
+            row=name,
+            values=evaluation.per_user,
+            m=experiment.m,
+            metrics=experiment.metric_names,
+            training_seconds=training_seconds,
+            ms_per_query=search_seconds / evaluation.users * 1e3,
+            num_bytes=retriever.num_bytes,
+            notes=tuple(notes),
+            device=experiment.device,
+            kept_the_start=retriever.kept_the_start,
+            users_asked=evaluation.users_asked,
+            exclude_seen=exclude_seen,
+            has_tree=row.kind == "tree",
+        )
+
+    result = replace(measured(False), unseen=measured(True) if has_unseen else None)
     save_result(experiment.folder, result, training, measuring)
     metric, most = main_metric(result.metrics), max(experiment.m)
+    scores = f"{result.evaluation[metric, most]:.2%}"
+    if result.unseen is not None:
+        scores += f" with seen items, {result.unseen.evaluation[metric, most]:.2%} without"
     experiment.on_message(
-        f"{name}: {metric}@{most} {evaluation[metric, most]:.2%}, {training_seconds:.0f} s of training, "
+        f"{name}: {metric}@{most} {scores}; {training_seconds:.0f} s of training, "
         f"{result.ms_per_query:.2f} ms per query"
     )
     return result

@@ -26,7 +26,7 @@ from beamtree.scorers import (
     SequenceScorer,
     SumScorer,
 )
-from beamtree.scorers.deep import HIDDEN
+from beamtree.scorers.deep import HIDDEN, window_shares
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.sequence import oldest_first
@@ -94,8 +94,7 @@ class ExportedDeep(ExportedScorer):
                 add_buffer(self, name.replace(".", "_"), weight.detach())
 
     def context(self, x: Tensor, leaves: Tensor) -> Context:
-        shares = self.windows[:, : x.shape[1]] * (x != PAD).unsqueeze(1)  # [B, windows, T]
-        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
+        shares = window_shares(self.windows, leaves)
         return [self._user(shares, self._ancestors(leaves, level)) for level in range(self.height + 1)]
 
     def _user(self, shares: Tensor, nodes: Tensor) -> Tensor:
@@ -138,7 +137,7 @@ class ExportedFactors(ExportedScorer):
 
     def context(self, x: Tensor, leaves: Tensor) -> Context:
         rows = _rows(self.weight, leaves).float()
-        weights = newest_of_each(x) * self.recency[: x.shape[1]]
+        weights = newest_of_each(leaves) * self.recency[: leaves.shape[1]]
         return [fold_in(Factors(rows, self.spread, self.penalty, self.everywhere), rows, weights) * self.scale]
 
     def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
@@ -269,8 +268,9 @@ class ExportedSubtreeMax(ExportedScorer):
     def context(self, x: Tensor, leaves: Tensor) -> Context:
         entries = [part(x, leaves) for part in self.entries]
         keys = torch.cat([part_leaves for part_leaves, _ in entries], dim=1)
+        keys = pad(keys, (0, 1), value=PAD)  # an entry at least, also where no item has partners
         weighted = zip(entries, self.part_weights, strict=True)
-        scores = torch.cat([part_scores * weight for (_, part_scores), weight in weighted], dim=1)
+        scores = pad(torch.cat([part_scores * weight for (_, part_scores), weight in weighted], dim=1), (0, 1))
         keys, order = torch.where(keys == PAD, self.no_leaf, keys).sort(dim=1)
         scores = scores.gather(1, order).masked_fill(keys == self.no_leaf, 0.0)
         runs = _run_numbers(keys)

@@ -1,0 +1,404 @@
+"""Every twin of a scorer against its definition, after items were forgotten, hidden, added and moved.
+
+A part of a score has up to five twins beside its PyTorch code: the compiled search, the exported program, a search over
+ranks, training over ranks, and Triton's kernels. `PARTS`, `TWINS` and `CHANGES` are walked as one table. The definition
+is written out below, for one user at a time; an item without a leaf is in no history.
+"""
+
+import copy
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+from ranks import ThreadRanks
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
+
+import beamtree as bt
+from beamtree import PAD, TreeModel, beam, kernels
+from beamtree.data import Ids
+from beamtree.data.csr import strongest
+from beamtree.data.views import HISTORY, POOLING_WINDOWS
+from beamtree.distributed.group import Ranks
+from beamtree.distributed.load_shard import load_part
+from beamtree.distributed.partition import Shard
+from beamtree.distributed.sharding import shard_model
+from beamtree.live.edits import with_hidden, with_items, without_items
+from beamtree.live.placement import like_items
+from beamtree.scorers import (
+    ContextScorer,
+    DeepScorer,
+    FactorScorer,
+    FixedScorer,
+    LinearScorer,
+    MemoryScorer,
+    NodeTable,
+    RepeatScorer,
+    SequenceScorer,
+    SumScorer,
+)
+from beamtree.scorers.compiled import search_parts
+from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
+from beamtree.serve.export import export_program
+from beamtree.serve.export.artifact import SearchModule
+
+ITEMS, USERS, TOP = 29, 7, 4  # items on 32 slots, and nodes of the last level that all ranks have
+FORGOTTEN, HIDDEN, NEW = [3, 4, 5, 17], [8, 9, 20], 2
+
+
+# The definition: the scores of all nodes for one user
+
+
+def history_of(tree, x):
+    """The position and the leaf of each event whose item has a leaf."""
+    leaves = tree.leaf_of_item(x).tolist()
+    return [(t, leaf) for t, leaf in enumerate(leaves) if leaf != PAD]
+
+
+def dots(scorer, user):
+    return scorer.table.weight.double() @ user.double()
+
+
+def factors(scorer, tree, x):
+    newest = {}
+    for t, leaf in history_of(tree, x[:HISTORY]):
+        newest.setdefault(leaf, t)
+    rows, weights = scorer.table.weight.double()[list(newest)], scorer.recency.double()[list(newest.values())]
+    diagonal = scorer.spread.double() + scorer.penalty * (weights.sum() + scorer.everywhere)
+    system = rows.T @ (rows * weights.unsqueeze(1)) + diagonal.diag()
+    return dots(scorer, torch.linalg.solve(system, rows.T @ weights))
+
+
+def sequence(scorer, tree, x):
+    leaves = [leaf for _, leaf in history_of(tree, x[:HISTORY])][::-1]
+    rows = scorer.table.weight.float()[leaves].unsqueeze(0)
+    return dots(scorer, scorer.encoder(rows)[0, -1])
+
+
+def context(scorer, tree, x):
+    values = zip(x[HISTORY:].tolist(), scorer.weights.tolist(), strict=True)
+    return dots(scorer, sum((w * scorer.vectors[v] for v, w in values if v != PAD), torch.zeros(6)))
+
+
+def linear(scorer, tree, x):
+    return dots(scorer, torch.cat([x, torch.ones(1)]))
+
+
+def deep(scorer, tree, x):
+    vectors = [scorer.table.weight[0]]
+    for node in range(1, tree.num_nodes):
+        above = vectors[(node - 1) // tree.arity] if scorer.share else 0
+        vectors.append(scorer.table.weight[node] + above)
+    vectors = torch.stack(vectors)
+    window = [number for number, size in enumerate(POOLING_WINDOWS) for _ in range(size)]
+    scores = []
+    for level in range(tree.height + 1):
+        pooled = torch.zeros(len(POOLING_WINDOWS), vectors.shape[1])
+        for number in range(len(POOLING_WINDOWS)):
+            leaves = torch.tensor([leaf for t, leaf in history_of(tree, x[:HISTORY]) if window[t] == number])
+            if len(leaves):
+                pooled[number] = vectors[tree.ancestor(leaves, level) if scorer.lift else leaves].mean(0)
+        span = tree.level(level)
+        hidden = scorer.of_user(pooled.flatten()) + scorer.of_node(vectors[span.start : span.stop])
+        for slope, layer in zip(scorer.slopes, scorer.layers, strict=True):
+            hidden = layer(torch.where(hidden > 0, hidden, slope * hidden))
+        scores.append(hidden.squeeze(1))
+    return torch.cat(scores).double()
+
+
+def items_named(scorer, x):
+    """What the events of a history say about items: (item, score) pairs."""
+    for t, item in enumerate(x[:HISTORY].tolist()):
+        if isinstance(scorer, RepeatScorer) and item != PAD:
+            yield item, float(scorer.recency[t])
+        for each in range(getattr(scorer, "lists", 0) if item != PAD else 0):
+            row = each * scorer.num_items + item
+            entries = range(int(scorer.offsets[row]), int(scorer.offsets[row + 1]))
+            for entry in entries:
+                yield int(scorer.partners[entry]), float(scorer.weights[entry]) * float(scorer.recency[each, t])
+
+
+def named(parts, tree, x):
+    """The sum of what some parts say about items; a node above the leaves has the highest below it, and at least 0."""
+    scores = torch.zeros(tree.num_nodes, dtype=torch.float64)
+    for weight, part in parts:
+        for item, score in items_named(part, x):
+            leaf = int(tree.leaf_of_item(torch.tensor(item)))
+            if leaf != PAD:
+                scores[leaf] += weight * score
+    for node in range(tree.level(tree.height).start - 1, -1, -1):
+        first = node * tree.arity + 1
+        scores[node] = scores[first : first + tree.arity].max().clamp(min=0)
+    return scores
+
+
+DEFINITIONS = {
+    FactorScorer: factors,
+    SequenceScorer: sequence,
+    ContextScorer: context,
+    LinearScorer: linear,
+    DeepScorer: deep,
+}
+
+
+@torch.no_grad()
+def definition(model, x):
+    """g(x, n) of all nodes for all users [B, num_nodes]."""
+    scorer, tree, rows = model.scorer, model.tree, []
+    parts = [(scorer.weight_of(name), scorer.part(name)) for name in scorer.names] if is_sum(model) else [(1.0, scorer)]
+    sparse = [(weight, part) for weight, part in parts if isinstance(part, SubtreeMaxScorer)]
+    for row in x:
+        total = named(sparse, tree, row)
+        for weight, part in parts:
+            if type(part) in DEFINITIONS:
+                total = total + weight * DEFINITIONS[type(part)](part, tree, row)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def is_sum(model):
+    return isinstance(model.scorer, SumScorer)
+
+
+# The table: parts of a score, what happens to items, and twins
+
+
+def make_factors(tree):
+    return FactorScorer.from_factors(tree, Factors(torch.randn(ITEMS, 5), torch.rand(5), 0.1, 2.0), power=0.3)
+
+
+def make_memory(tree):
+    """Two lists: what is chosen together, and similar content as `Recommender` adds it."""
+    key = torch.randperm(ITEMS**2)[:300]
+    lists = strongest(key // ITEMS, key % ITEMS, torch.rand(300), ITEMS, 8)
+    return MemoryScorer.from_partners([lists, lists], [recency_weights(0.5), recency_weights(2.0, newest=3)])
+
+
+def make_sequence(tree):
+    scorer = SequenceScorer(tree.num_nodes, 32, seed=2)
+    scorer.table.half()
+    return scorer
+
+
+def make_context(tree):
+    table, values = NodeTable.from_rows(torch.randn(tree.num_nodes, 6)), {"country": ["DE", "FR"], "hour": ["1"]}
+    return ContextScorer.from_table(table, values, torch.randn(3, 6), [0.5, 2.0])
+
+
+def make_deep(tree, **how):
+    return DeepScorer(tree.num_nodes, 6, scale=1.0, seed=2, **how)
+
+
+MAKE = {
+    "factors": make_factors,
+    "memory": make_memory,
+    "repeats": lambda tree: RepeatScorer(0.7),
+    "sequence": make_sequence,
+    "context": make_context,
+    "deep": make_deep,
+    "deep, no shared rows": lambda tree: make_deep(tree, share=False),
+    "deep, not lifted": lambda tree: make_deep(tree, lift=False),
+}
+ALL_PARTS = ("factors", "memory", "repeats", "sequence", "context", "deep")
+PARTS = {**{name: (name,) for name in MAKE}, "all but context": [n for n in ALL_PARTS if n != "context"]}
+PARTS |= {"all parts": ALL_PARTS, "linear": ()}
+
+
+def make_model(part):
+    torch.manual_seed(0)
+    tree = bt.random_tree(ITEMS, seed=1)
+    if part == "linear":
+        scorer = LinearScorer(tree.num_nodes, 5)
+    else:
+        scorer = SumScorer({name: MAKE[name](tree) for name in PARTS[part]}, tree.height)
+        scorer.set_weights(**{name: 0.3 + 0.1 * place for place, name in enumerate(scorer.names)})
+    return TreeModel(tree, scorer, first_level=2, ids=Ids([f"i{number}" for number in range(ITEMS)])).eval()
+
+
+def forget(model):
+    return without_items(model, FORGOTTEN)
+
+
+def hide(model):
+    return with_hidden(model, HIDDEN)
+
+
+def add(model, count=NEW):
+    like = like_items(torch.tensor([1, 2]))
+    return with_items(model, {f"new {number}": like for number in range(count)})
+
+
+def move(model):
+    """Onto other leaves of a tree of another shape."""
+    tree = model.tree
+    kept = tree.items()[tree.items() != PAD].flip(0)
+    return model.on_tree(bt.Tree(kept, 3, num_items=tree.num_items, hidden=tree.hidden()))
+
+
+CHANGES = {
+    "forgotten": forget,
+    "hidden": hide,
+    "added": add,
+    "a tree one level deeper": lambda model: add(model, 5),
+    "moved": move,
+    "all of these": lambda model: hide(add(move(forget(model)), 9)),
+    "an added item forgotten": lambda model: without_items(add(model), [ITEMS]),
+}
+
+
+def users_of(model):
+    """Histories of all items that the model ever had; one of forgotten items alone, and an empty one."""
+    generator = torch.Generator().manual_seed(5)
+    if isinstance(model.scorer, LinearScorer):
+        return torch.randn(USERS, 5, generator=generator)
+    x = torch.full((USERS, HISTORY), PAD)
+    some = torch.randint(model.tree.num_items, (USERS, 24), generator=generator)
+    x[:, :24] = some.masked_fill(torch.rand(some.shape, generator=generator) < 0.2, PAD)
+    x[0] = PAD
+    x[0, : len(FORGOTTEN)] = torch.tensor(FORGOTTEN)
+    x[1] = PAD
+    x[2, :4] = torch.tensor([FORGOTTEN[0], HIDDEN[0], model.tree.num_items - 1, 0])
+    if model.scorer.reads_context:
+        values = torch.tensor([[0, 2], [1, 2], [PAD, 2], [0, PAD], [1, PAD], [PAD, PAD], [1, 2]])
+        x = torch.cat([x, values], dim=1)
+    return x
+
+
+def plainly(model, x, k, m):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beam, "search_parts", lambda *arguments: None)
+        return bt.retrieve(model, x, beam_size=k, m=m)
+
+
+def compiled(model, x, k, m):
+    assert search_parts(model.scorer, model.tree, x) is not None
+    return bt.retrieve(model, x, beam_size=k, m=m)
+
+
+def with_triton(model, x, k, m):
+    """In Triton's interpreter on a CPU, where other code paths of a GPU are taken too."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is for machines without a GPU")
+    model = copy.deepcopy(model)
+    for each in model.modules():
+        if isinstance(each, FactorScorer):
+            each.table.float()  # halves are folded in by the compiled code of a CPU
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "fits", lambda tensor: tensor is not x and tensor.is_floating_point())
+        return plainly(model, x, k, m)
+
+
+def exported(model, x, k, m, make=SearchModule):
+    with torch.no_grad():
+        search = make(model, k, m)
+        items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.reads_context else search(x)
+    return items, scores.log()
+
+
+def exported_program(model, x, k, m):
+    return exported(model, x, k, m, lambda *how: export_program(how[0], beam_size=how[1], m=how[2]).module())
+
+
+def over_ranks(model, x, k, m, folder):
+    """Three ranks that are threads, each with its part of the saved model."""
+    bt.save_model(model, folder)
+    given, meet = [None] * 3, threading.Barrier(3)
+
+    def search(rank):
+        try:
+            return bt.retrieve(load_part(folder, ThreadRanks(rank, 3, given, meet), top=TOP), x, beam_size=k, m=m)
+        except ValueError:
+            meet.abort()
+            raise
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(search, range(3)))
+    assert all(torch.equal(items, answers[0][0]) for items, _ in answers)
+    return answers[0]
+
+
+def as_trained_over_ranks(model, x, k, m):
+    """The tables of training over ranks, of which this process is the only one."""
+    model = copy.deepcopy(model)
+    return plainly(shard_model(model, Shard.of(model.tree, Ranks(), TOP)), x, k, m)
+
+
+TWINS = {
+    "PyTorch": plainly,
+    "compiled": compiled,
+    "exported": exported,
+    "exported program": exported_program,
+    "over ranks": over_ranks,
+    "as trained over ranks": as_trained_over_ranks,
+    "Triton": with_triton,
+}
+MISSING = {("compiled", "linear"), ("over ranks", "linear"), ("over ranks", "context"), ("over ranks", "all parts")}
+SLOW = {
+    "exported program": {"all parts"},
+    "Triton": {"factors", "memory", "deep", "all parts"},
+}  # tested on these parts
+QUICK = {"forgotten", "all of these"}
+
+
+def table():
+    for twin in TWINS:
+        for part in SLOW.get(twin, PARTS):
+            for change in CHANGES:
+                if (twin, part) not in MISSING and (twin not in SLOW or change == "all of these"):
+                    marks = [pytest.mark.extended] if twin in SLOW or change not in QUICK else []
+                    yield pytest.param(twin, part, change, marks=marks, id=f"{twin}-{part}-{change}")
+
+
+@cache
+def case(part, change):
+    """A model, its users, and what is defined for them; no test changes them."""
+    model = CHANGES[change](make_model(part))
+    x = users_of(model)
+    return model, x, definition(model, x)
+
+
+@pytest.mark.parametrize(("twin", "part", "change"), list(table()))
+def test_a_twin_finds_and_scores_what_the_definition_says(tmp_path, twin, part, change):
+    model, x, logits = case(part, change)
+    reference = TreeModel(model.tree, FixedScorer(logits), first_level=model.first_level)
+    search = TWINS[twin]
+    more = {"folder": tmp_path} if twin == "over ranks" else {}
+    digits = {"rtol": 2e-3, "atol": 2e-3}
+    for k, m in ((12, 8), (100, 40)):
+        items, scores = search(model, x, k, m, **more)
+        expected, log_p = bt.retrieve(reference, FixedScorer.every(len(x)), beam_size=k, m=m)
+        assert torch.equal(items == PAD, expected == PAD)
+        torch.testing.assert_close(scores, log_p.float(), **digits)
+        # Where two items score alike, either may come first: each has the score that is defined for it.
+        leaves = model.tree.leaf_of_item(items)
+        own = torch.nn.functional.logsigmoid(logits.gather(1, leaves.clamp(min=0))).masked_fill(
+            items == PAD, -torch.inf
+        )
+        torch.testing.assert_close(scores, own.float(), **digits)
+
+
+def test_an_item_that_was_forgotten_is_in_no_history():
+    """But for memory: what a user chose still names its partners."""
+    for part in PARTS.keys() - {"linear", "memory", "all parts", "all but context"}:
+        model = forget(make_model(part))
+        x = users_of(model)
+        without = x.masked_fill(torch.isin(x, torch.tensor(FORGOTTEN)), PAD)
+        assert not torch.equal(x, without)
+        assert torch.equal(definition(model, x), definition(model, without)), part
+
+
+@pytest.mark.parametrize(("twin", "part"), sorted(MISSING))
+def test_a_twin_that_is_missing_is_not_used(tmp_path, twin, part):
+    model = make_model(part)
+    x = users_of(model)
+    if twin == "compiled":
+        assert search_parts(model.scorer, model.tree, x) is None
+    else:
+        with pytest.raises(ValueError, match="cannot be sharded over ranks"):
+            over_ranks(model, x, 12, 8, tmp_path)
