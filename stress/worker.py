@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress import concurrent_commands, damage, full_disk, kills
+from stress import concurrent_commands, damage, full_disk, kills, payloads
 from stress.sandbox import Sandbox
 
 KINDS = {
@@ -16,8 +16,9 @@ KINDS = {
     "damage": damage.trials,
     "concurrent": concurrent_commands.trials,
     "disk": full_disk.trials,
+    "payloads": payloads.trials,
 }
-SHARES = {"kills": 5, "damage": 12, "concurrent": 1, "disk": 1}  # how often each is chosen
+SHARES = {"kills": 5, "damage": 12, "concurrent": 1, "disk": 1, "payloads": 3}  # how often each is chosen
 
 
 def run_trials(seed: int, end: float, kinds: list[str], each: int | None) -> tuple[Counter[str], Counter[str]]:
