@@ -7,7 +7,7 @@ import traceback
 
 # Ranks are copies of one process that has imported all of this once: that takes seconds, and a copy none.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["torch.distributed.tensor", "beamtree", "pytest"])
+FORKED.set_forkserver_preload(["beamtree", "pytest"])
 
 
 def run_ranks(size, work, *arguments, seconds=120):

@@ -24,6 +24,7 @@ from beamtree.serve.batch.job import BatchJob
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
 from beamtree.train import Checkpoints, steps_done
 from beamtree.train.runs import open_data, open_model
+from stress.checksums import update_checksums
 from stress.payloads import PAYLOADS, files_in, plant, plant_shards
 
 HISTORY = ["i01", "i02", "i03"]
@@ -197,3 +198,56 @@ def test_a_run_with_a_payload_is_not_served(folders, tmp_path):
         assert "older version of beamtree" in answer.text
         assert client.post("/v1/recommend", json={"history": HISTORY}).status_code == 200
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["files"]["shard-0"].update(file="../model/tree-0.safetensors"), "not one of its files"),
+        (lambda s: s["files"]["shard-0"].update(file="/dev/zero"), "not one of its files"),
+        (lambda s: s["files"]["shard-0"].update(file="link"), "is a link out of its folder"),
+        (lambda s: s["files"].update({"shard-9": s["files"]["shard-0"]}), "does not name the files of a model"),
+        (lambda s: s["files"].pop("shard-0"), "does not name the files of a model"),
+        (lambda s: s["shards"].update(ranks=10**12), "does not name the files of a model"),
+        (lambda s: s["shards"].update(ranks=0), "does not name the files of a model"),
+        (lambda s: s["shards"].update(rows=["nothing"]), "damaged"),
+        (lambda s: s["shards"].update(rows=[[]]), "damaged"),
+        (lambda s: s["shards"].update(lists=[{}]), "damaged"),
+        (lambda s: s["shards"].update(cut=3), "damaged|another version|do not fit"),
+        (lambda s: s["shards"].update(cut=10**9), "damaged|another version|do not fit"),
+        (lambda s: s["shards"].pop("lists"), "does not say how the model is divided"),
+        (lambda s: s.update(shards=None), "does not say how the model is divided"),
+        (lambda s: s["scorer_settings"]["parts"]["factors"][1].update(num_nodes=10**10), "do not fit"),
+    ],
+)
+def test_settings_of_shards_that_fit_no_model_are_one_line(folders, tmp_path, change, message):
+    folder = shutil.copytree(folders / "sharded", tmp_path / "sharded")
+    (tmp_path / "secret").write_bytes(next(folder.glob("shard-0*")).read_bytes())
+    (folder / "link").symlink_to(tmp_path / "secret")
+    update_checksums(folder, change)
+    openers = [retrieved, load_part_for_training]
+    if message != "do not fit":  # a part has as many rows as its tree says
+        openers.append(lambda each: load_part(each, ranks()))
+    for opener in openers:
+        with pytest.raises(ValueError, match=message) as caught:
+            opener(folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["files"].pop("labels.txt"),
+        lambda s: s["files"].update({"../model/settings.json": {"bytes": 5}}),
+        lambda s: s.update(files=[]),
+        lambda s: s.update(unsigned={"counts": "U2"}),
+        lambda s: s.update(unsigned={"nothing": "uint32"}),
+        lambda s: s.update(weights={"other": 1}),
+    ],
+)
+def test_settings_that_fit_no_classifier_are_one_line(folders, tmp_path, change):
+    folder = shutil.copytree(folders / "classifier", tmp_path / "classifier")
+    update_checksums(folder, change, "classifier.json")
+    with pytest.raises(ValueError, match=r"damaged|not one of its files") as caught:
+        bt.Classifier.load(folder)
+    assert "\n" not in str(caught.value)

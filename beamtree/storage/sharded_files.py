@@ -147,7 +147,9 @@ def row_names(tensors: ShardedTensors, name: str) -> list[str]:
 
 def _layout(state: Mapping[str, Tensor], settings: Mapping[str, Any], tree: Tree) -> dict[str, Tensor]:
     """Views of full tensors in the layout of the files."""
-    cut, rows = int(settings["shards"]["cut"]), settings["shards"]["rows"]
+    cut, rows = settings["shards"]["cut"], settings["shards"]["rows"]
+    if not 0 <= cut <= tree.height:
+        raise IndexError(f"the tree has no level {cut}")
     result = {name: value for name, value in state.items() if name not in rows}
     for name in (name for name in rows if name in state):
         value = state[name]
