@@ -6,6 +6,7 @@ with code 2: see `beamtree.cli.errors`.
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # how numpy reports a full disk
 
 
 def short_message(error: BaseException | str, limit: int = 300) -> str:
@@ -43,10 +45,11 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_FULL or str(folder) in str(error):
+        number = errno.ENOSPC if CUT_SHORT.fullmatch(str(error)) else error.errno
+        if number not in DISK_FULL or str(folder) in str(error):
             raise
-        explained = OSError(f"{folder} cannot be written: {os.strerror(error.errno or 0)}")
-        explained.errno = error.errno
+        explained = OSError(f"{folder} cannot be written: {os.strerror(number or 0)}")
+        explained.errno = number
         raise explained from error
 
 

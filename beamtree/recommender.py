@@ -4,6 +4,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
@@ -20,7 +21,6 @@ from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
-from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
@@ -72,6 +72,7 @@ from beamtree.train.runs import (
     read_run,
     remove_training,
     replace_data,
+    save_table,
     table_file,
     write_run,
 )
@@ -713,13 +714,12 @@ class Recommender:
     def _save_tables(self, folder: Path) -> None:
         """Write tables given in memory into a run, and copy those of the run this object was loaded from."""
         for name in TABLES:
-            table, path = self._tables.get(name), folder / _file(name)
+            table = self._tables.get(name)
             if table is None:
-                remove(path)
-            elif not isinstance(table, Path):
-                write_atomically(path, table.write_parquet)
-            elif table.resolve() != path.resolve():
-                shutil.copyfile(table, path)
+                remove(folder / _file(name))
+            else:
+                is_file = isinstance(table, Path)
+                save_table(folder, name, partial(shutil.copyfile, table) if is_file else table.write_parquet)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from beamtree.files.staging import remove
 from stress.forked_command import run
 from stress.kills import COMMANDS, run_again
-from stress.sandbox import Sandbox, digest, temporary_files
+from stress.sandbox import RENEW, Sandbox, digest, run_digest, temporary_files
 
 PAGE = 4096
 FILE_LIMITS = (8192, 20_000, 100_000)  # bytes
@@ -22,8 +22,10 @@ def trials(sandbox: Sandbox, rng: random.Random) -> Iterator[tuple[str, list[str
     """Endless trials of a command on a full disk, repeated when there is space: (description, faults)."""
     mounts = can_mount(sandbox.folder / "disk")
     while True:
-        name = rng.choice(list(COMMANDS))
-        if mounts and rng.random() < 0.5:
+        name = rng.choice([*COMMANDS, "renew"])
+        if name == "renew":
+            yield "full disk, renew", _renew(sandbox, rng.choice(FILE_LIMITS))
+        elif mounts and rng.random() < 0.5:
             yield f"full tmpfs, {name}", _on_disk(sandbox, name, rng.choice(FREE_PAGES))
         else:
             yield f"full disk, {name}", _with_limit(sandbox, name, rng.choice(FILE_LIMITS))
@@ -73,6 +75,21 @@ def _with_limit(sandbox: Sandbox, name: str, size: int) -> list[str]:
     if name == "train":
         remove(folder / COMMANDS[name][1])
     return _run_and_repeat(sandbox, name, folder, size, lambda: None) + sandbox.close(folder)
+
+
+def _renew(sandbox: Sandbox, size: int) -> list[str]:
+    """A renewal with a limit on the size of files: the run stays, and one line names its folder."""
+    folder, log_folder = sandbox.copy(), sandbox.folder / "logs-full"
+    before = run_digest(folder / "closed")
+    outcome = run(RENEW, folder, log_folder, file_limit=size)
+    faults = [f"{outcome.fault}: {outcome.stderr[-300:]}"] if outcome.fault is not None else []
+    if outcome.code != 0 and run_digest(folder / "closed") != before:
+        faults.append("failed, and changed the run")
+    if outcome.code != 0 and "closed" not in (outcome.stderr.strip().splitlines() or [""])[-1]:
+        faults.append(f"does not name the folder: {outcome.stderr[-300:]}")
+    if outcome.code != 0 and run(RENEW, folder, log_folder).code != 0:
+        faults.append("the next renewal fails")
+    return faults + sandbox.close(folder)
 
 
 def _run_and_repeat(

@@ -16,7 +16,11 @@ COMPARE = ("compare", "p", "--out", "table", "--rows", "popularity,tdm", "--step
            "--batch-size", "20", "--m", "5,10", "--test-beam", "20")  # fmt: skip
 EVALUATE = ("evaluate", "run", "--json", "scores.json", "--m", "5,10", "--beam-size", "20")
 SIMULATE = ("simulate", "--out", "market.parquet", "--users", "60", "--items", "40", "--events", "900")
-TEMPORARY = (NEW, OLD, ".tmp")
+TRAIN_CLOSED = ("train", "p", "--out", "closed", "--steps", "0")  # a run that can be renewed
+RENEW_FIRST = ("renew", "closed", "monday.csv", "--force")  # so that it has a previous run
+RENEW = ("renew", "closed", "tuesday.csv", "--force")
+ROLL_BACK = ("renew", "closed", "--roll-back")
+TEMPORARY = (NEW, OLD, ".tmp", ".kept")
 
 
 class Sandbox:
@@ -27,7 +31,7 @@ class Sandbox:
         self.reference = folder / "reference"
         self.reference.mkdir(parents=True)
         self._write_logs()
-        for words in (PREPARE, TRAIN, RETRIEVE, COMPARE, EVALUATE, SIMULATE):
+        for words in (PREPARE, TRAIN, RETRIEVE, COMPARE, EVALUATE, SIMULATE, TRAIN_CLOSED, RENEW_FIRST):
             outcome = run(words, self.reference, folder / "logs", limit=10 * MAX_SECONDS)
             if outcome.code != 0:
                 raise RuntimeError(f"{' '.join(words)} fails without any damage: {outcome.stderr}")
@@ -38,6 +42,9 @@ class Sandbox:
         rows = [f"u{user},i{rng.randrange(30):02},{time}" for user in range(60) for time in range(12)]
         (self.reference / "log.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
         (self.reference / "histories.csv").write_text("\n".join(["user,item,time", *rows[:120]]) + "\n")
+        for day, first in (("monday", 60), ("tuesday", 80)):
+            rows = [f"u{user},i{rng.randrange(30):02},{time}" for user in range(first, first + 20) for time in range(8)]
+            (self.reference / f"{day}.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
 
     def copy(self) -> Path:
         """A new copy of the reference folder."""
@@ -64,6 +71,11 @@ def digest(path: Path) -> str:
             files = json.loads((path / name).read_text())["files"]
             return str(sorted((part, entry["sha256"]) for part, entry in files.items() if part != "summary.png"))
     return "no model"
+
+
+def run_digest(path: Path) -> str:
+    """The content of a run: of its model and of its data."""
+    return digest(path) + digest(path / "data")
 
 
 def temporary_files(folder: Path) -> list[str]:

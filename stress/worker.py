@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress import concurrent_commands, damage, expressions, full_disk, kills
+from stress import concurrent_commands, damage, expressions, full_disk, kills, payloads
 from stress.sandbox import Sandbox
 
 KINDS = {
@@ -17,8 +17,16 @@ KINDS = {
     "concurrent": concurrent_commands.trials,
     "disk": full_disk.trials,
     "expressions": expressions.trials,
+    "payloads": payloads.trials,
 }
-SHARES = {"kills": 5, "damage": 12, "concurrent": 1, "disk": 1, "expressions": 1}  # how often each is chosen
+SHARES = {  # how often each is chosen
+    "kills": 5,
+    "damage": 12,
+    "concurrent": 1,
+    "disk": 1,
+    "expressions": 1,
+    "payloads": 3,
+}
 
 
 def run_trials(seed: int, end: float, kinds: list[str], each: int | None) -> tuple[Counter[str], Counter[str]]:

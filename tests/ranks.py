@@ -11,7 +11,7 @@ from beamtree.distributed.group import Ranks
 
 # Ranks are copies of one process that has imported all of this once: that takes seconds, and a copy none.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.tensor", "beamtree", "pytest"])
+FORKED.set_forkserver_preload(["beamtree", "pytest"])
 
 
 def run_ranks(size, work, *arguments, seconds=120):

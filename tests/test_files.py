@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from beamtree.errors import explain_full_disk
 from beamtree.files import atomic, staging
 from beamtree.files.atomic import check_writable, fsync, write_atomically, write_json
 from beamtree.files.staging import NEW, OLD, folder_lock, move_into_place, remove_leftovers, staging_folder
@@ -77,7 +78,7 @@ def test_one_process_may_hold_what_it_holds(tmp_path):
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_an_output_takes_the_place_of_another(tmp_path, monkeypatch, kind, exchange):
     if not exchange:
-        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(staging, "exchange", lambda one, other: False)
     out = tmp_path / "out"
     for text in ("old", "new"):
         with staging_folder(out) as draft:
@@ -247,3 +248,61 @@ def test_what_cannot_be_written_is_told_in_one_line(tmp_path, name, message):
     with pytest.raises(ValueError, match=message) as error:
         check_writable(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+LEFT = """
+import os, signal, time
+from pathlib import Path
+from beamtree.files.staging import temporary_folder
+folder, _ = temporary_folder("beamtree-test-")
+(folder / "half").write_text("half")
+print(folder, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.extended
+def test_a_temporary_folder_of_a_killed_process_is_removed_and_of_a_living_one_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(staging.tempfile, "tempdir", None)
+    started = [subprocess.Popen([sys.executable, "-c", LEFT], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, living = (Path(process.stdout.readline().strip()) for process in started)
+    try:
+        kill(started[0])
+        mine, remove_mine = staging.temporary_folder("beamtree-test-")
+        assert sorted(tmp_path.iterdir()) == sorted([living, mine]), killed
+        other, remove_other = staging.temporary_folder("beamtree-test-")
+        assert (living / "half").exists()
+        assert mine.is_dir(), "of this process, too"
+        remove_mine()
+        remove_other()
+        assert sorted(tmp_path.iterdir()) == [living]
+        assert not other.exists()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        monkeypatch.setattr(staging.tempfile, "tempdir", None)
+
+
+def test_a_link_in_place_of_a_temporary_folder_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "a").write_text("precious")
+    (tmp_path / "beamtree-test-1").symlink_to(tmp_path / "theirs")
+    (tmp_path / "beamtree-test-2").mkdir()  # left by a killed process
+    _, remove = staging.temporary_folder("beamtree-test-")
+    remove()
+    assert sorted(os.listdir(tmp_path)) == ["beamtree-test-1", "theirs"]
+    assert (tmp_path / "theirs" / "a").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("640 requested and 112 written"), OSError(errno.ENOSPC, "No space left on device")]
+)
+def test_a_full_disk_names_the_folder_also_where_numpy_counts(tmp_path, error):
+    message = f"{tmp_path} cannot be written: No space left"
+    with pytest.raises(OSError, match=message) as caught, explain_full_disk(tmp_path):
+        raise error
+    assert caught.value.errno == errno.ENOSPC

@@ -39,6 +39,7 @@ HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 RIM = {"__main__", "cli", "research"}
 ALSO = {
     "storage/models.py": {"safetensors"},
+    "storage/sharded_files.py": {"safetensors"},
     "distributed/load_shard.py": {"safetensors"},
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},

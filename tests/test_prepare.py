@@ -620,7 +620,7 @@ def test_a_second_interrupt_while_clearing_up_leaves_no_draft(tmp_path, monkeypa
 
 def test_a_move_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch, prepared_before):
     rename = os.rename
-    monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(staging, "exchange", lambda one, other: False)
 
     def fail_once(source, target):
         if ".new-" in str(source):

@@ -8,19 +8,25 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import safetensors.torch
 import torch
 from command import beamtree, wait_for
+from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.cli import app, errors
+from beamtree.cli.check import _checks
 from beamtree.files import checksums, staging
+from beamtree.live.saved import read_run_catalogue
 from beamtree.storage.tensors import NotFiniteError, is_finite
+from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
+from beamtree.train import runs
 from beamtree.train.loop import DivergedError
 from beamtree.train.runs import TrainingLog
 from stress.checksums import update_checksums
@@ -490,3 +496,137 @@ def test_a_warning_is_one_line_and_says_where_a_library_gave_it():
 @pytest.mark.parametrize("flag", ["--steps", "--epochs"])
 def test_a_training_without_end_is_refused(copy, flag):
     assert "must be at most" in refused(copy, "train", "data", "--out", "other", flag, "9" * 20)
+
+
+# A run with everything that a run can have
+
+
+@pytest.fixture(scope="module")
+def live_run(tmp_path_factory):
+    """A run with its log, tables, live changes and a tuned beam."""
+    folder, log = tmp_path_factory.mktemp("live") / "run", cyclic_log()
+    names = sorted(log["item"].unique())
+    items = pl.DataFrame({"item": names, "title": [f"Title {name}" for name in names]})
+    shop = bt.Recommender(steps=0).fit(log, items=items, verbose=False)
+    shop.add_items({"new": {"like": ["i03"], "title": "A kettle"}})
+    shop.remove_items(["i44"])
+    shop._live_model().record_events([("ann", ["i33", "i34"], 5)])
+    shop.save(folder)
+    save_tuned_beam(folder, {"beam_size": [30] * (shop.model.tree.height + 1 - shop.model.first_level)})
+    return folder
+
+
+def all_answers(run):
+    """What a run says to a history and to users, with titles, and its tuned beam if it has one."""
+    shop = bt.Recommender.load(run)
+    found = [shop.recommend(["i01", "i02"], m=8), shop.recommend(users=["u003", "ann"], m=3)]
+    titles = read_run_catalogue(run, shop.ids).titles
+    return [frame.rows() for frame in found], titles, load_tuned_beam(run) if (run / "tune.json").exists() else None
+
+
+def flipped(path, generator):
+    content = bytearray(path.read_bytes())
+    content[int(generator.integers(len(content)))] ^= 1 << int(generator.integers(8))
+    return bytes(content)
+
+
+def check_flips(live_run, tmp_path, count, seed):
+    run = shutil.copytree(live_run, tmp_path / "run")
+    answers, generator = all_answers(run), np.random.default_rng(seed)
+    unread = {"log.jsonl"}
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in unread]
+    assert {"run.json", "live.json", "tune.json", "items.parquet", "settings.json", "description.json"} <= {
+        path.name for path in files
+    }
+    for path in files:
+        whole = path.read_bytes()
+        for _ in range(count):
+            path.write_bytes(flipped(path, generator))
+            with suppress(ValueError):
+                assert all_answers(run) == answers, path.name
+            failed = [name for name, check in _checks(run) if not passes(check)]
+            assert failed, f"check does not find it: {path.name}"
+        path.write_bytes(whole)
+    assert all_answers(run) == answers
+
+
+def passes(check):
+    try:
+        check()
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def test_a_flipped_bit_in_a_run_is_refused_or_changes_no_answer(live_run, tmp_path):
+    check_flips(live_run, tmp_path, 1, 0)
+
+
+@pytest.mark.extended
+def test_every_flipped_bit_in_a_run_is_refused_or_changes_no_answer(live_run, tmp_path):
+    check_flips(live_run, tmp_path, 20, 1)
+
+
+def test_a_run_without_checksums_of_its_own_is_read(live_run, tmp_path):
+    """As 0.1 and 0.2 wrote run.json, live.json and tune.json."""
+    run = shutil.copytree(live_run, tmp_path / "run")
+    answers = all_answers(run)
+    for name in ("run.json", "live.json", "tune.json"):
+        content = json.loads((run / name).read_text())
+        for key in ("format", "seal", "checksums"):
+            content.pop(key, None)
+        (run / name).write_text(json.dumps(content))
+    assert all_answers(run) == answers
+    bt.Recommender.load(run).save(run)
+    assert all_answers(run)[:2] == answers[:2]
+    assert json.loads((run / "run.json").read_text())["checksums"].keys() == {"items.parquet"}
+
+
+def test_a_kill_while_a_table_is_saved_leaves_a_known_one(live_run, tmp_path, monkeypatch):
+    run = shutil.copytree(live_run, tmp_path / "run")
+    shop, answers = bt.Recommender.load(run), all_answers(run)
+    shop._tables = {"items": pl.DataFrame({"item": ["i01"], "title": ["Later"]})}
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "move_into_place", stop)
+        with pytest.raises(KeyboardInterrupt):
+            shop._save_tables(run)
+    assert all_answers(run) == answers
+    shop.save(run)
+    assert "Later" in all_answers(run)[1]
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../secret", "link", "pipe"])
+def test_a_table_of_a_run_is_a_regular_file(live_run, tmp_path, name):
+    run = shutil.copytree(live_run, tmp_path / "run")
+    (tmp_path / "secret").write_text("item,title\ni01,secret\n")
+    (run / "items.parquet").unlink()
+    if name == "pipe":
+        os.mkfifo(run / "items.parquet")
+    else:
+        (run / "items.parquet").symlink_to(tmp_path / "secret" if name == "link" else name)
+    with pytest.raises(ValueError, match=r"is a link out of its folder|is not a regular file"):
+        bt.Recommender.load(run)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_of_a_run_have_the_permissions_of_the_umask(live_run, tmp_path, mask):
+    """Also what was written under another umask before."""
+    for path in (run := shutil.copytree(live_run, tmp_path / "run")).rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    before = os.umask(mask)
+    try:
+        bt.Recommender.load(run).save(tmp_path / "again")
+        shop = bt.Recommender.load(tmp_path / "again")
+        shop.remove_items(["i45"])
+        shop.save(tmp_path / "third")
+        shop.fit(cyclic_log(), verbose=False).save(tmp_path / "fitted")
+    finally:
+        os.umask(before)
+    for name in ("again", "third", "fitted"):
+        for path in (tmp_path / name).rglob("*"):
+            assert path.stat().st_mode & 0o777 & mask == 0, path

@@ -145,10 +145,10 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, name, first, last, mon
     """Several, then one, then others: the weights of a run that was never broken."""
     monkeypatch.setattr(shards, "TOP", 6)
     run_ranks(first, go_on, name, tmp_path, 4)
-    assert len(list((tmp_path / "shards-4").glob("*.distcp"))) == first
+    assert len(list(tmp_path.glob("shard-*-4.safetensors"))) == first
     go_on(name, tmp_path, 8)
     assert (tmp_path / "weights-8.safetensors").exists()
-    assert not list(tmp_path.glob("shards-*"))
+    assert not list(tmp_path.glob("shard-*"))
     for weights in run_ranks(last, go_on, name, tmp_path, 12):
         assert farthest(whole(fitted(name, 12)), weights) < 1e-6
 
@@ -166,7 +166,7 @@ def errors_of(work, *arguments):
 def test_a_checkpoint_of_fewer_files_than_ranks_wrote_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "TOP", 6)
     run_ranks(2, go_on, "otm, lazy", tmp_path, 2)
-    lost = next((tmp_path / "shards-2").glob("__1_*"))
+    lost = tmp_path / "shard-1-2.safetensors"
     lost.unlink()
     told = f"{lost} is missing: copy the folder again, or train again (3 files from 2 ranks belong to {tmp_path})"
     with pytest.raises(ValueError, match="is missing") as error:

@@ -1,6 +1,8 @@
 """Nightly renewal: the joined log, the renewed model, when it is saved, and how to go back."""
 
+import contextlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from command import beamtree
+from command import beamtree, largest_file
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_logs import cyclic_log
@@ -17,6 +19,7 @@ from sample_logs import cyclic_log
 import beamtree as bt
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data.views import HISTORY
+from beamtree.files import staging
 from beamtree.ingest.append import append_log
 from beamtree.live import renew, renewal
 from beamtree.live.placement import like_histories
@@ -411,7 +414,54 @@ def test_a_run_can_be_renewed_every_night(renewed, tmp_path):
     assert bt.load_model(tmp_path / "run.previous").ids.names[60:] == ["new"]
 
 
-@pytest.mark.parametrize("step", ["append_log", "refit_parts", "save_model", "_keep", "move_into_place"])
+class Killed(BaseException):
+    """Stands for a kill: nothing is cleaned up after it."""
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+@pytest.mark.parametrize("operation", range(1, 6))
+@pytest.mark.parametrize("command", ["renew", "roll back"])
+def test_a_kill_between_renames_leaves_the_former_run(tmp_path, monkeypatch, command, operation, can_exchange):
+    """At every rename of the last steps, where folders can be swapped at once and where they cannot."""
+    run, previous, kept = (tmp_path / f"run{suffix}" for suffix in ("", ".previous", ".kept"))
+    for folder, name in ((run, "old"), (previous, "older"), (tmp_path / "draft" / "run", "new")):
+        folder.mkdir(parents=True)
+        for file in ("run.json", "settings.json"):
+            (folder / file).write_text(f'{{"data": "{name}"}}')
+    count, rename = 0, os.rename
+
+    def killed_rename(*paths):
+        nonlocal count
+        count += 1
+        if count >= operation:
+            raise Killed
+        rename(*paths)
+
+    def end(folder):
+        return json.loads((folder / "run.json").read_text())["data"]
+
+    if not can_exchange:
+        monkeypatch.setattr(renewal, "exchange", lambda one, other: False)
+        monkeypatch.setattr(staging, "exchange", lambda one, other: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed_rename)
+        with contextlib.suppress(Killed):
+            if command == "roll back":
+                renewal.roll_back(run)
+            else:
+                renewal._keep(run)
+                renewal.swap(run, tmp_path / "draft" / "run")
+                renewal._complete(run)
+    renewal._recover(run)
+    assert not kept.exists()
+    former = {"old": "older", "new": "old", "older": "old"}
+    assert end(previous) == former[end(run)]
+    now = end(run)
+    renewal.roll_back(run)
+    assert (end(run), end(previous)) == (former[now], now)
+
+
+@pytest.mark.parametrize("step", ["append_log", "refit_parts", "save_model", "_keep", "move_into_place", "swap"])
 def test_a_renewal_that_is_stopped_leaves_the_run(run, monkeypatch, step):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
@@ -425,7 +475,7 @@ def test_a_renewal_that_is_stopped_leaves_the_run(run, monkeypatch, step):
     assert fingerprint(run) == before
     assert bt.Recommender.load(run).data.num_items == 60
     leftover = run.with_name("run.new-beamtree")
-    assert not leftover.exists()
+    assert os.listdir(run.parent) == ["run"]
     (leftover / "run").mkdir(parents=True)  # of a process that was killed
     assert renew(run, TODAY, verbose=False).saved
 
@@ -483,3 +533,15 @@ def test_a_run_keeps_its_log_of_training(run):
     (run / "log.jsonl").write_text("{}\n")
     renew(run, TODAY, verbose=False)
     assert Path(run / "log.jsonl").read_text() == "{}\n"
+
+
+def test_a_full_disk_is_one_line_that_names_the_run(run, tmp_path, fitted):
+    before = fingerprint(run)
+    with largest_file(2000):
+        done = beamtree("renew", "run", str(fitted / "today.parquet"), folder=tmp_path, check=False)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("beamtree: ")]
+    assert done.returncode == 2
+    assert "run" in line
+    assert "cannot be written: " in line
+    assert fingerprint(run) == before
+    assert os.listdir(tmp_path) == ["run"]

@@ -117,9 +117,7 @@ def test_a_finished_run_resumes_to_itself_and_another_is_not_overwritten(copy):
     assert "run is already a run: add --resume" in done.stderr
     done = beamtree(*MARKET_TRAIN, "--resume", "--seed", "1", folder=copy, check=False)
     assert "was begun with" in done.stderr
-    about = json.loads((copy / "run" / "run.json").read_text())
-    about["data"] = str((copy / "prepared").resolve())
-    (copy / "run" / "run.json").write_text(json.dumps(about))
+    update_checksums(copy / "run", lambda about: about.update(data=str((copy / "prepared").resolve())), "run.json")
     beamtree(*MARKET_TRAIN, "--resume", folder=copy)
     assert sorted(path.read_bytes() for path in (copy / "run").glob("*.safetensors")) == before
 

@@ -198,7 +198,7 @@ def test_the_command_keeps_the_beam_and_others_use_it(run_folder):
         "tune", "run", "--recall", "0.8", "--m", "5", "--widest", "20", "--json", "found.json", folder=run_folder
     )
     kept = json.loads((run_folder / "run" / "tune.json").read_text())
-    assert kept.pop("model")
+    assert all(kept.pop(key) for key in ("model", "format", "seal"))
     assert kept == json.loads((run_folder / "found.json").read_text())
     assert kept["m"] == 5
     assert kept["users"] == 10

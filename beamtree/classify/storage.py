@@ -22,12 +22,14 @@ from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import fsync
 from beamtree.files.checksums import check_file, file_checksum, read_checked_json, with_checksum
 from beamtree.files.staging import move_into_place, staging_folder
+from beamtree.storage.settings import explain_damage
 from beamtree.storage.tensors import load_tensors, save_tensors
 
 SETTINGS, ARRAYS, LABELS, VOCABULARY = "classifier.json", "arrays.safetensors", "labels.txt", "vocabulary.txt"
 FORMAT = 2
 REMEDY = "train again"
 SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}  # as which they are written
+UNSIGNED = {"uint16": np.uint16, "uint32": np.uint32}  # as which they are read
 
 
 def holds_classifier(folder: Path) -> bool:
@@ -77,16 +79,17 @@ def load_classifier(folder: Path) -> tuple[LabelModel, TextFeatures | None, Ids,
     if not holds_classifier(folder):
         raise ValueError(f"{folder} is not a classifier: save one with Classifier.save")
     settings = read_checked_json(folder / SETTINGS, (FORMAT,), REMEDY)
-    paths = {name: check_file(folder, name, checksum, REMEDY) for name, checksum in settings["files"].items()}
-    arrays = {name: tensor.numpy() for name, tensor in load_tensors(paths[ARRAYS]).items()}
-    for name, dtype in settings["unsigned"].items():
-        arrays[name] = arrays[name].view(dtype)
-    ids, features = Ids(paths[LABELS]), None
-    if VOCABULARY in paths:
-        vocabulary = Ids(paths[VOCABULARY]).names
-        features = TextFeatures(vocabulary, arrays["text.ends"].tolist(), arrays["text.idf"])
-    model = LabelModel.from_arrays(arrays, Weights(**settings["weights"]), settings["num_labels"])
-    return model, features, ids, arrays["counts"].copy(), settings
+    with explain_damage(folder):
+        paths = {name: check_file(folder, name, checksum, REMEDY) for name, checksum in settings["files"].items()}
+        arrays = {name: tensor.numpy() for name, tensor in load_tensors(paths[ARRAYS]).items()}
+        for name, dtype in settings["unsigned"].items():
+            arrays[name] = arrays[name].view(UNSIGNED[dtype])
+        ids, features = Ids(paths[LABELS]), None
+        if VOCABULARY in paths:
+            vocabulary = Ids(paths[VOCABULARY]).names
+            features = TextFeatures(vocabulary, arrays["text.ends"].tolist(), arrays["text.idf"])
+        model = LabelModel.from_arrays(arrays, Weights(**settings["weights"]), settings["num_labels"])
+        return model, features, ids, arrays["counts"].copy(), settings
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -12,13 +12,16 @@ from beamtree.cli.console import write
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import short_message
+from beamtree.files.checksums import read_checked_json
 from beamtree.files.staging import remove_leftovers_in
+from beamtree.live.saved import load_changes
 from beamtree.scorers import SCORERS
 from beamtree.storage import settings
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tensors import check_finite
-from beamtree.train.runs import DATA, RUN, TRAINING, read_run
+from beamtree.storage.tuned import FORMATS, TUNE
+from beamtree.train.runs import DATA, RUN, TABLES, TRAINING, read_run, table_file
 
 Checks = Iterator[tuple[str, Callable[[], object]]]
 
@@ -54,7 +57,7 @@ def _checks(folder: Path) -> Checks:
     if (folder / DESCRIPTION).exists():
         yield f"prepared data in {folder}", lambda: _check_prepared(folder)
     if (folder / RUN).exists():
-        yield f"the run in {folder}", lambda: read_run(folder)
+        yield f"the run in {folder}", lambda: _check_run(folder)
     if holds_model(folder):
         yield f"the model in {folder}", lambda: _check_model(folder)
     if holds_classifier(folder):
@@ -62,6 +65,15 @@ def _checks(folder: Path) -> Checks:
     for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         if path.name in (TRAINING, "best", DATA) or (path / RUN).exists() or holds_model(path):
             yield from _checks(path)
+
+
+def _check_run(folder: Path) -> None:
+    run = read_run(folder)
+    for name in TABLES:
+        table_file(folder, name, run, full=True)
+    load_changes(folder)
+    if (folder / TUNE).exists():
+        read_checked_json(folder / TUNE, FORMATS, "tune it again")
 
 
 def _check_prepared(folder: Path) -> None:

@@ -12,7 +12,7 @@ from beamtree.diagnose.explore import BEAM_SIZES, inspect_for_page, page, record
 from beamtree.diagnose.inspect import num_users
 from beamtree.files.atomic import check_writable, write_atomically
 from beamtree.ingest.item_tables import read_catalogue
-from beamtree.train.runs import ids_of, open_data, open_model, read_run
+from beamtree.train.runs import ids_of, open_data, open_model, table_file
 
 INSPECTED = 200  # users whose losses are counted
 
@@ -41,8 +41,7 @@ def explore(
     model, name = open_model(run, device), run.resolve().name
     ids = ids_of(run, model)
     if items is None:
-        stored = read_run(run).get("items")
-        items = Path(stored) if isinstance(stored, str) and Path(stored).exists() else None
+        items = table_file(run, "items")
     catalogue = Catalogue.of_ids(ids) if items is None else read_catalogue(items, ids)
     prepared = open_data(run, model, data)
     models = {name: model}

@@ -3,8 +3,6 @@
 The files are described in `beamtree.storage.sharded_files`. As with every model, settings.json is replaced last.
 """
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,29 +26,22 @@ from beamtree.distributed.sharding import (
 )
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import fsync
-from beamtree.files.checksums import file_checksum, with_checksum
-from beamtree.files.staging import folder_lock, remove, staging_folder
+from beamtree.files.checksums import file_checksum
+from beamtree.files.staging import folder_lock, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
 from beamtree.storage import models
-from beamtree.storage.models import MODEL_FILES, files_in_use, make_settings, model_without_weights, tree_tensors
+from beamtree.storage.models import files_in_use, make_settings, model_without_weights, move_model, tree_tensors
 from beamtree.storage.settings import (
     REMEDY,
-    SETTINGS,
     check_files,
     explain_damage,
     holds_model,
     read_settings,
     read_tensors,
+    shard_names,
 )
-from beamtree.storage.sharded_files import (
-    MEMORY_TENSORS,
-    checkpoint_errors,
-    load_state,
-    memory_prefixes,
-    read_memory,
-    tensors_in,
-)
+from beamtree.storage.sharded_files import MEMORY_TENSORS, ShardedTensors, open_shards, read_memory
 from beamtree.storage.tensors import check_finite, save_tensors
 from beamtree.train.checkpoint import Checkpointer, check_same_tree, load_moments, moments_of
 from beamtree.train.validation import Progress
@@ -138,9 +129,6 @@ def write_sharded(
         of_rows: the names of those that belong to sharded rows.
         progress: of its training.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # here: it takes a second to import
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     group, tables, memories = ranks(), sharded_names(model), sharded_memories(model)
     shard = next((table.shard for table in tables.values()), Shard.of(model.tree, group))
     divided = divided_names(model) - set(tables)
@@ -150,83 +138,45 @@ def write_sharded(
     }
     state |= {f"optimizer.{name}": value for name, value in moments.items()}
     rows = [*(f"weights.{name}" for name in tables), *(f"optimizer.{name}" for name in sorted(of_rows))]
+    parts = _layout(state, rows, shard)
+    if not group.is_first:  # which writes what all have
+        parts = {name: value for name, value in parts.items() if ":" in name and not name.endswith(":top")}
     with ExitStack() as stack:
-        draft = Path()
+        draft, suffix = Path(), ""
         with group.fail_together():
             check_finite(model)
             if group.is_first:
                 stack.enter_context(folder_lock(folder))
-                draft = _draft(folder, step, stack)
-        draft = group.first(draft)
-        with group.fail_together(), explain_full_disk(folder), checkpoint_errors(folder):
-            save(_layout(state, rows, shard), storage_writer=FileSystemWriter(draft))
+                if f"tree-{step}.safetensors" in files_in_use(folder):  # never overwrite a file of the last good model
+                    suffix = "b"
+                draft = stack.enter_context(staging_folder(folder / "files"))
+        draft, suffix = group.first((draft, suffix))
+        own: dict[str, Any] = {"file": f"shard-{group.rank}-{step}{suffix}.safetensors"}
         with group.fail_together(), explain_full_disk(folder):
-            own = [*draft.glob(f"__{group.rank}_*"), *([draft / ".metadata"] if group.is_first else [])]
-            files = {path.name: file_checksum(path) for path in sorted(own)}
-        files = {name: checksum for each in group.gather(files) for name, checksum in each.items()}
+            save_tensors(draft / own["file"], parts)
+            fsync(draft / own["file"])
+            own |= file_checksum(draft / own["file"])
+        files = dict(zip(shard_names(group.size), group.gather(own), strict=True))
         with group.fail_together() as first, explain_full_disk(folder):
             if first:
-                shards = {"folder": draft.name, "cut": shard.cut, "ranks": group.size, "rows": rows}
-                shards |= {"lists": list(memories), "files": files}
-                _complete(folder, draft, model, step, progress, shards)
+                tree = f"tree-{step}{suffix}.safetensors"
+                save_tensors(draft / tree, tree_tensors(model))
+                fsync(draft / tree)
+                files["tree"] = {"file": tree, **file_checksum(draft / tree)}
+                shards = {"cut": shard.cut, "ranks": group.size, "rows": rows, "lists": list(memories)}
+                move_model(draft, folder, {**make_settings(model, progress, files), "shards": shards})
 
 
-def _draft(folder: Path, step: int, stack: ExitStack) -> Path:
-    """A folder that all ranks write to before it is moved to its place."""
-    files_in_use(folder)
-    name = f"shards-{step}"
-    if (folder / name).exists():
-        name += "b"
-        remove(folder / name)
-    draft = stack.enter_context(staging_folder(folder / "files"))
-    (draft / name).mkdir()
-    return draft / name
-
-
-def _complete(
-    folder: Path, draft: Path, model: TreeModel, step: int, progress: dict[str, Any], shards: dict[str, Any]
-) -> None:
-    """Move the written files to their folder, and replace settings.json."""
-    parent, name = draft.parent, f"tree-{step}{'b' if draft.name.endswith('b') else ''}.safetensors"
-    save_tensors(parent / name, tree_tensors(model))
-    fsync(parent / name)
-    fsync(draft)
-    settings = make_settings(model, progress, {"tree": {"file": name, **file_checksum(parent / name)}})
-    (parent / SETTINGS).write_text(json.dumps(with_checksum({**settings, "shards": shards}), indent=2) + "\n")
-    fsync(parent / SETTINGS)
-    os.replace(draft, folder / draft.name)
-    os.replace(parent / name, folder / name)
-    fsync(folder)
-    os.replace(parent / SETTINGS, folder / SETTINGS)
-    fsync(folder)
-    for path in folder.iterdir():
-        if MODEL_FILES.fullmatch(path.name) and path.name not in (name, draft.name):
-            remove(path)
-
-
-def _layout(state: Mapping[str, Tensor], rows: Sequence[str], shard: Shard) -> dict[str, Any]:
+def _layout(state: Mapping[str, Tensor], rows: Sequence[str], shard: Shard) -> dict[str, Tensor]:
     """State in the layout of the files: rows become the top, and this rank's part of every level below it."""
-    result: dict[str, Any] = {name: value for name, value in state.items() if name not in rows}
+    result = {name: value for name, value in state.items() if name not in rows}
     for name in (name for name in rows if name in state):
         value, dim = state[name], state[name].shape[1]
         result[f"{name}:top"] = value[: shard.num_top]
         for level in shard.below:
             below = shard.arity ** (level - shard.cut)
-            part = value[shard.rows(level)].view(len(shard.runs(shard.ranks.rank)), below, dim)
-            result[f"{name}:{level}"] = part if shard.ranks.size == 1 else _part_of(part, shard)
+            result[f"{name}:{level}"] = value[shard.rows(level)].view(len(shard.runs(shard.ranks.rank)), below, dim)
     return result
-
-
-def _part_of(part: Tensor, shard: Shard) -> Any:
-    """This rank's part as a DTensor of all ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import Shard as Divided
-
-    mesh = init_device_mesh(part.device.type, (ranks().size,))
-    shape = torch.Size((len(shard.level(shard.cut)), *part.shape[1:]))
-    stride = (part.shape[1] * part.shape[2], part.shape[2], 1)
-    return DTensor.from_local(part, mesh, [Divided(0)], run_check=False, shape=shape, stride=stride)
 
 
 # Reading
@@ -239,6 +189,7 @@ def load_part_for_training(
     folder = Path(folder)
     with ranks().fail_together():
         settings = read_settings(folder)
+        check_files(folder, settings)
         with explain_damage(folder):
             model = model_without_weights(folder, settings, scorers)
     shard_model(model)
@@ -259,17 +210,19 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel) -> No
             weights |= {f"{prefix}{name}": getattr(memory, name) for name in MEMORY_TENSORS}
         model.scorer.load_state_dict(weights)
         return
-    with ranks().fail_together():
-        check_files(folder, settings)
-        if any(table.shard != _shard(settings, model) for table in tables.values()):
-            raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
-        prefixes = memory_prefixes(folder, settings)
-    for prefix in prefixes:
-        memory = memories[prefix]
-        memory.set_part(read_memory(folder, settings, prefix, memory.lists, own_rows(memory.num_items)))
+    prefixes, shard = settings["shards"]["lists"], _shard(settings, model)
     divided = divided_names(model) - set(tables)
     state = {f"weights.{k}": v.detach() for k, v in model.scorer.state_dict().items() if k not in divided}
-    _load(folder, settings, state, _shard(settings, model))
+    with ranks().fail_together(), open_shards(folder, settings) as tensors:
+        if any(table.shard != shard for table in tables.values()):
+            raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
+        lists = {
+            prefix: read_memory(tensors, settings, prefix, memories[prefix].lists, own_rows(memories[prefix].num_items))
+            for prefix in prefixes
+        }
+        _copy(tensors, settings, state, shard)
+    for prefix, part in lists.items():
+        memories[prefix].set_part(part)
 
 
 def _read_moments(
@@ -285,12 +238,12 @@ def _read_moments(
             if table is not None and value.dim():
                 moments[name] = table.shard.part(value)
         return moments
-    tensors = tensors_in(folder, settings)
     rows = [name for name in settings["shards"]["rows"] if name.startswith("optimizer.")]
-    others = [name for name in tensors if name.startswith("optimizer.") and name.partition(":")[0] not in rows]
     state = {name: torch.empty_like(parameters[int(name.split(".")[1])], requires_grad=False) for name in rows}
-    state |= {name: torch.empty(tensors[name].size, dtype=tensors[name].properties.dtype) for name in others}
-    _load(folder, settings, state, _shard(settings, model))
+    with ranks().fail_together(), open_shards(folder, settings) as tensors:
+        _copy(tensors, settings, state, _shard(settings, model))
+        others = [name for name in tensors.names if name.startswith("optimizer.") and ":" not in name]
+        state |= {name: tensors.whole(name) for name in others}
     return {name.removeprefix("optimizer."): value for name, value in state.items()}
 
 
@@ -298,31 +251,32 @@ def _shard(settings: Mapping[str, Any], model: TreeModel) -> Shard:
     return Shard(model.tree.arity, model.tree.height, int(settings["shards"]["cut"]), ranks())
 
 
-def _load(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor], shard: Shard) -> None:
+def _copy(tensors: ShardedTensors, settings: Mapping[str, Any], state: Mapping[str, Tensor], shard: Shard) -> None:
+    """Copy this rank's part of saved tensors into those of `state`."""
     rows = [name for name in settings["shards"]["rows"] if name in state]
-    load_state(folder, settings, _layout(state, rows, shard), alone=ranks().size == 1)
+    for name, value in _layout(state, rows, shard).items():
+        is_level = name.partition(":")[0] in rows and not name.endswith(":top")
+        tensors.copy(name, value, shard.runs(shard.ranks.rank).start if is_level else 0)
 
 
 def read_part(
     folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
     """The weights that one rank needs for a search: rows of its shard, `wanted` partners, and all other tensors."""
-    if int(settings["shards"]["cut"]) != shard.cut:
+    shards = settings["shards"]
+    if int(shards["cut"]) != shard.cut:
         raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
-    tensors = tensors_in(folder, settings)
-    rows = [name for name in settings["shards"]["rows"] if name.startswith("weights.")]
-    lists: dict[str, Tensor] = {}
-    for prefix in memory_prefixes(folder, settings):
-        count = tensors[f"weights.{prefix}recency"].size[0]
-        total = sum(
-            tensors[f"weights.{prefix}offsets:{rank}"].size[0] - 1 for rank in range(settings["shards"]["ranks"])
-        )
-        part = read_memory(folder, settings, prefix, count, torch.arange(total // count), wanted)
-        lists |= {f"{prefix}{name}": value for name, value in zip(MEMORY_TENSORS, vars(part).values(), strict=True)}
-    state: dict[str, Tensor] = {}
-    for name in (*rows, *(each for each in tensors if each.startswith("weights.") and ":" not in each)):
-        saved = tensors[f"{name}:top" if name in rows else name]
-        size = (shard.num_rows, saved.size[1]) if name in rows else saved.size
-        state[name] = torch.empty(size, dtype=saved.properties.dtype)
-    load_state(folder, settings, _layout(state, rows, shard))
+    with open_shards(folder, settings) as tensors:
+        lists: dict[str, Tensor] = {}
+        for prefix in shards["lists"]:
+            count = tensors.shape(f"weights.{prefix}recency")[0]
+            total = sum(tensors.shape(f"weights.{prefix}offsets:{rank}")[0] - 1 for rank in range(shards["ranks"]))
+            part = read_memory(tensors, settings, prefix, count, torch.arange(total // count), wanted)
+            lists |= {f"{prefix}{name}": value for name, value in zip(MEMORY_TENSORS, vars(part).values(), strict=True)}
+        names = [name for name in tensors.names if name.startswith("weights.") and ":" not in name]
+        state = {name: tensors.whole(name) for name in names}
+        for name in (name for name in shards["rows"] if name.startswith("weights.")):
+            top = tensors.whole(f"{name}:top")
+            state[name] = top.new_empty(shard.num_rows, top.shape[1])
+        _copy(tensors, settings, {name: value for name, value in state.items() if name in shards["rows"]}, shard)
     return {**{name.removeprefix("weights."): value for name, value in state.items()}, **lists}

@@ -23,14 +23,19 @@ def read_json(path: Path, remedy: str) -> Any:
 
 def write_json(path: Path, content: object) -> None:
     """Write JSON atomically. Numbers must be finite."""
-    try:
-        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    except ValueError as error:
-        raise ValueError(f"{path} is not written: a number in it is not finite") from error
+    text = as_json(path, content)
     if _is_device(path):
         path.write_text(text, encoding="utf-8")
         return
     write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def as_json(path: Path, content: object) -> str:
+    """The text of a JSON file; a ValueError where a number is not finite."""
+    try:
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{path} is not written: a number in it is not finite") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.atomic import read_json
+from beamtree.files.atomic import as_json, read_json, write_json
 
 BLOCK, SAMPLED = 1 << 20, 256  # bytes per block, and blocks hashed of a large file
 CHECKSUM = "seal"  # the key under which a JSON file holds its own checksum
@@ -36,7 +36,7 @@ def check_file(folder: Path, name: object, checksum: object, remedy: str, *, ful
 
     With `full` even a large file is hashed completely. Older versions stored only the size.
     """
-    path = _regular_file(folder, name, remedy)
+    path = regular_file(folder, name, remedy)
     checksum = {"bytes": checksum} if isinstance(checksum, int) else checksum
     if not isinstance(checksum, dict) or not isinstance(checksum.get("bytes"), int):
         raise ValueError(f"{folder} does not record the size of {name}: {remedy}")
@@ -49,7 +49,7 @@ def check_file(folder: Path, name: object, checksum: object, remedy: str, *, ful
     return path
 
 
-def _regular_file(folder: Path, name: object, remedy: str) -> Path:
+def regular_file(folder: Path, name: object, remedy: str) -> Path:
     """A regular file of a folder; a ValueError for a path, a link out of the folder, a pipe or a device."""
     if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
         raise ValueError(f"{folder} refers to {str(name)[:80]!r}, which is not one of its files: {remedy}")
@@ -87,14 +87,25 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, CHECKSUM: _json_sha256(content)}
 
 
-def read_checked_json(path: Path, formats: tuple[int, ...], remedy: str) -> dict[str, Any]:
-    """The content of a JSON file with a known format and a matching checksum; older formats have no checksum."""
+def write_checked_json(path: Path, content: Mapping[str, Any], format: int) -> None:
+    """Write JSON atomically, with its format and a checksum of itself."""
+    stored = json.loads(as_json(path, {**content, "format": format}))  # with keys of text and lists, as it is read
+    write_json(path, with_checksum(stored))
+
+
+def read_checked_json(path: Path, formats: tuple[int | None, ...], remedy: str) -> dict[str, Any]:
+    """The content of a JSON file with a known format and a matching checksum.
+
+    The first of the formats has a checksum, older ones do not; None: a file without a format is read too.
+    """
     content = read_json(path, remedy)
-    if not isinstance(content, dict) or content.get("format") not in formats:
-        known = " or ".join(map(str, formats))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: {remedy}")
+    if content.get("format") not in formats:
+        known = " or ".join(str(format) for format in formats if format is not None)
         raise ValueError(f"{path} does not have format {known}, which this version of beamtree reads: {remedy}")
     checksum = content.pop(CHECKSUM, None)
-    if content["format"] != formats[0] and checksum is None:
+    if content.get("format") != formats[0] and checksum is None:
         return content
     if checksum != _json_sha256(content):
         raise ValueError(f"{path} is damaged: it was changed after it was written; {remedy}")

@@ -12,8 +12,10 @@ import ctypes
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,6 +91,35 @@ def staging_folder(out: Path) -> Iterator[Path]:
             _unlock(lock)
 
 
+def temporary_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
+    """A new folder for temporary files, and a function that removes it.
+
+    It is locked until then. Unlocked folders with the same prefix were left by killed processes, and are removed.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*") if CAN_LOCK else ():
+        with suppress(OSError):  # another process uses it, or it belongs to another user
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _inode(os.fstat(handle)) not in _locked and os.fstat(handle).st_uid == os.getuid():
+                    remove(path)
+            finally:
+                os.close(handle)
+    for _ in range(ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            lock = _lock(folder, folder)
+        except (FileNotFoundError, ValueError):  # another process has just removed it as left behind
+            continue
+        return folder, partial(_remove_locked, folder, lock)
+    raise ValueError(_in_use(folder))
+
+
+def _remove_locked(folder: Path, lock: Lock | None) -> None:
+    _unlock(lock)
+    remove(folder)
+
+
 def move_into_place(source: Path, out: Path) -> None:
     """Replace `out` by a file or folder atomically; after an error the old `out` is still there."""
     if not (source.is_dir() and out.is_dir()):
@@ -100,7 +131,7 @@ def move_into_place(source: Path, out: Path) -> None:
 
 def swap(one: Path, other: Path) -> None:
     """Let two folders change places, atomically where the system can; after an error `one` is still there."""
-    if _exchange(one, other):
+    if exchange(one, other):
         return
     old = one.with_name(one.name + OLD)
     remove(old)
@@ -212,7 +243,7 @@ def _restore_old(out: Path) -> None:
         os.rename(old, out)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def exchange(one: Path, other: Path) -> bool:
     """Swap two folders atomically; False where the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

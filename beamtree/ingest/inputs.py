@@ -3,8 +3,6 @@
 Polars is imported only where one of these has to be read.
 """
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +13,11 @@ from beamtree.builders import category_tree, cluster_tree, random_tree
 from beamtree.data import Prepared, load_data
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
+from beamtree.files.staging import temporary_folder
 from beamtree.tree import Tree
 
 TreeBuilder = Callable[[Prepared, int, int], Tree]  # (data, arity, seed)
+TEMPORARY = "beamtree-data-"  # how the names of temporary folders begin
 TREE_FILES = (".parquet", ".jsonl", ".ndjson")
 
 
@@ -62,14 +62,14 @@ def unpack_data(files: dict[str, bytes]) -> Prepared:
 
 def _temporary_data(fill: Callable[[Path], None]) -> Prepared:
     """Prepared data in a temporary folder, which `fill` writes and which is removed with the data."""
-    folder = tempfile.mkdtemp(prefix="beamtree-")
+    folder, remove = temporary_folder(TEMPORARY)
     try:
-        fill(Path(folder) / "data")
-        data = load_data(Path(folder) / "data")
+        fill(folder / "data")
+        data = load_data(folder / "data")
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove()
         raise
-    weakref.finalize(data, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(data, remove)
     return data
 
 

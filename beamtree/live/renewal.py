@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,10 +25,17 @@ from beamtree.closed_form.builder import LEARNED
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
-from beamtree.errors import requires, short_message
+from beamtree.errors import explain_full_disk, requires, short_message
 from beamtree.evaluate import evaluate
 from beamtree.files.atomic import check_replaceable
-from beamtree.files.staging import folder_lock, move_into_place, staging_folder, swap
+from beamtree.files.staging import (
+    exchange,
+    folder_lock,
+    move_into_place,
+    remove_leftovers,
+    staging_folder,
+    swap,
+)
 from beamtree.ingest.inputs import tree_builder
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog
@@ -40,12 +48,26 @@ from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.models import save_model
+from beamtree.storage.settings import SETTINGS
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import resolve_settings, train_model
-from beamtree.train.runs import DATA, LOG, TABLES, check_run, open_data, open_model, read_run, table_file, write_run
+from beamtree.train.runs import (
+    DATA,
+    LOG,
+    RUN,
+    TABLES,
+    check_run,
+    open_data,
+    open_model,
+    read_run,
+    save_table,
+    table_file,
+    write_run,
+)
 from beamtree.tree import PAD
 
 PREVIOUS = ".previous"  # the run before the last renewal is RUN.previous
+KEPT = ".kept"  # RUN.kept becomes RUN.previous once another run has taken the place of RUN
 MAX_GROWTH = 0.3  # of the catalogue since the tree was built, beyond which it is built again
 EVALUATED = 2000  # users whose newest events are held out, at most
 SAMPLE = 1000  # users whose answers are compared
@@ -141,6 +163,7 @@ def renew(
         from beamtree.ingest.append import append_log
 
     folder, began = Path(run).resolve(), monotonic()
+    _recover(folder)
     check_run(folder)
     check_replaceable(folder)
     settings = read_run(folder)
@@ -148,7 +171,12 @@ def renew(
     if steps < 0 or (steps and refits):
         reason = "must be 0 or more" if steps < 0 else "the run was trained with `refit`, so no users are left to check"
         raise ValueError(f"steps={steps}: {reason}")
-    with folder_lock(folder), staging_folder(folder) as draft, Reporter(verbose) as report:
+    with (
+        explain_full_disk(folder),
+        folder_lock(folder),
+        staging_folder(folder) as draft,
+        Reporter(verbose) as report,
+    ):
         old = open_model(folder, device, scorers)
         if not isinstance(old.scorer, SumScorer) or not old.scorer.hyperparameters:
             raise ValueError(f"{folder} has no closed-form parts to renew: train it with the recipe beamtree")
@@ -206,20 +234,30 @@ def renew(
             save_model(model, new_run)
             _save_rest(folder, new_run, model, joined)
             _keep(folder)
-            move_into_place(new_run, folder)
+            try:
+                swap(folder, new_run)
+            finally:
+                _complete(folder)
     return result
 
 
 def roll_back(run: str | Path) -> None:
     """Let a run and the one before its last renewal change places; a second time, they change back."""
     folder = Path(run).resolve()
-    previous = folder.with_name(folder.name + PREVIOUS)
+    previous, kept = _beside(folder)
+    _recover(folder)
     if not previous.is_dir():
         raise ValueError(f"{folder} was not renewed: there is no {previous.name} to go back to")
     check_run(previous)
     check_replaceable(folder)
-    with folder_lock(folder):
-        swap(folder, previous)
+    with folder_lock(folder), staging_folder(folder):
+        if exchange(folder, previous):
+            return
+        try:  # in three renames, where the system cannot swap two folders: `_complete` can go on after each
+            os.rename(folder, kept)
+            os.rename(previous, folder)
+        finally:
+            _complete(folder)
 
 
 # New items
@@ -374,9 +412,12 @@ def compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[flo
 
 def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) -> None:
     """Copy tables and the training log, and write live changes, without those that the log now has."""
-    for name in (LOG, *(f"{table}.parquet" for table in TABLES)):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, new_run / name)
+    if (folder / LOG).is_file():
+        shutil.copyfile(folder / LOG, new_run / LOG)
+    for name in TABLES:
+        table = table_file(folder, name)
+        if table is not None and table.parent == folder:
+            save_table(new_run, name, partial(shutil.copyfile, table))
     saved = load_changes(folder)
     if saved is None:
         return
@@ -392,8 +433,13 @@ def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) ->
     save_changes(new_run, LiveModel(model, data=data, saved=saved))
 
 
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """RUN.previous and RUN.kept."""
+    return folder.with_name(folder.name + PREVIOUS), folder.with_name(folder.name + KEPT)
+
+
 def _keep(folder: Path) -> None:
-    """Copy a run to RUN.previous, by links where the system has them: no file of a run is changed in place."""
+    """Copy a run to RUN.kept, by links where the system has them: no file of a run is changed in place."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -401,7 +447,41 @@ def _keep(folder: Path) -> None:
         except OSError:
             shutil.copy2(source, target)
 
-    previous = folder.with_name(folder.name + PREVIOUS)
-    with staging_folder(previous) as draft:
-        shutil.copytree(folder, draft / previous.name, copy_function=link)
-        move_into_place(draft / previous.name, previous)
+    _, kept = _beside(folder)
+    with staging_folder(kept) as draft:
+        shutil.copytree(folder, draft / kept.name, copy_function=link)
+        move_into_place(draft / kept.name, kept)
+
+
+def _complete(folder: Path) -> None:
+    """Make RUN.kept the previous run where another one has taken the place of RUN; otherwise RUN is as it was.
+
+    A process that is killed leaves RUN.kept, and what it was doing is completed by the next renewal or roll-back.
+    """
+    previous, kept = _beside(folder)
+    if not kept.is_dir():
+        return
+    if not folder.is_dir():
+        os.rename(kept, folder)
+        return
+    with staging_folder(kept) as draft:  # what is not needed is moved there first, so that no half of it is ever found
+        if all(_content(folder / name) == _content(kept / name) for name in (RUN, SETTINGS)):
+            os.rename(kept, draft / kept.name)
+            return
+        if previous.is_dir():
+            os.rename(previous, draft / previous.name)
+        os.rename(kept, previous)
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _recover(folder: Path) -> None:
+    """Complete what a killed renewal or roll-back began, and remove what it left."""
+    _, kept = _beside(folder)
+    remove_leftovers(folder)
+    remove_leftovers(kept)
+    if kept.is_dir():
+        with staging_folder(folder):
+            _complete(folder)

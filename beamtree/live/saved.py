@@ -1,6 +1,7 @@
 """What a run's folder has for a live model: titles and categories, vectors of the items, and saved changes."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.errors import short_message
-from beamtree.files.atomic import read_json, write_json
+from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.live.events import Event
 from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_fields
 from beamtree.live.placement import new_item
@@ -19,6 +20,7 @@ from beamtree.train.runs import read_run, table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: changes since the training log ended
+FORMATS = 1, None  # of live.json; older ones have neither a format nor a checksum
 HINT = "remove it, or save the recommender again"
 
 
@@ -78,15 +80,16 @@ def save_changes(folder: Path, live: LiveModel | None) -> None:
         for name, item in saved.items.items()
     }
     dislikes = {"dislikes": saved.dislikes} if saved.dislikes else {}
-    write_json(folder / LIVE, {"items": items, "added": list(saved.added), "events": saved.events, **dislikes})
+    content = {"items": items, "added": list(saved.added), "events": saved.events, **dislikes}
+    write_checked_json(folder / LIVE, content, FORMATS[0])
 
 
 def load_changes(folder: Path) -> SavedChanges | None:
     """The changes saved in a run's folder; a ValueError if the file is damaged."""
     path = folder / LIVE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
-    content = read_json(path, HINT)
+    content = read_checked_json(path, FORMATS, HINT)
     try:
         items = {str(name): new_item(fields) for name, fields in content["items"].items()}
         events = {str(user): [Event(*event) for event in row] for user, row in content["events"].items()}

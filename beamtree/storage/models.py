@@ -40,13 +40,14 @@ from beamtree.storage.settings import (
     holds_model,
     read_settings,
     read_tensors,
+    shard_names,
     unknown_scorers,
 )
-from beamtree.storage.sharded_files import load_shards
+from beamtree.storage.sharded_files import load_shards, weight_shapes
 from beamtree.storage.tensors import check_finite, save_tensors
 from beamtree.tree import Tree, height_for
 
-MODEL_FILES = re.compile(r"(tree|weights|optimizer|search)-\d+b?\.safetensors|items-\d+b?\.txt|shards-\d+b?")
+MODEL_FILES = re.compile(r"(tree|weights|optimizer|search|shard-\d+)-\d+b?\.safetensors|items-\d+b?\.txt")
 
 
 # Writing
@@ -112,17 +113,22 @@ def write_model(
                     save_tensors(draft / file, parts[part])
                 fsync(draft / file)
             checksums = {part: {"file": file, **file_checksum(draft / file)} for part, file in files.items()}
-            settings = make_settings(model, progress, checksums)
-            (draft / SETTINGS).write_text(json.dumps(with_checksum(settings), indent=2) + "\n")
-            fsync(draft / SETTINGS)
-            for file in files.values():
-                os.replace(draft / file, folder / file)
-            fsync(folder)
-            os.replace(draft / SETTINGS, folder / SETTINGS)
-            fsync(folder)
-        for path in folder.iterdir():  # of the previous model, or of one that was not completed
-            if MODEL_FILES.fullmatch(path.name) and path.name not in files.values():
-                remove(path)
+            move_model(draft, folder, make_settings(model, progress, checksums))
+
+
+def move_model(draft: Path, folder: Path, settings: dict[str, Any]) -> None:
+    """Move the files of a model into its folder, settings.json last, and remove those of the previous one."""
+    (draft / SETTINGS).write_text(json.dumps(with_checksum(settings), indent=2) + "\n")
+    fsync(draft / SETTINGS)
+    files = {entry["file"] for entry in settings["files"].values()}
+    for file in files:
+        os.replace(draft / file, folder / file)
+    fsync(folder)
+    os.replace(draft / SETTINGS, folder / SETTINGS)
+    fsync(folder)
+    for path in folder.iterdir():  # of the previous model, or of one that was not completed
+        if MODEL_FILES.fullmatch(path.name) and path.name not in files:
+            remove(path)
 
 
 def tree_tensors(model: TreeModel) -> dict[str, Tensor]:
@@ -232,13 +238,14 @@ def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, as
     """Copy the weights of a folder into the model, or with `assign` use them in place."""
     if "shards" in settings:
         load_shards(folder, settings, model)
-        return
-    weights = read_tensors(folder, settings, "weights")
-    try:
-        model.scorer.load_state_dict(weights, assign=assign)
-    except RuntimeError as error:
-        raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
-    if is_read_fully(settings["files"]["weights"]["bytes"]):
+    else:
+        weights = read_tensors(folder, settings, "weights")
+        try:
+            model.scorer.load_state_dict(weights, assign=assign)
+        except RuntimeError as error:
+            raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}") from error
+    parts = shard_names(settings["shards"]["ranks"]) if "shards" in settings else ["weights"]
+    if all(is_read_fully(settings["files"][part]["bytes"]) for part in parts):
         check_finite(model)
 
 
@@ -249,23 +256,27 @@ def _make_scorer(folder: Path, settings: dict[str, Any], more: Sequence[type[Sco
     classes = {scorer.__name__: scorer for scorer in (*SCORERS, *more)}
     name, scorer_settings = settings["scorer"], settings["scorer_settings"]
     try:
-        if "shards" not in settings:
-            with torch.device("meta"):  # nothing is allocated before the shapes are known to match the files
-                _check_shapes(folder, settings, classes[name].from_settings(scorer_settings, classes))
+        with torch.device("meta"):  # nothing is allocated before the shapes are known to match the files
+            _check_shapes(folder, settings, classes[name].from_settings(scorer_settings, classes))
         return classes[name].from_settings(scorer_settings, classes)
     except TypeError as error:  # a scorer must accept its own `settings`
         raise ValueError(f"{folder}: a {name} cannot be made from its settings: {error}") from error
 
 
 def _check_shapes(folder: Path, settings: dict[str, Any], scorer: Scorer) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    path = file_path(folder, settings, "weights")
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    shapes = (
+        weight_shapes(folder, settings) if "shards" in settings else _shapes(file_path(folder, settings, "weights"))
+    )
     for key, value in scorer.state_dict().items():
         if shapes.get(key) != list(value.shape):
             raise ValueError(f"{folder}: the weights do not fit a {settings['scorer']}: {key} is {shapes.get(key)}")
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

@@ -23,7 +23,7 @@ TYPES: dict[str, type] = {
     "tree": str, "arity": int, "admit_empty": bool, "scorer": str, "scorer_settings": dict, "dtype": str,
     "chained": bool, "first_level": int, "progress": dict, "files": dict,
 }  # fmt: skip
-SHARD_TYPES = {"folder": str, "cut": int, "ranks": int, "rows": list, "files": dict}  # see `sharded_files`
+SHARD_TYPES = {"cut": int, "ranks": int, "rows": list, "lists": list}  # see `sharded_files`
 REMEDY = "copy the folder again, or train again"
 
 
@@ -41,10 +41,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
     for key, kind in TYPES.items():
         if not isinstance(settings.get(key), kind) or (kind is int and isinstance(settings[key], bool)):
             raise ValueError(f"{path} is damaged: {key} is {str(settings.get(key))[:40]!r}; {REMEDY}")
-    files, shards = settings["files"], settings.get("shards")
-    is_sharded = isinstance(shards, dict) and all(isinstance(shards.get(k), kind) for k, kind in SHARD_TYPES.items())
-    required = {"tree"} if is_sharded else {"tree", "weights"}
-    if settings["dtype"] not in DTYPES or not required <= set(files) <= PARTS:
+    files, required = settings["files"], {"tree", "weights"}
+    if "shards" in settings:
+        shards = settings["shards"]
+        if isinstance(shards, dict) and "folder" in shards:
+            raise ValueError(f"{folder} was written over ranks by an older version of beamtree: train again")
+        if not isinstance(shards, dict) or not all(isinstance(shards.get(k), kind) for k, kind in SHARD_TYPES.items()):
+            raise ValueError(f"{path} is damaged: it does not say how the model is divided; {REMEDY}")
+        required = {"tree", *shard_names(min(shards["ranks"], len(files)))}
+    if settings["dtype"] not in DTYPES or not required <= set(files) <= PARTS | required:
         raise ValueError(f"{path} is damaged: it does not name the files of a model; {REMEDY}")
     for part, entry in files.items():
         if settings["format"] == 2 and isinstance(entry, list) and len(entry) == 2:
@@ -52,6 +57,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
         elif not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
             raise ValueError(f"{path} is damaged: it does not name the file of its {part}; {REMEDY}")
     return settings
+
+
+def shard_names(ranks: int) -> list[str]:
+    """The names of the parts of a model that some ranks wrote."""
+    return [f"shard-{rank}" for rank in range(ranks)]
 
 
 def fingerprint(folder: Path) -> str:
@@ -82,13 +92,12 @@ def read_tensors(folder: Path, settings: dict[str, Any], part: str) -> dict[str,
 def check_files(folder: Path, settings: dict[str, Any], *, full: bool = False) -> None:
     """Raise a ValueError if a file of the model does not match its checksum; with `full`, all of it is read."""
     for entry in settings["files"].values():
-        check_file(folder, entry["file"], entry, REMEDY, full=full)
-    shards = settings.get("shards", {"files": {}})
-    for name, entry in shards["files"].items():
         try:
-            check_file(folder / shards["folder"], name, entry, REMEDY, full=full)
+            check_file(folder, entry["file"], entry, REMEDY, full=full)
         except ValueError as error:
-            count = f"{len(shards['files'])} files from {shards['ranks']} ranks"
+            if "shards" not in settings:
+                raise
+            count = f"{len(settings['files'])} files from {settings['shards']['ranks']} ranks"
             raise ValueError(f"{error} ({count} belong to {folder})") from error
 
 

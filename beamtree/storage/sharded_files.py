@@ -1,17 +1,17 @@
 """Models that several processes wrote, each a part; any number of processes can read them.
 
-    settings.json             as for every model, with the folder and the files below under `shards`
-    tree-<step>.safetensors   the items on the leaf slots
-    shards-<step>/            weights and moments, as torch.distributed.checkpoint writes them
+    settings.json                     as for every model, with how rows and lists are divided under `shards`
+    tree-<step>.safetensors           the items on the leaf slots
+    shard-<rank>-<step>.safetensors   the weights and moments of one rank; the first has those that are not divided
 
 Rows of nodes are divided below a level, the cut: each level below it is a tensor [nodes of the cut, nodes below one of
-them, dim], and all levels above it are one tensor, <name>:top. The partners of item i of a memory are in the part i % W
-of W. torch.distributed.checkpoint reads its list of files with pickle: only read what you wrote.
+them, dim], of which every file has some nodes of the cut in the order of the ranks. All levels above it are one tensor,
+<name>:top. The partners of item i of a memory are in the part i % W of W.
 """
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from beamtree.data.csr import CSR, concatenate
 from beamtree.model import TreeModel
 from beamtree.scorers import MemoryScorer
-from beamtree.storage.settings import REMEDY, read_tensors
+from beamtree.storage.settings import REMEDY, explain_damage, file_path, read_tensors, shard_names
 from beamtree.tree import Tree
 
 MEMORY_TENSORS = ("offsets", "partners", "weights")
@@ -38,45 +38,118 @@ def memory_names(prefixes: Iterable[str]) -> set[str]:
     return {f"{prefix}{name}" for prefix in prefixes for name in MEMORY_TENSORS}
 
 
+class ShardedTensors:
+    """The tensors in the files of all ranks, by name: the parts of a divided one follow each other.
+
+    Args:
+        files: of the ranks, in their order, as safetensors has opened them.
+    """
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._files: dict[str, list[Any]] = {}
+        for file in files:
+            for name in file.keys():  # noqa: SIM118
+                self._files.setdefault(name, []).append(file)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._files)
+
+    def shape(self, name: str) -> list[int]:
+        """The shape of a tensor."""
+        first, *others = (file.get_slice(name).get_shape() for file in self._files[name])
+        return [first[0] + sum(other[0] for other in others), *first[1:]] if others else list(first)
+
+    def whole(self, name: str) -> Tensor:
+        """All of a tensor."""
+        parts = [file.get_tensor(name) for file in self._files[name]]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def copy(self, name: str, out: Tensor, first: int = 0) -> None:
+        """Copy a tensor into another one; of a divided one as many rows as this has, from the row `first` on."""
+        shape = self.shape(name)
+        if not shape:
+            out.copy_(self.whole(name))
+            return
+        if shape[1:] != list(out.shape[1:]) or first + len(out) > shape[0]:
+            raise ValueError(f"{name} is {shape}, which does not hold {list(out.shape)} from row {first}")
+        end, start = first + len(out), 0
+        for file in self._files[name]:
+            part = file.get_slice(name)
+            rows = range(max(first, start), min(end, start + part.get_shape()[0]))
+            if rows:  # pages of the file are read as they are copied
+                out[rows.start - first : rows.stop - first].copy_(part[rows.start - start : rows.stop - start])
+            start += part.get_shape()[0]
+
+
+@contextmanager
+def open_shards(folder: Path, settings: Mapping[str, Any]) -> Iterator[ShardedTensors]:
+    """The tensors in the files of a model, which must have been checked."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with ExitStack() as stack, explain_damage(folder):
+            paths = [file_path(folder, dict(settings), part) for part in shard_names(settings["shards"]["ranks"])]
+            yield ShardedTensors([stack.enter_context(safe_open(path, framework="pt")) for path in paths])
+    except SafetensorError as error:
+        raise ValueError(f"{folder} is damaged ({error}): {REMEDY}") from error
+
+
 def load_shards(folder: Path, settings: Mapping[str, Any], model: TreeModel) -> None:
     """Load all weights into a model of one process."""
-    memories, prefixes = memories_of(model), memory_prefixes(folder, settings)
-    for prefix in prefixes:
-        memory = memories[prefix]
-        memory.rows = read_memory(folder, settings, prefix, memory.lists, torch.arange(memory.num_items))
-    divided = memory_names(prefixes)
-    state = {f"weights.{k}": v.detach() for k, v in model.scorer.state_dict().items() if k not in divided}
-    load_state(folder, settings, _layout(state, settings, model.tree))
+    memories, prefixes = memories_of(model), settings["shards"]["lists"]
+    with open_shards(folder, settings) as tensors:
+        for prefix in prefixes:
+            memory = memories[prefix]
+            memory.rows = read_memory(tensors, settings, prefix, memory.lists, torch.arange(memory.num_items))
+        divided = memory_names(prefixes)
+        state = {f"weights.{k}": v.detach() for k, v in model.scorer.state_dict().items() if k not in divided}
+        for name, value in _layout(state, settings, model.tree).items():
+            tensors.copy(name, value)
+
+
+def weight_shapes(folder: Path, settings: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The shapes of all weights, put together, by their names in `state_dict`."""
+    size = settings["shards"]["ranks"]
+    with open_shards(folder, settings) as tensors:
+        shapes = {name: tensors.shape(name) for name in tensors.names if ":" not in name}
+        for name in settings["shards"]["rows"]:
+            parts = [tensors.shape(part) for part in row_names(tensors, name)]
+            shapes[name] = [sum(prod(part[:-1]) for part in parts), parts[0][-1]]
+        for name in memory_names(settings["shards"]["lists"]):
+            length = sum(tensors.shape(f"weights.{name}:{rank}")[0] for rank in range(size))
+            shapes[f"weights.{name}"] = [length - (size - 1 if name.endswith("offsets") else 0)]
+    return {name.removeprefix("weights."): shape for name, shape in shapes.items()}
 
 
 def read_moments(folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
     """The moments of Adam by name, <number of a parameter>.<name>, of one process or of several."""
     if "shards" not in settings:
         return read_tensors(folder, dict(settings), "optimizer")
-    tensors, rows = tensors_in(folder, settings), settings["shards"]["rows"]
-    state = {name: _empty(metadata) for name, metadata in tensors.items() if name.startswith("optimizer.")}
-    state = {name: value for name, value in state.items() if name.partition(":")[0] not in rows}
-    levels = {name: value for name, value in _row_tensors(tensors, settings).items() if name.startswith("optimizer.")}
-    load_state(folder, settings, {**state, **{name: part for parts in levels.values() for name, part in parts.items()}})
-    state |= {
-        name: torch.cat([part.reshape(-1, part.shape[-1]) for part in parts.values()]) for name, parts in levels.items()
-    }
-    return {name.removeprefix("optimizer."): value for name, value in state.items()}
+    moments = {}
+    with open_shards(folder, settings) as tensors:
+        for name in sorted({name.partition(":")[0] for name in tensors.names if name.startswith("optimizer.")}):
+            if name in settings["shards"]["rows"]:
+                levels = (tensors.whole(level) for level in row_names(tensors, name))
+                value = torch.cat([level.reshape(-1, level.shape[-1]) for level in levels])
+            else:
+                value = tensors.whole(name)
+            moments[name.removeprefix("optimizer.")] = value
+    return moments
 
 
-def _row_tensors(tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Empty tensors for the rows of nodes: for each name one for the top, and one for each level below it."""
-    result: dict[str, dict[str, Tensor]] = {}
-    for name in settings["shards"]["rows"]:
-        keys = [key for key in tensors if key.startswith(f"{name}:") and not key.endswith(":top")]
-        keys.sort(key=lambda key: int(key.rpartition(":")[2]))
-        result[name] = {key: _empty(tensors[key]) for key in (f"{name}:top", *keys)}
-    return result
+def row_names(tensors: ShardedTensors, name: str) -> list[str]:
+    """The tensors that hold rows of nodes: the top, and the levels below it."""
+    levels = [key for key in tensors.names if key.startswith(f"{name}:") and not key.endswith(":top")]
+    return [f"{name}:top", *sorted(levels, key=lambda key: int(key.rpartition(":")[2]))]
 
 
 def _layout(state: Mapping[str, Tensor], settings: Mapping[str, Any], tree: Tree) -> dict[str, Tensor]:
     """Views of full tensors in the layout of the files."""
-    cut, rows = int(settings["shards"]["cut"]), settings["shards"]["rows"]
+    cut, rows = settings["shards"]["cut"], settings["shards"]["rows"]
+    if not 0 <= cut <= tree.height:
+        raise IndexError(f"the tree has no level {cut}")
     result = {name: value for name, value in state.items() if name not in rows}
     for name in (name for name in rows if name in state):
         value = state[name]
@@ -88,7 +161,7 @@ def _layout(state: Mapping[str, Tensor], settings: Mapping[str, Any], tree: Tree
 
 
 def read_memory(
-    folder: Path,
+    tensors: ShardedTensors,
     settings: Mapping[str, Any],
     prefix: str,
     lists: int,
@@ -96,14 +169,11 @@ def read_memory(
     wanted: Callable[[Tensor], Tensor] | None = None,
 ) -> CSR:
     """The partners of some items, list by list; with `wanted`, only partners in its mask."""
-    tensors, size = tensors_in(folder, settings), settings["shards"]["ranks"]
+    size = settings["shards"]["ranks"]
 
     def parts() -> Iterator[CSR]:
         for index in range(size):
-            names = [f"weights.{prefix}{name}:{index}" for name in MEMORY_TENSORS]
-            state = {name: _empty(tensors[name]) for name in names}
-            load_state(folder, settings, dict(state))
-            part = CSR(*state.values())
+            part = CSR(*(tensors.whole(f"weights.{prefix}{name}:{index}") for name in MEMORY_TENSORS))
             yield part if wanted is None else part.filter(wanted(part.columns))
 
     return merge_parts(parts(), lists, size, items)
@@ -118,51 +188,3 @@ def merge_parts(parts: Iterable[CSR], lists: int, size: int, items: Tensor) -> C
         rows.append(part.take((number * (len(part) // lists) + in_part // size).flatten()))
         keys.append((number * (int(items.max()) + 1 if len(items) else 1) + in_part).flatten())
     return concatenate(rows).take(torch.cat(keys).argsort())
-
-
-def memory_prefixes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """The prefixes of the memories that are divided over the files."""
-    if "lists" not in settings["shards"]:
-        raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
-    prefixes: list[str] = settings["shards"]["lists"]
-    return prefixes
-
-
-def tensors_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata (size and dtype) of every tensor in the files, by name."""
-    tensors: dict[str, Any] = _reader(folder, settings).read_metadata().state_dict_metadata
-    return tensors
-
-
-def load_state(folder: Path, settings: Mapping[str, Any], state: dict[str, Any], *, alone: bool = True) -> None:
-    """Read the tensors of `state` from the files, in place; with `alone`, without other processes."""
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    with checkpoint_errors(folder):
-        load(state, storage_reader=_reader(folder, settings), no_dist=alone)
-
-
-def _reader(folder: Path, settings: Mapping[str, Any]) -> Any:
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # here: it takes a second to import
-
-    return FileSystemReader(folder / settings["shards"]["folder"])
-
-
-def _empty(metadata: Any) -> Tensor:
-    return torch.empty(metadata.size, dtype=metadata.properties.dtype)
-
-
-@contextmanager
-def checkpoint_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of torch.distributed.checkpoint into one-line errors."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        if isinstance(first, OSError):
-            raise OSError(first.errno, f"{folder}: {first.strerror or first}") from error
-        raise ValueError(f"{folder} is damaged ({type(first).__name__}: {first}): {REMEDY}") from error

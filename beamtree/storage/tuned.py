@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamtree.files.atomic import read_json, write_json
+from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.files.staging import remove
 from beamtree.storage.settings import fingerprint
 
 TUNE = "tune.json"
+FORMATS = 1, None  # older files have neither a format nor a checksum
 
 
 def save_tuned_beam(folder: Path, tuned: Mapping[str, Any]) -> None:
     """Write `Tuned.as_dict()` into the folder of its model, for `--beam-size tuned`."""
-    write_json(folder / TUNE, {**tuned, "model": fingerprint(folder)})
+    write_checked_json(folder / TUNE, {**tuned, "model": fingerprint(folder)}, FORMATS[0])
 
 
 def load_tuned_beam(folder: Path) -> tuple[int, ...]:
@@ -21,8 +22,8 @@ def load_tuned_beam(folder: Path) -> tuple[int, ...]:
     path, remedy = folder / TUNE, f"tune it with `beamtree tune {folder}`"
     if not path.exists():
         raise ValueError(f"{folder} has no tuned beam: {remedy}")
-    content = read_json(path, remedy)
-    beam = content.get("beam_size") if isinstance(content, dict) else None
+    content = read_checked_json(path, FORMATS, remedy)
+    beam = content.get("beam_size")
     if not isinstance(beam, list) or not beam or not all(type(width) is int and width > 0 for width in beam):
         raise ValueError(f"{path} is damaged: {remedy}")
     if content.get("model") != fingerprint(folder):

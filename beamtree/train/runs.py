@@ -8,12 +8,17 @@ training/                     the checkpoint for `--resume`, and the best model 
 data/                         the prepared data, where they were made for this run alone
 items.parquet                 the table of categories, and
 vectors.parquet               the vectors, where they were given in memory
+
+run.json has a checksum of itself and of the two tables; the other files have theirs in settings.json and in the
+description of the data.
 """
 
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,10 @@ import torch
 from beamtree.checks import check_device
 from beamtree.classify.storage import refuse_classifier
 from beamtree.data import Ids, Prepared, load_data
-from beamtree.files.atomic import read_json, write_atomically, write_json
+from beamtree.data.prepared import DESCRIPTION, read_description
+from beamtree.errors import explain_full_disk
+from beamtree.files.atomic import write_atomically
+from beamtree.files.checksums import check_file, file_checksum, read_checked_json, regular_file, write_checked_json
 from beamtree.files.staging import move_into_place, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
@@ -34,6 +42,9 @@ from beamtree.train.validation import Progress
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 TABLES = ("items", "vectors")  # tables about items: run.json names their files
+FORMATS = 1, None  # of run.json; older ones have neither a format nor a checksum
+CHECKSUMS = "checksums"  # in run.json: of its tables
+REMEDY = "train again"
 
 
 def describe_run(data: Path, options: TrainingOptions, settings: TrainingSettings) -> dict[str, Any]:
@@ -63,7 +74,10 @@ def describe_run(data: Path, options: TrainingOptions, settings: TrainingSetting
 def write_run(folder: Path, run: dict[str, Any], progress: Progress | None = None) -> None:
     """Write run.json at the start of training, or with the result where training is over."""
     versions = {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "commit": commit()}
-    write_json(folder / RUN, {**run, **versions})
+    kept: dict[str, Any] = {}  # of the tables that are there now
+    with suppress(ValueError):
+        kept = read_run(folder).get(CHECKSUMS, {})
+    write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions}, FORMATS[0])
     if progress is not None:
         finish_run(folder, progress)
 
@@ -72,7 +86,8 @@ def finish_run(folder: Path, progress: Progress) -> None:
     """Add the result of training to run.json."""
     training = {"steps_done": progress.step, "recall_at_start": progress.start, "best_step": progress.best_step}
     best = progress.best if progress.best_step >= 0 else None
-    write_json(folder / RUN, {**read_run(folder), "training": {**training, "best_recall": best}})
+    content = {**read_run(folder), "training": {**training, "best_recall": best}}
+    write_checked_json(folder / RUN, content, FORMATS[0])
 
 
 def progress_of(run: dict[str, Any]) -> Progress | None:
@@ -90,9 +105,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     if not path.exists():
         refuse_classifier(folder)
         raise ValueError(f"{folder} is not a run: make one with `beamtree train DATA --out {folder}`")
-    run: dict[str, Any] = read_json(path, "train again")
-    if not isinstance(run, dict) or not isinstance(run.get("data"), str | None):
-        raise ValueError(f"{path} is damaged: train again")
+    run = read_checked_json(path, FORMATS, REMEDY)
+    run.pop("format", None)
+    checksums = run.get(CHECKSUMS, {})
+    is_known = isinstance(checksums, dict) and all(isinstance(each, list) for each in checksums.values())
+    if not is_known or not isinstance(run.get("data"), str | None):
+        raise ValueError(f"{path} is damaged: {REMEDY}")
     return run
 
 
@@ -142,16 +160,56 @@ def replace_data(folder: Path, source: Path | None) -> None:
     if source is None:
         remove(target)
         return
-    with staging_folder(target) as draft:
-        shutil.copytree(source, draft / DATA)
+    with explain_full_disk(folder), staging_folder(target) as draft:
+        (draft / DATA).mkdir()
+        for name in (DESCRIPTION, *read_description(source)["files"]):  # new files, with the permissions of the umask
+            shutil.copyfile(regular_file(source, name, REMEDY), draft / DATA / name)
         move_into_place(draft / DATA, target)
 
 
-def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None) -> Path | None:
-    """The file of `items` or `vectors` named by run.json, in the run or elsewhere; None where it does not exist."""
-    file = (read_run(folder) if run is None else run).get(name)
-    candidates = [folder / file, Path(file)] if isinstance(file, str) else []
-    return next((path for path in candidates if path.is_file()), None)
+# Tables
+
+
+def save_table(folder: Path, name: str, write: Callable[[Path], object]) -> None:
+    """Write the table `items` or `vectors` into a run; a kill leaves the old one or the new one.
+
+    run.json gets the checksum of the new table before this is moved into place, and keeps that of the old one.
+    """
+    path = folder / f"{name}.parquet"
+    with explain_full_disk(folder), staging_folder(path) as draft:
+        write(draft / path.name)
+        run = read_run(folder)
+        before = run.get(CHECKSUMS, {}).get(path.name, [])
+        checksums = {**run.get(CHECKSUMS, {}), path.name: [*before[-1:], file_checksum(draft / path.name)]}
+        write_checked_json(folder / RUN, {**run, CHECKSUMS: checksums}, FORMATS[0])
+        move_into_place(draft / path.name, path)
+
+
+def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None, *, full: bool = False) -> Path | None:
+    """The file of `items` or `vectors` named by run.json, in the run or elsewhere; None where it does not exist.
+
+    A ValueError where a table of the run does not match its checksum; with `full`, all of it is read.
+    """
+    run = read_run(folder) if run is None else run
+    file = run.get(name)
+    if not isinstance(file, str) or "\0" in file:
+        return None
+    if file == f"{name}.parquet" and os.path.lexists(folder / file):
+        return _check_table(folder, file, run.get(CHECKSUMS, {}).get(file, []), full)
+    return next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+
+
+def _check_table(folder: Path, file: str, checksums: Sequence[object], full: bool) -> Path:
+    """A table of a run, which must match one of some checksums; older runs have none."""
+    path, damage = regular_file(folder, file, REMEDY), None
+    for checksum in checksums:
+        try:
+            return check_file(folder, file, checksum, REMEDY, full=full)
+        except ValueError as error:
+            damage = error
+    if damage is not None:
+        raise damage
+    return path
 
 
 def check_free(folder: Path, *, or_model: bool = False) -> None:

@@ -16,6 +16,7 @@ from beamtree.model import TreeModel
 from beamtree.research.compare.experiment import Experiment, Retriever, Row, begin, read_seconds, timed
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.settings import holds_model
+from beamtree.storage.tensors import load_tensors, save_tensors
 from beamtree.train import Checkpoints, Progress
 from beamtree.train.joint import fit_jointly
 from beamtree.train.recipes import TrainingSettings, build_model, train_model
@@ -72,9 +73,9 @@ def _load_or_train(
     folder: Path, experiment: Experiment, untrained: Untrained[Net], train: Callable[..., Net], batch_size: int
 ) -> Net:
     """A network on the CPU: loaded from the row's folder, or trained and saved there."""
-    file, data, steps = folder / "weights.pt", experiment.data, experiment.steps
+    file, data, steps = folder / "weights.safetensors", experiment.data, experiment.steps
     if file.exists():
-        state = torch.load(file, weights_only=True)
+        state = load_tensors(file)
         model = untrained(data.num_items, state).eval()
         model.load_state_dict(state)
         return model
@@ -98,7 +99,7 @@ def _load_or_train(
             val=data.val,
             on_step=on_step,
         ).cpu()
-    write_atomically(file, lambda draft: torch.save(model.state_dict(), draft))
+    write_atomically(file, lambda draft: save_tensors(draft, model.state_dict()))
     return model
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beamtree.files.atomic import read_json, write_json
+from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.files.staging import folder_lock
 from beamtree.ingest.readers import scan_file
 from beamtree.ingest.sources import LINES, PARQUET, TEXT, Location, find_files
@@ -32,7 +32,9 @@ from beamtree.serve.batch.ray_cluster import (
 from beamtree.storage.settings import fingerprint
 from beamtree.train.runs import open_model
 
-MANIFEST, FORMAT = "answers.json", 1
+MANIFEST = "answers.json"
+FORMATS = 2, 1  # that are read, the first is written; 1 has no checksum
+REMEDY = "choose another folder"
 
 
 class Task(NamedTuple):
@@ -80,7 +82,7 @@ def pending_tasks(job: BatchJob, tasks: Sequence[Task], folder: Path) -> Iterato
 def _write_manifest(job: BatchJob, tasks: Sequence[Task], folder: Path) -> None:
     """Write the manifest of a folder, or check that it is of the same job; new input files are added to it."""
     path = folder / MANIFEST
-    settings = {"format": FORMAT, "model": fingerprint(job.run), "settings": job.settings()}
+    settings = {"model": fingerprint(job.run), "settings": job.settings()}
     sizes = {  # in bytes; None where a file is not on this machine
         task.output.name: task.source.stat().st_size if isinstance(task.source, Path) else None for task in tasks
     }
@@ -88,29 +90,29 @@ def _write_manifest(job: BatchJob, tasks: Sequence[Task], folder: Path) -> None:
         others = sorted(entry.name for entry in folder.iterdir())
         if others:
             raise ValueError(f"{folder} has other files, such as {others[0]}: choose another folder")
-        write_json(path, {**settings, "run": str(job.run), "parts": sizes})
+        write_checked_json(path, {**settings, "run": str(job.run), "parts": sizes}, FORMATS[0])
         return
-    before = read_json(path, "choose another folder")
-    if not isinstance(before, dict) or not isinstance(before.get("parts"), dict):
-        raise ValueError(f"{path} is damaged: choose another folder")
+    before = read_checked_json(path, FORMATS, REMEDY)
+    if not isinstance(before.get("parts"), dict) or not isinstance(before.get("settings"), dict):
+        raise ValueError(f"{path} is damaged: {REMEDY}")
     difference = next(_differences(before, settings, sizes), None)
-    if difference is not None and any((folder / name).exists() for name in before["parts"]):
+    if difference is not None and any(path.suffix == ".parquet" for path in folder.iterdir()):
         raise ValueError(f"{folder} has results of another job, {difference}: choose another folder, or remove it")
     previous = before["parts"] if difference is None else {}
-    write_json(path, {**settings, "run": str(job.run), "parts": {**previous, **sizes}})
+    write_checked_json(path, {**settings, "run": str(job.run), "parts": {**previous, **sizes}}, FORMATS[0])
 
 
 def _differences(before: dict[str, Any], settings: dict[str, Any], sizes: dict[str, int | None]) -> Iterator[str]:
-    if before.get("format") != FORMAT or before.get("model") != settings["model"]:
+    if before.get("model") != settings["model"]:
         yield f"the model {before.get('model')} of {before.get('run')}, not {settings['model']}"
     for name, value in settings["settings"].items():
-        previous = before.get("settings", {}).get(name)
+        previous = before["settings"].get(name)
         if previous != value:
             yield f"with {name} {previous}, not {value}"
     for name, size in sizes.items():
         previous = before["parts"].get(name, size)
         if previous != size:
-            yield f"for an input {name} of {previous:,} bytes, not {size:,}"
+            yield f"for an input {name} of {previous} bytes, not {size}"
 
 
 # Running tasks

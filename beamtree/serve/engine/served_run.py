@@ -162,6 +162,7 @@ def read_tuned_beam(run: Path, model: TreeModel) -> BeamSize | None:
 
 def last_served_run(run: Path, journal: Journal) -> Path:
     """The run that was served last, according to the journal: a folder beside `run`, or `run` itself."""
-    chosen = [entry["run"] for entry in journal.entries if entry.get("kind") == "run"]
-    folder = run.absolute().parent / chosen[-1] if chosen else run
+    chosen = [str(entry["run"]) for entry in journal.entries if entry.get("kind") == "run"]
+    is_beside = bool(chosen) and Path(chosen[-1]).name == chosen[-1]
+    folder = run.absolute().parent / chosen[-1] if is_beside else run
     return folder if folder.is_dir() else run
