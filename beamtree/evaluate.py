@@ -1,5 +1,6 @@
 """Evaluation: P@m, R@m, F@m over users (Sec. 3.2.2), and other metrics, in all and by segment, with intervals."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,11 +11,12 @@ from torch.nn.functional import pad
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.checks import positive_int
-from beamtree.data import BeforeAfter, Data
+from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
+from beamtree.data.unix_times import in_micros
 from beamtree.errors import lookup
 from beamtree.list_metrics import LIST_METRICS, ItemFacts, ListMetric
-from beamtree.metrics import METRICS, Metric, bootstrap, hits, num_relevant, recall, weighted_hits
+from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
 from beamtree.scorers import TableScorer, with_contexts
 from beamtree.segments import SEGMENTS
@@ -53,6 +55,52 @@ class Score:
         return value, low, high
 
 
+@dataclass(frozen=True)
+class FittedUsers:
+    """The users that a model was fitted to.
+
+    Args:
+        data: the training log.
+        with_validation: whether the validation users are among them, as after a refit or an update.
+        updated: users of updates after training.
+        updated_until: the time of the newest event of an update, in microseconds if it is a date.
+    """
+
+    data: Prepared
+    with_validation: bool = False
+    updated: frozenset[str] = frozenset()
+    updated_until: float = -math.inf
+
+    def warning(self, users: Data) -> str | None:
+        """How many users the model was fitted to; None if there are none, or it is not known who they are."""
+        if not isinstance(users, BeforeAfter):
+            return None
+        held_out = [self.data.test] if self.with_validation else [self.data.test, self.data.val]
+        kept_apart = any(users.events.name.startswith(view.events.name) for view in held_out)
+        names = None if kept_apart and not self.updated else users.user_names()
+        if not names:
+            return None
+        fitted, until = set(self.updated), self.updated_until
+        if not kept_apart:
+            for view in (self.data.train, self.data.val) if self.with_validation else (self.data.train,):
+                fitted |= set(names) & set(view.user_names() or ())
+                until = max(until, _last_time(view.events))
+        rows = torch.tensor([row for row, name in enumerate(names) if name in fitted], dtype=torch.int64)
+        if len(rows) and users.events.times is not None:
+            first = users.target_index(rows)[:, 0].cpu()
+            rows = rows[in_micros(users.events.times)[first] <= until]  # a later log is fine
+        if not len(rows):
+            return None
+        count = f"{len(rows):,} of {len(names):,} users were in training"
+        return f"{count}: their scores are too high; evaluate on test users, or on a later log"
+
+
+def _last_time(events: Events) -> float:
+    """The newest time of some events; inf where times are not known."""
+    times = None if events.times is None else events.times[events.span()]
+    return math.inf if times is None or not len(times) else float(in_micros(times).max())
+
+
 class Evaluation(Mapping[tuple[str, int], float]):
     """The scores of a model: `evaluation["recall", 200]` is a mean; it prints as a table."""
 
@@ -65,6 +113,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         self.users_asked = self.users if users_asked is None else users_asked  # with those left out
         self.exclude_seen = exclude_seen
         self.of = "users"  # what the means are taken over
+        self.warnings: list[str] = []  # why the scores may mislead
         self.segments: dict[str, Evaluation] = {}  # the same for parts of what is to be predicted, where asked
         self.frame_kind: str | None = None  # of `to_frame`: polars, or pandas where the log was a frame of pandas
         self._means = {(score.metric, score.m): score.value for score in scores}
@@ -156,6 +205,12 @@ def evaluate(
         batch_size=batch_size,
         on_users=on_users,
     )
+
+
+def warnings_about(result: Evaluation, users: Data, fitted: FittedUsers | None) -> list[str]:
+    """Why the scores may mislead: users that the model was fitted to, and few users."""
+    warnings = [None if fitted is None else fitted.warning(users), few_users(result.users)]
+    return [warning for warning in warnings if warning is not None]
 
 
 def item_facts(model: TreeModel) -> ItemFacts:

@@ -9,6 +9,22 @@ from beamtree.tree import PAD, first_of_each
 
 # (hits [B, ≥ m] of ranked items, |I_x| [B], m) -> one value per user [B]. Any such function is a metric.
 Metric = Callable[[Tensor, Tensor, int], Tensor]
+FEW_USERS, DEVIATION = 30, 0.25  # fewer users are told; the usual standard deviation of recall over users
+
+
+def few_users(count: int) -> str | None:
+    """A warning about a mean over few users; None where they are enough.
+
+    With 30 users the 95 % interval of recall is about ± 9 points. With fewer, it is wider than most differences between
+    models, and the bootstrap makes it too narrow.
+    """
+    if count >= FEW_USERS:
+        return None
+    points = 100 * 1.96 * DEVIATION / max(1, count) ** 0.5
+    return (
+        f"only {count:,} users to measure: the 95 % interval of recall is about ± {points:.0f} points; "
+        "prepare with more test users, or evaluate on a log of more users"
+    )
 
 
 def hits(items: Tensor, y: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_f
 from beamtree.data.ids import as_id
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
-from beamtree.evaluate import Evaluation, all_cuts, evaluate
+from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import write_atomically
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
@@ -28,7 +28,7 @@ from beamtree.live import LiveModel, NewItem
 from beamtree.live.content import Content, features_weight, with_similar_items
 from beamtree.live.live_model import SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
-from beamtree.live.update import update_model
+from beamtree.live.update import fitted_users, update_model
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel
@@ -525,6 +525,9 @@ class Recommender:
 
         In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
         are dropped from the histories, and count as not found in the second half.
+
+        A warning, which is also in `.warnings`, says how many of the users the model was fitted to, and whether they
+        are too few.
         """
         cuts = all_cuts(m)
         columns = {"user": user, "item": item, "time": time, "time_format": time_format}
@@ -534,6 +537,11 @@ class Recommender:
         beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
         result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
         result.frame_kind = self._frame or self._run.get("frame")
+        training, events = self._training_data(), None if self._live is None else self._live.events
+        fitted = None if training is None else fitted_users(self.model, training, self._run, events)
+        result.warnings = warnings_about(result, users, fitted)
+        for warning in result.warnings:
+            warnings.warn(warning, UserWarning, stacklevel=2)
         return result
 
     def _users_to_evaluate(self, data: Any, columns: dict[str, str | None], exclude_seen: bool) -> Any:

@@ -11,6 +11,7 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.metrics import few_users
 from beamtree.research.compare import ROWS, Experiment, Result, compare, markdown, records, table
 from beamtree.research.compare.experiment import read_seconds, timed
 from beamtree.research.compare.report import COSTS, by_setting, load_result, save_result, score_grid, split_settings
@@ -299,6 +300,8 @@ def test_the_command_compares_and_writes_tables_and_a_picture(market_data, tmp_p
     first = "out" if cells[0]["exclude_seen"] else "in"
     assert text.partition(".")[0].endswith(f"users, seen items left {first}")
     assert len([cell for cell in cells if cell["metric"] == "recall"]) == 8
+    assert [cell["warning"] for cell in cells if cell["metric"] == "users"] == [few_users(len(market_data.test))] * 2
+    assert f"note: {few_users(len(market_data.test))}" in found.stderr.splitlines()
     assert beamtree("compare", str(market_data.folder), "--rows", "x", folder=tmp_path, check=False).returncode == 2
 
 

@@ -269,6 +269,7 @@ def test_hours_of_a_log_without_dates_are_not_known():
 def test_users_of_another_log_are_evaluated_in_their_contexts(shop, tmp_path):
     """The context of a user is that of the first event to be found."""
     log = device_log(users=25, seed=5).sample(fraction=1.0, shuffle=True, seed=2)
+    log = log.with_columns(user="other " + pl.col("user"))
     repeated = pl.concat([log, log.with_columns(device=pl.lit("watch"))])  # the first of equal events counts
     expected = {"device": [], "none": []}
     for rows in log.sort("user", "timestamp").partition_by("user", maintain_order=True):

@@ -245,6 +245,17 @@ def test_users_of_today_have_their_histories(renewed):
     assert shop.evaluate(10)["recall", 10] > 0.5
 
 
+def test_users_of_today_were_in_training_after_a_renewal(fitted, renewed):
+    assert not any(
+        "in training" in text for text in bt.Recommender.load(fitted / "run").evaluate(10, data=TODAY).warnings
+    )
+    with pytest.warns(UserWarning, match=r"\d+ of 61 users were in training") as found:
+        result = bt.Recommender.load(renewed[0]).evaluate(10, data=TODAY)
+    assert [str(each.message) for each in found] == result.warnings
+    trained = set(bt.load_data(renewed[0] / "data").train.user_names()) & set(TODAY["user"])
+    assert result.warnings[0].startswith(f"{len(trained)} of 61 users were")
+
+
 def test_similar_items_of_a_new_one_are_those_of_its_users_histories(fitted, renewed):
     model, data = bt.load_model(fitted / "run"), bt.load_data(renewed[0] / "data")
     events = data.train.events

@@ -12,7 +12,7 @@ from rich.table import Table
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.checks import check_device
 from beamtree.cli import options
-from beamtree.cli.console import draw, print_table, progress, write
+from beamtree.cli.console import draw, note, print_table, progress, write
 from beamtree.data import load_data
 from beamtree.errors import lookup
 from beamtree.evaluate import named_metrics
@@ -132,6 +132,7 @@ def run_comparison(experiment: Experiment, rows: Sequence[str], json: Path | Non
         grid = score_grid(setting, Marks("[bold]", "[/bold]", "*"))
         _show(grid, measured_users(setting), legend(setting), names=2)
     _show(cost_grid(table), "Cost", None, names=1)
+    note(*dict.fromkeys(f"note: {cell['warning']}" for cell in table if "warning" in cell))
     write(*(f"{result.row}: {line}" for result in results for line in result.notes))
     write(*(f"Saved {file}" for file in (as_markdown, as_json, *pictures)))
     return results

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from beamtree.cli import options
-from beamtree.cli.console import print_table, progress
+from beamtree.cli.console import note, print_table, progress
 from beamtree.data import BeforeAfter
 from beamtree.errors import lookup
 from beamtree.evaluate import (
@@ -20,15 +20,18 @@ from beamtree.evaluate import (
     leaving_out,
     measure,
     named_metrics,
+    warnings_about,
 )
 from beamtree.files.atomic import write_json
 from beamtree.list_metrics import LIST_METRICS
+from beamtree.live.saved import load_changes
+from beamtree.live.update import fitted_users
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
 from beamtree.segments import SEGMENTS
 from beamtree.threads import use_threads
-from beamtree.train.runs import ids_of, open_data, open_model
+from beamtree.train.runs import data_folder, ids_of, open_data, open_model, read_run
 
 
 def evaluate_run(
@@ -123,11 +126,22 @@ def evaluate_run(
             for setting, measured in results.items():
                 measured[row] = measure(find, users[setting], exclude_seen=setting, facts=facts, batch_size=1000, **how)
     shown = strongest_first(results, rows)
+    source, saved = data_folder(run), load_changes(run)
+    training = open_data(run, model) if source is not None and source.exists() else prepared
+    fitted = fitted_users(model, training, read_run(run), None if saved is None else saved.events)
+    cautions = dict.fromkeys(
+        caution for each in shown for caution in warnings_about(results[each][ours], users[each], fitted)
+    )
     if json is not None:
         write_json(
             json,
             [
-                {"row": row, "exclude_seen": setting, **record}
+                {
+                    "row": row,
+                    "exclude_seen": setting,
+                    **record,
+                    **({"warning": "; ".join(cautions)} if cautions else {}),
+                }
                 for setting in shown
                 for row, result in results[setting].items()
                 for record in result.records()
@@ -135,6 +149,7 @@ def evaluate_run(
         )
     for setting in shown:
         show(results[setting], cuts, names, setting)
+    note(*(f"note: {caution}" for caution in cautions))
 
 
 def strongest_first(results: Mapping[bool, Mapping[str, Evaluation]], others: Sequence[str]) -> list[bool]:

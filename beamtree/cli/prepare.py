@@ -13,7 +13,7 @@ from beamtree.cli.console import draw, note, out, write
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
-from beamtree.ingest.report import describe_columns, dropped_rows, unused_hint
+from beamtree.ingest.report import describe_columns, dropped_rows, few_test_users, unused_hint
 
 BAR_WIDTH = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # points of the popularity curve; the picture and the JSON have more
@@ -132,6 +132,8 @@ def prepare(
     if json is not None:
         write_json(json, description)
     show(description)
+    if few := few_test_users(description):
+        note(f"note: {few}")
     write(f"Saved {folder}", *(f"  and {path}" for path in pictures))
     write(f"Next: beamtree train {folder} --out runs/{folder.name}")
 

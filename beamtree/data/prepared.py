@@ -145,17 +145,18 @@ def load_data(folder: str | Path) -> Prepared:
     contexts = None
     if number is not None:
         contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt"))))
-    items = Ids(folder / "items.txt", unique=True)
+    items, users = Ids(folder / "items.txt", unique=True), Ids(folder / "users.txt")
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
         part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts)
-        return BeforeAfter(part, None if cuts is None else cuts[first:last])
+        own_cuts = None if cuts is None else cuts[first:last]
+        return BeforeAfter(part, own_cuts, user_ids=users, user_rows=range(first, last))
 
     train, val, test = map(section, range(len(SPLITS)))
-    return Prepared(folder, description, train, val, test, items, Ids(folder / "users.txt"))
+    return Prepared(folder, description, train, val, test, items, users)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -14,3 +14,11 @@ def unix_unit(times: Tensor) -> int | None:
     first, end = PLAUSIBLE
     fitting = (unit for unit in UNITS if 2 * int(((times >= first * unit) & (times < end * unit)).sum()) > len(times))
     return next(fitting, None)
+
+
+def in_micros(times: Tensor) -> Tensor:
+    """Unix times in microseconds; other times, from a log with its own clock, stay as they are."""
+    unit = unix_unit(times)
+    if unit is None:
+        return times
+    return times * (10**6 // unit) if unit <= 10**6 else times // (unit // 10**6)

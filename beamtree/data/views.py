@@ -6,6 +6,7 @@
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -66,6 +67,8 @@ class BeforeAfter(View):
     cuts: Tensor | None = None  # number of events before the cut of each user [U]; None: half of them
     history: int = HISTORY
     context_values: Tensor | None = None  # numbers of the values of each context [N, columns], where x has them
+    user_ids: Ids | None = None  # of these and other users; None where they are not known
+    user_rows: Sequence[int] = ()  # where the users are in them
     varies = False
 
     def __repr__(self) -> str:
@@ -113,6 +116,10 @@ class BeforeAfter(View):
         start, stop = offsets[rows], offsets[rows + 1]
         return start, start + ((stop - start) // 2 if self.cuts is None else self.cuts[rows]), stop
 
+    def user_names(self) -> list[str] | None:
+        """The ids of the users, in order; None where they are not known."""
+        return None if self.user_ids is None else [self.user_ids.names[row] for row in self.user_rows]
+
     def fingerprint(self) -> str:
         if self.cuts is None:
             return f"{self.events.name} history={self.history}"
@@ -129,7 +136,9 @@ class BeforeAfter(View):
             return self
         rows = torch.linspace(0, len(self) - 1, count, device=self.events.offsets.device).long()
         events = self.events.of(rows, f"{self.events.name}, {count} users")
-        return replace(self, events=events, cuts=None if self.cuts is None else self.cuts[rows])
+        user_rows = [self.user_rows[row] for row in rows.tolist()] if self.user_rows else ()
+        cuts = None if self.cuts is None else self.cuts[rows]
+        return replace(self, events=events, cuts=cuts, user_rows=user_rows)
 
     def random_crops(self) -> "RandomCrops":
         """The same users for training: different instances at every read."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beamtree.ingest.columns import KIND, RATING, usual_column
+from beamtree.metrics import few_users
 
 DROPPED = {  # texts for the counts of a report
     "missing_user": "rows without a user",
@@ -80,4 +81,12 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "
     counts += f"{description['num_events']:,} events are left"
     lines.append(f"{counts}; {users['val']:,} users validate and {users['test']:,} test{least}.")
+    if few := few_test_users(description):
+        lines.append(f"{few[0].upper()}{few[1:]}.")
     return lines
+
+
+def few_test_users(description: Mapping[str, Any]) -> str | None:
+    """A warning where there are few test users; None where there are enough, or none."""
+    count = description["users"]["test"]
+    return few_users(count) if count else None

@@ -94,7 +94,8 @@ def read_users(
         distinct = rows["context"].unique().sort()
         contexts = EventContexts(torch.from_numpy(number.to_numpy().copy()), list(map(json.loads, distinct)))
     events = Events(offsets, items, "another log", ids, times=times, contexts=contexts)
-    return OtherUsers(events, cuts, num_items=len(ids))
+    users = Ids(counts["user"].to_list())
+    return OtherUsers(events, cuts, user_ids=users, user_rows=range(len(users)), num_items=len(ids))
 
 
 def _sorted_rows(

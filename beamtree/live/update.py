@@ -1,15 +1,18 @@
 """Learning from new events in closed form: new items are placed, events recorded, and closed-form parts refitted."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.csr import group_rows
+from beamtree.evaluate import FittedUsers
 from beamtree.live.edits import ADDED, CONTENT, MEMORY, edges_of, memory_of
-from beamtree.live.events import as_time
+from beamtree.live.events import Event, as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.model import TreeModel
@@ -28,8 +31,29 @@ def update_model(live: LiveModel, events: NewEvents, data: Prepared | None, seed
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
-    if data is not None and isinstance(live.model.scorer, SumScorer) and live.model.scorer.hyperparameters:
+    if data is not None and _has_closed_form(live.model):
         live.replace_model(refit_parts(live.model, data, _all_events(data, live), seed))
+
+
+def fitted_users(
+    model: TreeModel, data: Prepared, run: Mapping[str, Any], events: Mapping[str, Sequence[Event]] | None
+) -> FittedUsers:
+    """The users that the model of a run was fitted to: in training, and by updates.
+
+    Args:
+        model: the model.
+        data: the training log.
+        run: the content of run.json.
+        events: those of updates since, by user; None for none.
+    """
+    updated = events if events and _has_closed_form(model) else {}
+    times = (event.time for recorded in updated.values() for event in recorded)
+    until = max((math.inf if time is None else time for time in times), default=-math.inf)
+    return FittedUsers(data, bool(run.get("refit") or updated), frozenset(updated), until)
+
+
+def _has_closed_form(model: TreeModel) -> bool:
+    return isinstance(model.scorer, SumScorer) and bool(model.scorer.hyperparameters)
 
 
 def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str, ...], ...]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beamtree.evaluate import Evaluation, summarise
 from beamtree.files.atomic import read_json, write_json
-from beamtree.metrics import paired_p
+from beamtree.metrics import few_users, paired_p
 from beamtree.research.compare.experiment import check_same
 
 REFERENCE = "otm"  # the row that others are tested against
@@ -143,7 +143,7 @@ def table(results: Sequence[Result]) -> list[Entry]:
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The tables of both settings as flat records, then the costs of each row, and last the users of each setting.
 
-    `exclude_seen` names the setting. The users are the same for all rows.
+    `exclude_seen` names the setting. The users are the same for all rows; `warning` says if they are few.
     """
     settings = by_setting(results)
     cells: list[dict[str, Any]] = [
@@ -153,7 +153,8 @@ def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     cells += [{"row": each.row, "metric": "kept_the_start", "value": 1} for each in results if each.kept_the_start]
     for first in (rows[0].evaluation for rows in settings):
         users = {"value": first.users, "asked": first.users_asked, "exclude_seen": first.exclude_seen}
-        cells.append({"metric": "users", **users})
+        few = few_users(first.users)
+        cells.append({"metric": "users", **users, **({} if few is None else {"warning": few})})
     return cells
 
 
