@@ -22,6 +22,7 @@ import polars as pl
 import pytest
 import torch
 from command import beamtree
+from full_disk import full_after
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
@@ -42,7 +43,7 @@ from beamtree.diagnose.explore import labels_page
 from beamtree.kernels import classify as kernels
 from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
-from beamtree.live.journal import compact
+from beamtree.live.journal import CHANGES, compact
 from beamtree.live.labels import LiveClassifier
 from beamtree.research.label_comparison import (
     OURS,
@@ -1355,6 +1356,21 @@ def test_values_of_features_must_be_finite_numbers_of_32_bits():
     for value in (1e300, 10**400, math.nan, -math.inf):
         with pytest.raises(ValueError, match="feature '1' is not one of"):
             from_dicts([{"1": value}], 3)
+
+
+def test_a_label_on_a_full_disk_is_refused_and_the_service_goes_on_by_itself(fitted, tmp_path):
+    with serving_labels(fitted, tmp_path) as client:
+        client.put("/v1/labels/first", json={"texts": [TEXT]}).raise_for_status()
+        with full_after((tmp_path / CHANGES).stat().st_size + 30):
+            refused = [client.put("/v1/labels/refused", json={"texts": [TEXT]}), client.delete("/v1/labels/t01")]
+            assert client.get("/readyz").status_code == 200
+        assert [(each.status_code, sorted(each.json())) for each in refused] == [(507, ["error", "hint"])] * 2
+        assert client.get("/v1/labels/refused").status_code == 404
+        assert client.put("/v1/labels/second", json={"texts": [TEXT]}).json()["changed"]
+    with serving_labels(fitted, tmp_path) as client:
+        known = [client.get(f"/v1/labels/{label}").status_code for label in ("first", "refused", "second")]
+        assert known == [200, 404, 200]
+        assert client.get("/v1/labels/t01").json()["hidden"] is False
 
 
 def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):

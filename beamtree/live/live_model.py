@@ -164,6 +164,14 @@ class LiveModel:
         A hidden item becomes visible as it was. A field that is left out keeps its value, and None clears it.
         """
         new = {_valid_id(item): item_fields(item, fields) for item, fields in items.items()}
+        freed = list(self._freed)
+        try:
+            return self._add_items(new)
+        except BaseException:
+            self._freed = freed
+            raise
+
+    def _add_items(self, new: Mapping[str, ItemFields]) -> int:
         snapshot, updated, changed = self.snapshot, dict[str, NewItem](), dict[str, ItemFields]()
         for group in _independent_groups(new.items()):
             visible = _visible(snapshot.model, group)
