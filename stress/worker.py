@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress import concurrent_commands, damage, full_disk, kills
+from stress import concurrent_commands, damage, full_disk, full_journal, kills, threads
 from stress.sandbox import Sandbox
 
 KINDS = {
@@ -16,8 +16,10 @@ KINDS = {
     "damage": damage.trials,
     "concurrent": concurrent_commands.trials,
     "disk": full_disk.trials,
+    "journal": full_journal.trials,
+    "threads": threads.trials,
 }
-SHARES = {"kills": 5, "damage": 12, "concurrent": 1, "disk": 1}  # how often each is chosen
+SHARES = {"kills": 5, "damage": 12, "concurrent": 1, "disk": 1, "journal": 1, "threads": 1}  # how often each is chosen
 
 
 def run_trials(seed: int, end: float, kinds: list[str], each: int | None) -> tuple[Counter[str], Counter[str]]:

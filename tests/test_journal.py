@@ -185,9 +185,10 @@ def failing(number, function=None):
 def test_an_entry_that_could_not_be_flushed_is_cut_off_again(tmp_path, monkeypatch, number):
     log = Journal(tmp_path)
     log.append(event("first"))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+    with monkeypatch.context() as patch:
         patch.setattr(journal.os, "fsync", failing(number, os.fsync))
-        log.append(event("refused"))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            log.append(event("refused"))
     assert read_entries(log.path)[0] == [event("first")]
     log.append(event("second"))
     log.close()

@@ -43,14 +43,14 @@ def item_routes(service: Service) -> APIRouter:
     @router.get("/v1/items", responses={200: {"model": Items}})
     def find_items(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find items by a part of their id or title."""
-        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
+        _, model, catalogue = service.loaded.live.snapshot
         numbers = catalogue.search(query, limit)
         return json_response({"items": [item_json(model, catalogue, number) for number in numbers]})
 
     @router.get("/v1/items/{item:path}", responses={200: {"model": CatalogueItem}})
     def get_item(item: str) -> Response:
         """An item's title, category and number of events."""
-        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
+        _, model, catalogue = service.loaded.live.snapshot
         (number,) = catalogue.ids.find([item])
         if number is None:
             raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
@@ -97,7 +97,7 @@ def item_routes(service: Service) -> APIRouter:
         """A user's history, oldest first, without unknown items."""
 
         def read_history(searcher: Searcher) -> list[dict[str, Any]] | None:
-            history = searcher.user_history(as_id(user))
+            history = searcher.history_of(as_id(user))
             if history is None:
                 return None
             assert searcher.catalogue is not None
