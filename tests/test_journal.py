@@ -7,7 +7,7 @@ import os
 import random
 
 import pytest
-from full_disk import full_after
+from command import largest_file
 
 import beamtree as bt
 from beamtree.live import Journal, LiveModel, journal
@@ -158,7 +158,7 @@ def test_what_was_refused_at_any_byte_never_appears_and_what_was_acknowledged_is
     line = len(encode_line(event("x" * length)))
     for written in sorted({*range(0, line, max(1, line // 25)), line - 2, line - 1}):
         before = path.read_bytes()
-        with full_after(len(before) + written):
+        with largest_file(len(before) + written):
             for _ in range(2):
                 with pytest.raises(OSError, match="too large"):
                     log.append(event("x" * length))
@@ -202,7 +202,7 @@ def test_nothing_is_taken_before_what_failed_is_cut_off(tmp_path, monkeypatch):
     whole = log.path.stat().st_size
     with monkeypatch.context() as patch:
         patch.setattr(journal, "cut_off", failing(errno.EIO))
-        with full_after(whole + 10), pytest.raises(OSError, match="too large"):
+        with largest_file(whole + 10), pytest.raises(OSError, match="too large"):
             log.append(event("refused"))
         assert log.path.stat().st_size == whole + 10
         with pytest.raises(OSError, match="Input/output"):
@@ -245,7 +245,7 @@ def test_a_change_that_was_refused_is_seen_neither_now_nor_later(model, tmp_path
     live.remove_items(["i02"])
     live.record_events([("user 0", ["i04"], 6)])
     before, freed = copy.deepcopy(state(live)), list(live._freed)
-    with full_after(log.path.stat().st_size + 20), pytest.raises(OSError, match="too large"):
+    with largest_file(log.path.stat().st_size + 20), pytest.raises(OSError, match="too large"):
         changes[kind](live)
     assert (state(live), live._freed) == (before, freed)
     log.close()

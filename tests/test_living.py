@@ -8,7 +8,7 @@ from functools import partial
 
 import polars as pl
 import pytest
-from full_disk import full_after
+from command import largest_file
 from sample_logs import cyclic_log
 from serving import make_service, open_shop, save_run, serving
 
@@ -80,7 +80,7 @@ def test_a_change_on_a_full_disk_is_refused_and_the_service_goes_on_by_itself(pl
         client.put("/v1/items/new", json={"like": ["i5"]}).raise_for_status()
         client.post("/v1/events", json={"user": "ann", "items": ["i1"]}).raise_for_status()
         before = state()
-        with full_after(journal.path.stat().st_size + 30):
+        with largest_file(journal.path.stat().st_size + 30):
             replies = [client.request(method, path, json=body) for method, path, body in refused]
             assert client.get("/readyz").status_code == 200
         assert [(each.status_code, sorted(each.json())) for each in replies] == [(507, ["error", "hint"])] * len(

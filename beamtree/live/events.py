@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.checks import parse_number
 from beamtree.data import Prepared
+from beamtree.data.unix_times import PLAUSIBLE, UNITS
 from beamtree.query import logged_events
 
-UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
-FIRST, END = 631_152_000, 4_102_444_800  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
+FIRST, END = PLAUSIBLE
 MICRO, LARGEST = 10**6, 2**63 - 1
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NOT_A_TIME = "is not a time: give a number, or a date such as 2026-12-31 23:59:59"
@@ -39,14 +40,14 @@ def as_time(value: object) -> Time:
     """A time given by a user: a number, or a date such as 2026-12-31 23:59:59, in UTC unless it has an offset."""
     if isinstance(value, str):
         try:
-            return as_time(float(value) if not value.strip().lstrip("-").isdigit() else int(value))
-        except (ValueError, OverflowError):
-            return _as_micros(value)
+            value = parse_number(value)
+        except ValueError:
+            return _as_micros(str(value))
     if isinstance(value, datetime.datetime):
         return _as_micros(value.isoformat())
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
-    if not math.isfinite(value) or abs(value) > LARGEST:
+    if abs(value) > LARGEST or not math.isfinite(value):
         raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
     for unit in UNITS:
         if FIRST * unit <= value < END * unit:

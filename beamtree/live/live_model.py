@@ -1,6 +1,7 @@
 """A live model: items are added, hidden and removed, and user events recorded, while searches run."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -343,6 +344,8 @@ class LiveModel:
             raise ValueError("this model was not built from vectors: add the item with like, histories or category")
         if len(vector) != self._vectors.shape[1]:
             raise ValueError(f"the vector has {len(vector)} numbers, and those of the items {self._vectors.shape[1]}")
+        if not all(map(math.isfinite, vector)):
+            raise ValueError("the vector holds NaN or infinity: give finite numbers")
 
     def _placements(
         self, snapshot: Snapshot, items: Mapping[str, NewItem], catalogue: Catalogue

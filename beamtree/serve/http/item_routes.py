@@ -15,6 +15,7 @@ from beamtree.query import Searcher
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
 from beamtree.serve.http.schemas import (
     MAX_ID_LENGTH,
+    WHOLE_NUMBER,
     CatalogueItem,
     ChangeResult,
     EventsRequest,
@@ -29,7 +30,7 @@ from beamtree.serve.http.service import Service
 
 MAX_EVENTS = 1000  # of a user that are shown, the newest
 SearchText = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
-Limit = Annotated[int, Query(ge=1, le=100)]
+Limit = Annotated[int, WHOLE_NUMBER, Query(ge=1, le=100)]
 Forget = Annotated[bool, Query(description="Whether to delete the item, so that a later PUT adds it as a new one.")]
 Before = Annotated[str, Query(max_length=100, description="A number or a date, like the times of events.")]
 
