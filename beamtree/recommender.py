@@ -54,6 +54,7 @@ from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tuned import remove_stale_beam
+from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
@@ -84,6 +85,9 @@ BATCH = 256  # histories searched together
 
 class Recommender:
     """Learns from a log of users, items and times which items a user will want next, and recommends them.
+
+    Several threads may use one recommender: changes are made one after another, and every other call sees one state,
+    before a change or after it. Only `fit` is for a recommender that no other thread uses.
 
     Args:
         method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
@@ -155,6 +159,7 @@ class Recommender:
         self._live: LiveModel | None = None  # the model with changes made without training
         self._read_catalogue: Catalogue | None = None  # without changes since; read when needed
         self._masks = MaskCache()
+        self._changes = ChangeLock()  # held during every change
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}  # the content of run.json
         self._loaded: Path | None = None  # the run folder this object was loaded from
@@ -172,8 +177,11 @@ class Recommender:
     @property
     def model(self) -> TreeModel:
         """The tree and the scorer."""
-        if self._live is not None:
-            return self._live.model
+        live = self._live
+        return self._trained_model() if live is None else live.model
+
+    def _trained_model(self) -> TreeModel:
+        """The model without changes of its items."""
         if self._model is None:
             raise ValueError("this recommender is not fitted: call fit(log), or Recommender.load(folder)")
         return self._model
@@ -192,9 +200,7 @@ class Recommender:
     @property
     def ids(self) -> Ids:
         """The ids of the items."""
-        if self.model.ids is None:
-            raise ValueError("this model has no item ids")
-        return self.model.ids
+        return _ids(self.model)
 
     @property
     def users(self) -> Ids:
@@ -351,8 +357,8 @@ class Recommender:
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
-        key, names, batches = self._read_histories(histories, users, context)
         searcher = self._searcher(request.needs_attributes)
+        key, names, batches = self._read_histories(searcher, histories, users, context)
         columns, unknown = ranked_columns(searcher, request, key, names, batches)
         if unknown and users is None:
             counts = f"{len(unknown):,} of {len(names):,} histories"
@@ -382,14 +388,14 @@ class Recommender:
 
         Similar items are those recommended after a single event of the item, without the item itself.
         """
-        names = id_list(items)
-        request = similar_request(self.ids, names, positive_int("m", m))
+        names, searcher = id_list(items), self._searcher(where is not None)
+        request = similar_request(searcher.ids, names, positive_int("m", m))
         request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
-        histories = [encode_history(self.ids, row) for row in request.histories]
+        histories = [encode_history(searcher.ids, row) for row in request.histories]
         batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
         is_one = len(names) == 1 and names[0] is items
         key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
-        columns, _ = ranked_columns(self._searcher(where is not None), request, key, ids, batches)
+        columns, _ = ranked_columns(searcher, request, key, ids, batches)
         return self._frame_of(columns, items)
 
     def score(
@@ -412,7 +418,8 @@ class Recommender:
         model does not know, or that was removed, has none. For several histories a first column `history` or `user`
         tells them apart.
         """
-        key, names, batches = self._read_histories(histories, users, context)
+        searcher = self._searcher()
+        key, names, batches = self._read_histories(searcher, histories, users, context)
         rows = id_list(items)
         if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
             rows = [id_list(row) for row in rows]
@@ -421,7 +428,7 @@ class Recommender:
                 raise ValueError(f"{counts}: give one list for each history, or one for all")
         else:
             rows = [rows]
-        columns = score_columns(self._searcher(), key, names, batches, rows)
+        columns = score_columns(searcher, key, names, batches, rows)
         return self._frame_of(columns, histories, users, items)
 
     def item_vectors(self) -> Any:
@@ -431,10 +438,11 @@ class Recommender:
         is the score of this part alone, before its weight; `recommend` adds other parts. In a model without factors
         they are the rows of the leaves. Removed items are left out.
         """
-        slots = self.model.tree.visible().cpu()
+        searcher = self._searcher()
+        slots = searcher.model.tree.visible().cpu()
         visible = slots[slots != PAD].sort().values
-        names = list(map(self.ids.names.__getitem__, visible.tolist()))
-        return self._frame_of({"item": names, "vector": self.model.vectors_of(visible).numpy()})
+        names = list(map(searcher.ids.names.__getitem__, visible.tolist()))
+        return self._frame_of({"item": names, "vector": searcher.model.vectors_of(visible).numpy()})
 
     def user_vectors(self, histories: Any = None, *, users: Any = None) -> Any:
         """A vector for each history, as a frame with the column vector, in the space of `item_vectors`.
@@ -446,12 +454,13 @@ class Recommender:
         It is the fold-in of the history into the item factors. For several histories a first column `history` or
         `user` tells them apart.
         """
-        key, names, batches = self._read_histories(histories, users)
-        vectors = user_vectors(self.model, batches).numpy()
+        searcher = self._searcher()
+        key, names, batches = self._read_histories(searcher, histories, users)
+        vectors = user_vectors(searcher.model, batches).numpy()
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
     def _read_histories(
-        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
+        self, searcher: Searcher, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
     ) -> tuple[str, list[Any], Iterator[list[History]]]:
         """What the caller passed: the column that tells histories apart, its values, and batches of histories."""
         if (histories is None) == (users is None):
@@ -460,21 +469,27 @@ class Recommender:
             key, names, rows = parse_histories(histories)
         else:
             key, names = "user", [as_id(user) for user in id_list(users)]
-        empty = in_context(self.model, [History([])] * len(names), context)
+        empty = in_context(searcher.model, [History([])] * len(names), context)
 
         def batch(some: slice) -> list[History]:
             if users is None:
-                result = [encode_history(self.ids, row) for row in rows[some]]
+                result = [encode_history(searcher.ids, row) for row in rows[some]]
             else:
-                result = self._histories_of(names[some])
+                result = self._histories_of(searcher, names[some])
             return [row._replace(context=other.context) for row, other in zip(result, empty[some], strict=True)]
 
         return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH))
 
     def _searcher(self, with_attributes: bool = False) -> Searcher:
-        """A searcher of the current model, with the attributes of the items if a filter or rules read them."""
-        catalogue = self._catalogue() if with_attributes else None
-        return Searcher(self.model, self.ids, catalogue=catalogue, masks=self._masks)
+        """A searcher of the current state, with the attributes of the items if a filter or rules read them."""
+        live, catalogue = self._live, None
+        if live is not None:
+            _, model, catalogue = live.snapshot
+            catalogue = catalogue if with_attributes else None
+            return Searcher(model, _ids(model), catalogue=catalogue, masks=self._masks)
+        model = self._trained_model()
+        catalogue = self._catalogue_of_table(model) if with_attributes else None
+        return Searcher(model, _ids(model), catalogue=catalogue, masks=self._masks)
 
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
@@ -483,9 +498,9 @@ class Recommender:
         known = types if all(name in types for name in columns) else None
         return make_frame(columns, known, kind)
 
-    def _histories_of(self, users: list[str]) -> list[History]:
+    def _histories_of(self, searcher: Searcher, users: list[str]) -> list[History]:
         """The histories of users of the log and of later events; a ValueError for an unknown user."""
-        found = self._known_users().histories(users, self.ids)
+        found = self._known_users().histories(users, searcher.ids)
         return [history or history_of_user(self.data, user) for user, history in zip(users, found, strict=True)]
 
     def _known_users(self) -> Users:
@@ -493,13 +508,15 @@ class Recommender:
 
     def _catalogue(self) -> Catalogue | None:
         """What is known about the items now; None without a table of them."""
-        if self._live is not None:
-            return self._live.catalogue
-        if self._read_catalogue is None:
-            self._read_catalogue = read_items(
-                self._tables.get("items", self._options.items), self._run, self._loaded, self.ids
-            )
-        return self._read_catalogue
+        return self._catalogue_of_table(self._trained_model()) if self._live is None else self._live.catalogue
+
+    def _catalogue_of_table(self, model: TreeModel) -> Catalogue | None:
+        """What the table of the items says, without changes since."""
+        catalogue = self._read_catalogue
+        if catalogue is None:
+            table = self._tables.get("items", self._options.items)
+            catalogue = self._read_catalogue = read_items(table, self._run, self._loaded, _ids(model))
+        return catalogue
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._data_source is not None else None
@@ -541,11 +558,12 @@ class Recommender:
         """
         cuts = all_cuts(m)
         columns = {"user": user, "item": item, "time": time, "time_format": time_format}
-        users = self._users_to_evaluate(data, columns, exclude_seen)
+        model = self.model
+        users = self._users_to_evaluate(model, data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
-        result = evaluate(self.model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
+        result = evaluate(model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
         result.frame_kind = self._frame or self._run.get("frame")
         training, events = self._training_data(), None if self._live is None else self._live.events
         fitted = None if training is None else fitted_users(self.model, training, self._run, events)
@@ -554,7 +572,9 @@ class Recommender:
             warnings.warn(warning, UserWarning, stacklevel=2)
         return result
 
-    def _users_to_evaluate(self, data: Any, columns: dict[str, str | None], exclude_seen: bool) -> Any:
+    def _users_to_evaluate(
+        self, model: TreeModel, data: Any, columns: dict[str, str | None], exclude_seen: bool
+    ) -> Any:
         """The test users, other users of prepared data, or the users of a log."""
         folder = data.folder if isinstance(data, Prepared) else data
         is_folder = isinstance(folder, str | Path) and (Path(folder) / DESCRIPTION).exists()
@@ -564,12 +584,12 @@ class Recommender:
                 raise ValueError(f"`{unused}` is for reading a log, and these users are already prepared")
             if data is None:
                 return self.data.test
-            return open_data(Path("this recommender"), self.model, Path(folder)).test if is_folder else data
+            return open_data(Path("this recommender"), model, Path(folder)).test if is_folder else data
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        context = context_names(self.model.scorer)
-        return read_users(data, self.ids, **columns, exclude_seen=exclude_seen, context=context)
+        context = context_names(model.scorer)
+        return read_users(data, _ids(model), **columns, exclude_seen=exclude_seen, context=context)
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
         """Add items that can be recommended at once, all or none of them; returns how many were new or changed.
@@ -585,7 +605,8 @@ class Recommender:
         None clears it.
         """
         new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
-        return self._live_model().add_items(new)
+        with self._changes:
+            return self._live_model().add_items(new)
 
     def use_features(self, table: Any) -> list[str]:
         """Use what a table says about the items, a frame or a file, as `fit` does with its table `items`.
@@ -596,19 +617,20 @@ class Recommender:
         """
         with requires("", "reading a table of items"):
             from beamtree.ingest.item_tables import read_catalogue
-        lines, model, data, joined = list[str](), self.model, self._training_data(), self._joined(table)
-        if data is not None and not features_weight(model):
-            changed = with_similar_items(model, Content(read_catalogue(joined, self.ids), model), data.val)
-            if weight := features_weight(changed):
-                self._model = changed
-                if self._live is not None:
-                    self._live.replace_model(changed)
-                lines.append(
-                    f"Validation users find more with items of similar features: their weight is {weight:.2g}."
-                )
-        if added := self.add_listed_items(table):
-            lines.append(f"Added {added:,} items that have no events in training, by their features.")
-        return lines
+        with self._changes:
+            lines, model, data, joined = list[str](), self.model, self._training_data(), self._joined(table)
+            if data is not None and not features_weight(model):
+                changed = with_similar_items(model, Content(read_catalogue(joined, self.ids), model), data.val)
+                if weight := features_weight(changed):
+                    self._model = changed
+                    if self._live is not None:
+                        self._live.replace_model(changed)
+                    lines.append(
+                        f"Validation users find more with items of similar features: their weight is {weight:.2g}."
+                    )
+            if added := self.add_listed_items(table):
+                lines.append(f"Added {added:,} items that have no events in training, by their features.")
+            return lines
 
     def add_listed_items(self, table: Any) -> int:
         """Add the items of a table, a frame or a file, that the model does not have; returns how many there were.
@@ -617,16 +639,15 @@ class Recommender:
         """
         with requires("", "reading a table of items"):
             from beamtree.ingest.item_tables import other_items, read_catalogue
-        joined = self._joined(table)
-        new = other_items(joined, self.ids)
-        if new:
-            live = self._live_model()
-            live.use_catalogue(read_catalogue(joined, self.ids.extended(list(new))))
-            live.add_items(new)
-        if new or self._catalogue() is None:
-            self._tables, self._run = {**self._tables, "items": joined}, {**self._run, "items": _file("items")}
-            self._read_catalogue = None  # copies of this object share the rest
-        return len(new)
+        with self._changes:
+            joined = self._joined(table)
+            new = other_items(joined, self.ids)
+            if new:
+                self._live_model().add_items(new, read_catalogue(joined, self.ids.extended(list(new))))
+            if new or self._catalogue() is None:
+                self._tables, self._run = {**self._tables, "items": joined}, {**self._run, "items": _file("items")}
+                self._read_catalogue = None  # copies of this object share the rest
+            return len(new)
 
     def _joined(self, table: Any) -> Any:
         """The table of the items that is known, with the rows of other items in another table."""
@@ -637,11 +658,13 @@ class Recommender:
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""
-        return self._live_model().remove_items(map(str, id_list(items)))
+        with self._changes:
+            return self._live_model().remove_items(map(str, id_list(items)))
 
     def forget_items(self, items: Iterable[object]) -> int:
         """Forget items: they are not recommended, and added again they are new. Returns how many there were."""
-        return self._live_model().forget_items(map(str, id_list(items)))
+        with self._changes:
+            return self._live_model().forget_items(map(str, id_list(items)))
 
     def update(
         self,
@@ -672,7 +695,8 @@ class Recommender:
         data = self._training_data()
         settings = None if data is None else data.description.get("settings")
         events, dislikes = read_events(log, user, item, time, time_format, settings)
-        update_model(self._live_model(), events, dislikes, data, self._options.seed)
+        with self._changes:
+            update_model(self._live_model(), events, dislikes, data, self._options.seed)
         return self
 
     def _live_model(self) -> LiveModel:
@@ -689,9 +713,13 @@ class Recommender:
     def save(self, folder: str | Path) -> None:
         """Write a run folder for `Recommender.load` and the commands; a log from memory is saved with it.
 
-        An existing run or model is replaced. A folder with other files is refused.
+        An existing run or model is replaced. A folder with other files is refused. Changes wait until it is written.
         """
-        folder, model, run = Path(folder), self.model, {**self._run}
+        with self._changes:
+            self._save(Path(folder))
+
+    def _save(self, folder: Path) -> None:
+        model, run = self.model, {**self._run}
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
@@ -723,9 +751,11 @@ class Recommender:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""
-        state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
-        if self._live is not None:
-            state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
+        with self._changes:
+            state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
+            if self._live is not None:
+                state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
+        state["_changes"] = ChangeLock()
         if self._data is not None and self._data_source is None:
             folder = self._data.folder
             state |= {"_files": pack_data(self._data)} if self._owns_data else {"_data_source": (folder, folder)}
@@ -733,7 +763,7 @@ class Recommender:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         files, saved = state.pop("_files", None), state.pop("_saved")
-        self.__dict__.update(state)
+        self.__dict__.update({"_changes": ChangeLock(), **state})
         if files is not None:
             self._data = unpack_data(files)
         self._live = None if saved is None else self._open_live(saved)
@@ -777,6 +807,12 @@ class Recommender:
         saved = load_changes(folder)
         recommender._live = None if saved is None else recommender._open_live(saved)
         return recommender
+
+
+def _ids(model: TreeModel) -> Ids:
+    if model.ids is None:
+        raise ValueError("this model has no item ids")
+    return model.ids
 
 
 def _file(name: str) -> str:

@@ -1,4 +1,4 @@
-"""CPU threads: how many to use, and running independent tasks with one thread each.
+"""CPU threads: how many to use, running independent tasks with one thread each, and a lock for changes.
 
 Many small products and solves do not parallelize well: the threads of each one wait for one another, and for a core if
 another process is busy. Independent tasks do not wait.
@@ -6,6 +6,7 @@ another process is busy. Independent tasks do not wait.
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+class ChangeLock:
+    """A lock for the changes of an object; the thread that has it may take it again.
+
+    A copy of the object, by deepcopy or pickle, gets a lock of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["ChangeLock"], tuple[()]]:
+        return ChangeLock, ()
 
 
 def available_cpus(cgroup: Path = CGROUP) -> int:

@@ -18,11 +18,15 @@ from urllib.request import urlopen
 
 TIMEOUT = 20.0  # seconds after which a request counts as hung
 SERVER_ERRORS = {500, 501, 502}  # 503 and 504 are for a busy service
-PATHS = ("/v1/recommend", "/v1/explain", "/v1/events", "/v1/model", "/v2/models/shop/infer", "/v1/items/x")
+PATHS = (
+    *("/v1/recommend", "/v1/explain", "/v1/events", "/v1/model", "/v2/models/shop/infer", "/v1/items/x", "/v1/items"),
+    *("/v1/labels", "/v1/labels/x"),
+)
 FIELDS = (
     *("history", "histories", "user", "users", "m", "beam_size", "exclude_seen", "allowed", "exclude", "category"),
     *("timeout_ms", "items", "inputs", "parameters", "run", "title", "like", "vector", "outputs", "id"),
-    *("where", "rules", "boosts", "at_most", "pins", "diversity", "factor"),
+    *("where", "rules", "boosts", "at_most", "pins", "diversity", "factor", "time", "events", "context", "item"),
+    *("text", "texts", "features", "label", "labels", "name"),
 )
 PATHS_TO_REJECT = (
     *("/../../etc/passwd", "/v1/items/../../../etc/passwd", "/v1/items/%2e%2e%2f%2e%2e%2fetc", "//v1//model", "/%00"),
@@ -77,8 +81,8 @@ def value(rng: random.Random, depth: int = 0) -> Any:
             return [value(rng, depth + 1) for _ in range(size)]
         return {rng.choice(FIELDS): value(rng, depth + 1) for _ in range(size)}
     return rng.choice(
-        (None, True, False, 0, -1, 2**63, -(2**63), 10**30, 1e308, float("nan"), float("inf"), "", "i1", "\ud800", "\0",
-         "x" * 1000, "🌳", "1e5", [], {}, [[]], [["i1"], 3], "history", "BYTES")
+        (None, True, False, 0, -1, 2**63, -(2**63), 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "i1",
+         "\ud800", "\0", "x" * 1000, "🌳", "1e5", [], {}, [[]], [["i1"], 3], "history", "BYTES")
     )  # fmt: skip
 
 

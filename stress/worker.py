@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stress import concurrent_commands, damage, expressions, full_disk, kills, payloads
+from stress import concurrent_commands, damage, expressions, full_disk, full_journal, kills, payloads, threads
 from stress.sandbox import Sandbox
 
 KINDS = {
@@ -18,6 +18,8 @@ KINDS = {
     "disk": full_disk.trials,
     "expressions": expressions.trials,
     "payloads": payloads.trials,
+    "journal": full_journal.trials,
+    "threads": threads.trials,
 }
 SHARES = {  # how often each is chosen
     "kills": 5,
@@ -26,6 +28,8 @@ SHARES = {  # how often each is chosen
     "disk": 1,
     "expressions": 1,
     "payloads": 3,
+    "journal": 1,
+    "threads": 1,
 }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from command import beamtree
+from command import beamtree, largest_file
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
@@ -42,7 +42,7 @@ from beamtree.diagnose.explore import labels_page
 from beamtree.kernels import classify as kernels
 from beamtree.kernels import compiled_classify
 from beamtree.live import Journal
-from beamtree.live.journal import compact
+from beamtree.live.journal import CHANGES, compact
 from beamtree.live.labels import LiveClassifier
 from beamtree.research.label_comparison import (
     OURS,
@@ -1355,6 +1355,32 @@ def test_values_of_features_must_be_finite_numbers_of_32_bits():
     for value in (1e300, 10**400, math.nan, -math.inf):
         with pytest.raises(ValueError, match="feature '1' is not one of"):
             from_dicts([{"1": value}], 3)
+
+
+def test_a_feature_of_zero_is_not_known():
+    found = bt.Classifier(group=2).fit(np.eye(4), [["a"], ["b"], ["b"], ["c"]], verbose=False)
+    with serving_labels(found) as client:
+        bodies = [{"0": 1.0, "3": 0}, {"0": 0.0}, {}]
+        known = client.post("/v1/labels", json={"features": bodies, "m": 2}).json()["results"]
+        assert [each["known_features"] for each in known] == [1, 0, 0]
+        assert known[1]["labels"] == known[2]["labels"]  # the most frequent
+        assert known[1]["labels"][0]["label"] == "b"
+        assert client.post("/v1/explain", json={"features": {"0": 0.0}, "label": "a"}).status_code == 200
+
+
+def test_a_label_on_a_full_disk_is_refused_and_the_service_goes_on_by_itself(fitted, tmp_path):
+    with serving_labels(fitted, tmp_path) as client:
+        client.put("/v1/labels/first", json={"texts": [TEXT]}).raise_for_status()
+        with largest_file((tmp_path / CHANGES).stat().st_size + 30):
+            refused = [client.put("/v1/labels/refused", json={"texts": [TEXT]}), client.delete("/v1/labels/t01")]
+            assert client.get("/readyz").status_code == 200
+        assert [(each.status_code, sorted(each.json())) for each in refused] == [(507, ["error", "hint"])] * 2
+        assert client.get("/v1/labels/refused").status_code == 404
+        assert client.put("/v1/labels/second", json={"texts": [TEXT]}).json()["changed"]
+    with serving_labels(fitted, tmp_path) as client:
+        known = [client.get(f"/v1/labels/{label}").status_code for label in ("first", "refused", "second")]
+        assert known == [200, 404, 200]
+        assert client.get("/v1/labels/t01").json()["hidden"] is False
 
 
 def test_each_request_sees_one_model_while_labels_change(fitted, tmp_path):

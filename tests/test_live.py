@@ -558,6 +558,17 @@ def test_a_run_knows_events_without_a_time_that_were_received_before_its_log_end
     assert known_to(data, "few", ("i59", None, before)) == [False]  # a user whom the log left out
 
 
+@pytest.mark.parametrize("user", ["u001", "u002"])
+def test_a_row_dated_in_the_future_says_nothing_about_what_a_log_has(tmp_path, user):
+    start, future = 1_700_000_000, 4_070_908_800  # 2099
+    log = cyclic_log().with_columns(pl.col("time") + start)
+    row = pl.DataFrame({"user": [user], "item": ["i03"], "time": [future]}, schema=log.schema)
+    bt.prepare(pl.concat([log, row]), tmp_path / "data")
+    data = bt.load_data(tmp_path / "data")
+    before, after = (start + 5) * 10**6, (start + 500) * 10**6
+    assert known_to(data, "u001", ("i59", None, before), ("i58", None, after)) == [True, False]
+
+
 @pytest.mark.parametrize(
     ("text", "micros"),
     [(1_700_000_000, 1_700_000_000_000_000), (1_700_000_000.5, 1_700_000_000_500_000), ("1700000000000", None),

@@ -8,6 +8,7 @@ from functools import partial
 
 import polars as pl
 import pytest
+from command import largest_file
 from sample_logs import cyclic_log
 from serving import make_service, open_shop, save_run, serving
 
@@ -55,6 +56,63 @@ def test_what_was_acknowledged_outlives_restarts_and_swaps(place):
         assert (found(client, "new"), found(client, "i7")) == (["new"], [])
         assert client.get("/v1/items/new").json()["title"] == "New"
         assert [each["item"] for each in client.get("/v1/users/ann").json()["history"]] == ["i1", "new"]
+    service.close()
+    journal.close()
+
+
+def test_a_change_on_a_full_disk_is_refused_and_the_service_goes_on_by_itself(place, caplog):
+    refused = [
+        ("PUT", "/v1/items/refused", {"like": ["i5"]}),
+        ("POST", "/v1/items", {"items": [{"item": "refused"}]}),
+        ("DELETE", "/v1/items/i9", None),
+        ("POST", "/v1/events", {"user": "ann", "items": ["i3"]}),
+        ("DELETE", "/v1/events?before=5", None),
+        ("POST", "/v1/model", {"run": "two"}),
+    ]
+    journal, service = started(place)
+    with serving(service) as client:
+
+        def state():
+            history = [each["item"] for each in client.get("/v1/users/ann").json()["history"]]
+            about = client.get("/v1/model").json()
+            return about["run"], about["items"], about["changes"], history
+
+        client.put("/v1/items/new", json={"like": ["i5"]}).raise_for_status()
+        client.post("/v1/events", json={"user": "ann", "items": ["i1"]}).raise_for_status()
+        before = state()
+        with largest_file(journal.path.stat().st_size + 30):
+            replies = [client.request(method, path, json=body) for method, path, body in refused]
+            assert client.get("/readyz").status_code == 200
+        assert [(each.status_code, sorted(each.json())) for each in replies] == [(507, ["error", "hint"])] * len(
+            refused
+        )
+        lines = [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
+        assert len(lines) == len(refused)
+        assert not any(each.exc_info for each in lines)
+        assert state() == before
+        assert client.put("/v1/items/more", json={"like": ["i6"]}).json()["changed"]
+        assert 'requests_rejected_total{reason="storage"} 6.0' in client.get("/metrics").text
+        after = state()
+    service.close()
+    journal.close()
+    journal, service = started(place)
+    with serving(service) as client:
+        assert state() == after
+        assert (found(client, "refused"), found(client, "i9"), found(client, "more")) == ([], ["i9"], ["more"])
+    service.close()
+    journal.close()
+
+
+def test_a_disk_that_fails_is_another_error_than_a_full_one(place, monkeypatch):
+    def fail(file, content):
+        raise OSError(5, "Input/output error")
+
+    journal, service = started(place)
+    with serving(service) as client:
+        monkeypatch.setattr("beamtree.live.journal.write_all", fail)
+        assert client.delete("/v1/items/i9").status_code == 503
+        monkeypatch.undo()
+        assert client.delete("/v1/items/i9").json()["changed"]
     service.close()
     journal.close()
 

@@ -12,7 +12,16 @@ from stress.sandbox import digest, temporary_files
 ROOT = Path(__file__).parent.parent
 
 
-LONGER = [("kills", 6), ("damage", 16), ("concurrent", 2), ("disk", 3), ("expressions", 2), ("payloads", 12)]
+LONGER = [
+    ("kills", 6),
+    ("damage", 16),
+    ("concurrent", 2),
+    ("disk", 3),
+    ("expressions", 2),
+    ("payloads", 12),
+    ("journal", 4),
+    ("threads", 1),
+]
 
 
 @pytest.mark.parametrize(

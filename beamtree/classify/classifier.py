@@ -32,6 +32,7 @@ from beamtree.data.frames import check_frame_kind, make_frame
 from beamtree.data.ids import as_id
 from beamtree.evaluate import Evaluation, all_cuts
 from beamtree.progress import Reporter, clock
+from beamtree.threads import ChangeLock
 
 BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
@@ -95,6 +96,7 @@ class Classifier:
         self.options = Options(positive_int("trees", trees), group, cost, least, memory, seed)
         check_frame_kind(frame)
         self._frame = frame
+        self._changes = ChangeLock()  # held during every change of the labels
         self._model: LabelModel | None = None
         self._features: TextFeatures | None = None  # None where documents are features
         self._ids = Ids([])
@@ -130,12 +132,13 @@ class Classifier:
 
     def describe_label(self, label: str) -> dict[str, Any] | None:
         """The name of a label, the number of its documents, and whether it is hidden; None where it is unknown."""
-        (number,) = self._ids.find([label])
+        one = copy(self)
+        (number,) = one._ids.find([label])
         if number is None:
             return None
-        hidden = not self.model.visible[number]
+        hidden = not one.model.visible[number]
         return {
-            "label": label, "name": self.name_of(label), "documents": int(self._counts[number]), "hidden": bool(hidden),
+            "label": label, "name": one.name_of(label), "documents": int(one._counts[number]), "hidden": bool(hidden),
         }  # fmt: skip
 
     def fit(
@@ -251,14 +254,15 @@ class Classifier:
         Every document gets m labels if so many are allowed. A document without a known feature gets the most frequent
         labels, with a warning.
         """
-        found, scores = self.find(self.features_of(documents, text), m, beam_size, allowed, exclude)
+        one = copy(self)  # one state of the labels, whatever other threads change meanwhile
+        found, scores = one.find(one.features_of(documents, text), m, beam_size, allowed, exclude)
         document, rank = np.nonzero(found >= 0)
-        labels = [self._ids[label] for label in found[found >= 0].tolist()]
+        labels = [one._ids[label] for label in found[found >= 0].tolist()]
         columns: dict[str, list[Any]] = {
             "document": document.tolist(),
             "rank": (rank + 1).tolist(),
             "label": labels,
-            **({"name": [self._names.get(label, "") for label in labels]} if self._names else {}),
+            **({"name": [one._names.get(label, "") for label in labels]} if one._names else {}),
             "score": scores[found >= 0].astype(float).tolist(),
         }
         types = {"document": int, "rank": int, "label": str, "name": str, "score": float}
@@ -364,12 +368,13 @@ class Classifier:
         opened = open_documents(
             documents, labels, text=text, label_column=label_column, separator=separator, needs_labels=True
         )
-        x = self.features_of(opened.features if opened.texts is None else opened.texts)
-        cuts = all_cuts(m)
-        found, _ = self.find(x, max(cuts), beam_size)
-        y = relevant_labels(self._ids, opened.labels)
+        cuts, one = all_cuts(m), copy(self)
+        found, _ = one.find(
+            one.features_of(opened.features if opened.texts is None else opened.texts), max(cuts), beam_size
+        )
+        y = relevant_labels(one._ids, opened.labels)
         return label_metrics(
-            found, np.split(y.columns, y.offsets[1:-1]), self._counts, self.model.labels.rows, cuts, tuple(metrics)
+            found, np.split(y.columns, y.offsets[1:-1]), one._counts, one.model.labels.rows, cuts, tuple(metrics)
         )
 
     # Labels of a live model
@@ -389,7 +394,8 @@ class Classifier:
         if unknown:
             raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")
         names = {as_id(key): str(value or "") for key, value in labels.items()}
-        self.__dict__.update(self.with_labels(names, examples).__dict__)
+        with self._changes:
+            self.__dict__.update(self.with_labels(names, examples).__dict__)
         return self
 
     def with_labels(
@@ -438,8 +444,9 @@ class Classifier:
         """Hide labels: they are never found until they are added again. What was learned about them stays."""
         if isinstance(labels, str):
             raise ValueError(f"labels {labels!r}: give a list of ids")
-        numbers = self._ids.find_known(labels)
-        self._model = replace(self.model, hidden=np.union1d(self.model.hidden, numbers).astype(np.int64))
+        with self._changes:
+            numbers = self._ids.find_known(labels)
+            self._model = replace(self.model, hidden=np.union1d(self.model.hidden, numbers).astype(np.int64))
         return self
 
     def explain(self, document: Any, label: object, *, features: int = 5, neighbours: int = 3) -> dict[str, Any]:
@@ -452,24 +459,26 @@ class Classifier:
             neighbours: nearest documents with this label to show. They are counted without those that were left out of
                 the training, from 0.
         """
-        (number,) = self._ids.find([label])
+        one = copy(self)
+        (number,) = one._ids.find([label])
         if number is None:
             raise ValueError(f"label {label!r} is unknown")
-        x = self.features_of(document)
+        x = one.features_of(document)
         if x.rows != 1:
             raise ValueError(f"explain one document, not {x.rows:,}")
-        words = None if self._features is None else self._features.vocabulary
-        return explain_label(self.model, x, number, words, self._ids, features=features, neighbours=neighbours)
+        words = None if one._features is None else one._features.vocabulary
+        return explain_label(one.model, x, number, words, one._ids, features=features, neighbours=neighbours)
 
     # Files
 
     def save(self, folder: str | Path) -> None:
         """Write the classifier to a folder; an existing one is replaced only when the new one is complete."""
+        one = copy(self)
         settings = {
-            "beam_size": self.beam_size, "frame": self._frame, "options": asdict(self.options), "report": self.report,
-            "names": self._names,
+            "beam_size": one.beam_size, "frame": one._frame, "options": asdict(one.options), "report": one.report,
+            "names": one._names,
         }  # fmt: skip
-        save_classifier(Path(folder), self.model, self._features, self._ids, self._counts, settings)
+        save_classifier(Path(folder), one.model, one._features, one._ids, one._counts, settings)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":

@@ -79,7 +79,7 @@ def open_documents(
         read = read_documents(
             documents, text=text, labels=label_column, separator=separator, needs_labels=needs_labels and labels is None
         )
-        entries = empty(0, 0) if read.features is None else from_entries(*read.features)
+        entries = empty(0, 0) if read.features is None else from_entries(*read.features).without_zeros()
         opened = Opened(read.texts, entries, read.labels if labels is None else _lists(labels), read.num_labels)
     if not opened.size:
         raise ValueError("there are no documents")

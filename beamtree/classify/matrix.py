@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.checks import MAX_LENGTH
 from beamtree.kernels.sparse import starts_of
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -52,6 +53,12 @@ class Matrix(NamedTuple):
         scale = 1 / np.sqrt(np.where(squares == 0, 1, squares))
         return self._replace(values=(self.values * scale[self.row_of_entry()]).astype(np.float32))
 
+    def without_zeros(self) -> "Matrix":
+        """The same without entries of 0: a document does not have these features."""
+        real = self.values != 0
+        offsets = starts_of(np.bincount(self.row_of_entry()[real], minlength=self.rows))
+        return Matrix(offsets, self.columns[real], self.values[real], self.width)
+
     def with_column(self, values: np.ndarray) -> "Matrix":
         """With one more column, the last [n]."""
         ends = self.offsets[1:]
@@ -94,12 +101,13 @@ def from_dicts(rows: Sequence[Mapping[str, float]], width: int) -> Matrix:
     """Rows given as values by number of a feature; a ValueError where one is no number, or not below `width`."""
     for row in rows:
         for name, value in row.items():
-            if not (name.isascii() and name.isdigit() and int(name) < width and abs(value) <= LARGEST):
+            is_number = name.isascii() and name.isdigit() and len(name) <= MAX_LENGTH
+            if not (is_number and int(name) < width and abs(value) <= LARGEST):
                 raise ValueError(f"feature {name[:40]!r} is not one of 0 … {width - 1}, or not a number")
     index = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     columns = np.array([int(name) for row in rows for name in row], np.int64)
     values = np.array([value for row in rows for value in row.values()], np.float64)
-    return from_entries(index, columns, values, (len(rows), width))
+    return from_entries(index, columns, values, (len(rows), width)).without_zeros()
 
 
 def from_any(source: Any) -> Matrix:

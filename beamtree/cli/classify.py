@@ -93,7 +93,7 @@ def evaluate(
     use_threads(threads)
     options.check_outputs(json)
     classifier, names = Classifier.load(run), options.parse_list(metrics)
-    cuts = [int(each) if each.isdigit() else 0 for each in options.parse_list(m)]
+    cuts = [int(each) if each.isascii() and each.isdigit() else 0 for each in options.parse_list(m)]
     result = classifier.evaluate(
         documents, m=cuts, beam_size=beam_size, metrics=names, text=text_column, label_column=labels,
         separator=separator,
@@ -188,7 +188,8 @@ def compare(
     for row in chosen:
         lookup(dict.fromkeys(comparison.ALL), "row", row)
     beams = [
-        positive_int("beam_sizes", int(each) if each.isdigit() else each) for each in options.parse_list(beam_sizes)
+        positive_int("beam_sizes", int(each) if each.isascii() and each.isdigit() else each)
+        for each in options.parse_list(beam_sizes)
     ]
     opened = [
         open_documents(path, text=text_column, label_column=labels, separator=separator, needs_labels=True)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text
+from beamtree.checks import is_number, parse_int
 from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.evaluate import ALL_METRICS
@@ -46,7 +47,22 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
 
     def add(function: Command) -> Command:
         paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-        app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        types = get_type_hints(function)
+        numbers = {each for each, kind in types.items() if {int, float} & {kind, *get_args(kind)}}
+
+        class CheckedCommand(typer.core.TyperCommand):
+            """A command that takes numbers in the digits 0 to 9 only."""
+
+            def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                given = self.make_parser(ctx).parse_args(args=list(args))[0]
+                for parameter in (each for each in self.params if each.name in numbers):
+                    value = parameter.consume_value(ctx, given)[0]
+                    if isinstance(value, str) and not is_number(value):
+                        raise ValueError(f"{parameter.opts[0]} {value[:40]!r}: this is not a number")
+                return super().parse_args(ctx, args)
+
+        app.command(name, cls=CheckedCommand, help=text)(function)
         return function
 
     return add
@@ -182,7 +198,7 @@ def parse_beam(text: str, run: Path | None = None) -> BeamSize:
     if text == "tuned" and run is not None:
         return load_tuned_beam(run)
     try:
-        widths = tuple(int(word) for word in text.split(","))
+        widths = tuple(parse_int(word) for word in text.split(","))
         if min(widths) < 1:
             raise ValueError
     except ValueError as error:
@@ -202,7 +218,7 @@ def check_size(m: int, beam_size: BeamSize, option: str = "--beam-size") -> None
 def parse_cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
     """Every m of --m: whole numbers from 1 to the beam size."""
     try:
-        cuts = tuple(int(word) for word in parse_list(text))
+        cuts = tuple(parse_int(word) for word in parse_list(text))
         if not cuts or min(cuts) < 1:
             raise ValueError
     except ValueError as error:

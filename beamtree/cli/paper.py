@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.checks import check_device
+from beamtree.checks import as_float, check_device
 from beamtree.cli import options
 from beamtree.cli.compare import run_comparison
 from beamtree.cli.console import draw, out, print_table, progress, write
@@ -98,7 +98,7 @@ def paper_table_a2(
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(word) for word in options.parse_list(text))
+        numbers = tuple(as_float(word) for word in options.parse_list(text))
         if not all(map(math.isfinite, numbers)):
             raise ValueError
         return numbers

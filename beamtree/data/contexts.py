@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from beamtree.checks import parse_number
 from beamtree.data.ids import as_id
 from beamtree.tree import PAD
 
@@ -57,7 +58,7 @@ class ValueIndex:
 def as_number(text: str) -> str | None:
     """A number as columns of numbers are read, such as 8 for 08 and 8.0; None for other text."""
     try:
-        return as_id(float(text))
+        return as_id(float(parse_number(text)))
     except ValueError:
         return None
 

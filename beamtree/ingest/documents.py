@@ -90,7 +90,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
     """Documents, features and labels of the text format; None for any other file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         words = file.readline().split()
-    if len(words) != 3 or not all(word.isdigit() for word in words):
+    if len(words) != 3 or not all(word.isascii() and word.isdigit() for word in words):
         return None
     return int(words[0]), int(words[1]), int(words[2])
 
@@ -109,6 +109,8 @@ def _read_sparse(path: Path, header: tuple[int, int, int]) -> Documents:
                 head, rest = "", line
             own = [label for label in head.split(",") if label]
             try:
+                if "_" in line or not line.isascii():  # Python reads 1_000 and digits of other scripts
+                    raise ValueError
                 pairs = [(int(column), float(value)) for column, value in (p.split(":") for p in rest.split())]
                 wrong = [label for label in own if not 0 <= int(label) < num_labels]
             except ValueError:

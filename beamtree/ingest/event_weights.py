@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from beamtree.checks import as_float
 from beamtree.ingest.columns import KIND, usual_column
 
 Kinds = Mapping[str, float] | str
@@ -72,7 +73,7 @@ def event_weights(
     if column is None or column not in columns:
         what = "no column of kinds was found" if column is None else f"there is no column {column!r} for `weight`"
         raise ValueError(f"{what}: name one with `weight`; the columns are {', '.join(columns)}")
-    least = 0.0 if dislike is None else float(dislike)
+    least = 0.0 if dislike is None else as_float(dislike)
     if not least >= 0:
         raise ValueError(f"dislike={dislike}: weights of 0 and below are dislikes anyway; give a number above 0")
     return EventWeights(column, values, _parse_target(target, values, least), least)
@@ -86,7 +87,7 @@ def _parse_kinds(kinds: Kinds) -> dict[str, float]:
             raise ValueError(f"kinds={kinds!r}: give each kind once with its weight, such as view=1,cart=3,buy=10")
         pairs[kind.strip()] = value  # type: ignore[assignment]
     try:
-        values = {str(kind): float(value) for kind, value in pairs.items()}
+        values = {str(kind): as_float(value) for kind, value in pairs.items()}
     except (TypeError, ValueError):
         raise ValueError(f"kinds={kinds!r}: a weight is a number, such as view=1,cart=3,buy=10") from None
     if not values or not all(map(math.isfinite, values.values())):
@@ -103,7 +104,7 @@ def _parse_target(
         return None
     if kinds is None:
         try:
-            lowest = float(target)  # type: ignore[arg-type]
+            lowest = as_float(target)
         except (TypeError, ValueError):
             raise ValueError(f"target={target!r}: give the lowest weight that is to be predicted, such as 4") from None
         if not lowest > least:

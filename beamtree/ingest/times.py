@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from beamtree.checks import is_number
 from beamtree.data.unix_times import EPOCH, PLAUSIBLE, UNITS
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
@@ -37,8 +38,10 @@ class TimeScale(NamedTuple):
         try:
             if date is not None and self.unit is not None:
                 number = decimal.Decimal(date) * self.unit * self.factor / 10**6
-            else:
+            elif is_number(text):
                 number = decimal.Decimal(text.strip()) * self.factor
+            else:
+                return None
         except decimal.DecimalException:
             return None
         return math.ceil(min(max(number, -LARGEST), LARGEST)) if number.is_finite() else None

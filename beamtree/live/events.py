@@ -8,16 +8,16 @@ import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from beamtree.checks import parse_number
 from beamtree.data import Prepared
+from beamtree.data.unix_times import PLAUSIBLE, UNITS
 from beamtree.query import logged_events
 
-UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
-FIRST, END = 631_152_000, 4_102_444_800  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
+FIRST, END = PLAUSIBLE
 MICRO, LARGEST = 10**6, 2**63 - 1
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NOT_A_TIME = "is not a time: give a number, or a date such as 2026-12-31 23:59:59"
@@ -40,14 +40,14 @@ def as_time(value: object) -> Time:
     """A time given by a user: a number, or a date such as 2026-12-31 23:59:59, in UTC unless it has an offset."""
     if isinstance(value, str):
         try:
-            return as_time(float(value) if not value.strip().lstrip("-").isdigit() else int(value))
-        except (ValueError, OverflowError):
-            return _as_micros(value)
+            value = parse_number(value)
+        except ValueError:
+            return _as_micros(str(value))
     if isinstance(value, datetime.datetime):
         return _as_micros(value.isoformat())
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
-    if not math.isfinite(value) or abs(value) > LARGEST:
+    if abs(value) > LARGEST or not math.isfinite(value):
         raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
     for unit in UNITS:
         if FIRST * unit <= value < END * unit:
@@ -117,12 +117,6 @@ class TrainingLog:
         has_times = "times.npy" in data.description["files"]
         self._times = np.load(data.folder / "times.npy", mmap_mode="r") if has_times else None
 
-    @cached_property
-    def end(self) -> int | None:
-        """The time of the last event; None where times are not dates."""
-        last = None if self._times is None or not len(self._times) else int(as_time(int(self._times.max())))
-        return last if last is not None and is_date(last) else None
-
     def of_user(self, user: str) -> list[Event]:
         """The events of a user, oldest first."""
         logged = logged_events(self._data, user)
@@ -143,18 +137,20 @@ class TrainingLog:
     def contains(self, user: str, events: Sequence[Event]) -> list[bool]:
         """Which of a user's events, oldest first, are in this log, as far as can be determined.
 
-        An event with a time is, if the log has it at that time. One without a time is, if the log has the user and ends
-        after the event was received; or if it belongs to a prefix of these events that equals the end of the user's
-        logged history.
+        An event with a time is, if the log has it at that time. One without a time is, if the log has an event of the
+        user from after it was received; or if it belongs to a prefix of these events that equals the end of the user's
+        logged history. Dates in the future are mistakes, and say nothing about what the log has.
         """
         logged, contained = self.of_user(user), self.contains_at_time(user, events)
         if not logged:
             return contained
-        last, untimed = logged[-1].time, []
+        last, untimed, present = logged[-1].time, [], now()
+        dates = [event.time for event in logged if event.time is not None and is_date(event.time)]
+        end = max((at for at in dates if at <= present), default=None)
         for index, event in enumerate(events):
             if event.time is not None and last is not None and is_date(event.time) == is_date(last):
                 continue  # the times are comparable
-            if event.received is not None and self.end is not None and event.received <= self.end:
+            if event.received is not None and end is not None and event.received <= end:
                 contained[index] = True
             else:
                 untimed.append(index)

@@ -1,16 +1,18 @@
 """The journal of changes: a write-ahead log, flushed before a change is acknowledged and replayed after a restart.
 
-A line is a checksum and a JSON object, or a list of objects that were sent together. A last line cut short by a crash
-was never acknowledged and is dropped. A damaged line before others was acknowledged, so it is an error.
+A line is a checksum and a JSON object, or a list of objects that were sent together. A last line without its end was
+cut short by a crash: it was never acknowledged, and is dropped. Any other line with a wrong checksum is an error.
 
 The journal is compacted from time to time: entries made obsolete by later ones are removed.
 """
 
 import json
+import logging
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +20,27 @@ from beamtree.files.atomic import fsync
 from beamtree.files.staging import folder_lock
 from beamtree.live.events import Event, entry_events, entry_requests, events_entry, is_before
 
+log = logging.getLogger("beamtree")
 CHANGES = "changes.log"
 COMPACT_FROM = 10_000  # entries from which a journal is compacted, again when it is twice as long
 
 
 class Journal:
-    """The changes in a folder, oldest first. Only one process can write to it."""
+    """The changes in a folder, oldest first. Only one process can write to it.
+
+    An append that fails leaves the file as it was, and can be repeated. Until what it wrote can be removed, the journal
+    takes no other entry.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / CHANGES
         self._lock = ExitStack()
         self._lock.enter_context(folder_lock(folder))
         try:
-            self.entries, size = read_entries(self.path)
-            with self.path.open("ab") as file:
-                file.truncate(size)
-            fsync(self.path)
-            fsync(folder)
-            self._file = self.path.open("ab")
+            self.entries, self._size = read_entries(self.path)
+            self._file = open_unbuffered(self.path)
+            self._is_sound = False  # whether the file has these entries only, and they are on disk
+            self._restore()
             self._compact_at = COMPACT_FROM
             if len(self.entries) >= COMPACT_FROM:
                 self._compact()
@@ -44,34 +49,77 @@ class Journal:
             raise
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Write entries, all or none of them; when this returns they are on disk."""
-        self._file.write(encode_line(*entries))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write entries, all or none of them; when this returns they are on disk. On an OSError none of them is."""
+        line = encode_line(*entries)
+        self._restore()
+        self._is_sound = False
+        try:
+            write_all(self._file, line)
+            os.fsync(self._file.fileno())
+        except BaseException:
+            with suppress(OSError):  # then it is tried again before the next append
+                self._restore()
+            raise
+        self._size += len(line)
+        self._is_sound = True
         self.entries.extend(entries)
         if len(self.entries) >= self._compact_at:
             self._compact()
 
+    def _restore(self) -> None:
+        """Cut off what is not one of the entries: an entry that was refused must not appear after a restart."""
+        if not self._is_sound:
+            cut_off(self._file, self._size)
+            fsync(self.path.parent)
+            self._is_sound = True
+
     def _compact(self) -> None:
         """Replace the file by a compacted one in one rename: a crash leaves the old file or the new one."""
         entries, new = compact(self.entries), self.path.with_name(CHANGES + ".new")
+        content = b"".join(map(encode_line, entries))
         self._compact_at = max(COMPACT_FROM, 2 * len(entries))
         try:
-            new.write_bytes(b"".join(map(encode_line, entries)))
-            fsync(new)
-            os.replace(new, self.path)
-        except OSError:  # on a full disk: keep the long file
             new.unlink(missing_ok=True)
+            with ExitStack() as stack:
+                file = stack.enter_context(open_unbuffered(new))
+                write_all(file, content)
+                os.fsync(file.fileno())
+                os.replace(new, self.path)
+                stack.pop_all()
+        except OSError:  # on a full disk: keep the long file
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
             self._compact_at = 2 * len(self.entries)
             return
-        fsync(self.path.parent)
-        self._file.close()
-        self._file, self.entries = self.path.open("ab"), entries
+        old, self._file, self._size, self.entries = self._file, file, len(content), entries
+        self._is_sound = False
+        with suppress(OSError):  # the entries are on disk; the name of their file is before the next append
+            old.close()
+            self._restore()
 
     def close(self) -> None:
         """Release the lock."""
+        with suppress(OSError):
+            self._restore()
         self._file.close()
         self._lock.close()
+
+
+def open_unbuffered(path: Path) -> FileIO:
+    """A file to append to; without a buffer nothing of a failed write can appear later."""
+    return path.open("ab", buffering=0)
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write all bytes: the system may take only some of them at once."""
+    while content:
+        content = content[file.write(content) :]
+
+
+def cut_off(file: FileIO, size: int) -> None:
+    """Shorten a file, also on disk."""
+    file.truncate(size)
+    os.fsync(file.fileno())
 
 
 def count_changes(entries: Sequence[Mapping[str, Any]]) -> int:
@@ -169,11 +217,13 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
     start = 0
     while start < len(content):
         end = content.find(b"\n", start)
-        decoded = None if end < 0 else _decode_line(content[start:end])
-        if decoded is None:
-            if content.find(b"\n", start if end < 0 else end + 1) >= 0:
-                raise ValueError(f"{path} is damaged at byte {start:,}: restore a copy, or remove the rest from there")
+        line = content[start:] if end < 0 else content[start:end]
+        decoded = None if end < 0 else _decode_line(line)
+        if end < 0 and _decode_line(line[:-1]) is None:  # else its end is there, but damaged
+            log.warning("%s: the last change was cut short by a crash before it was acknowledged: dropped", path)
             break
+        if decoded is None:
+            raise ValueError(f"{path} is damaged at byte {start:,}: restore a copy, or remove the rest from there")
         entries += decoded
         start = end + 1
     return entries, start
@@ -182,9 +232,9 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _decode_line(line: bytes) -> list[dict[str, Any]] | None:
     """The entries of a line; None if it is damaged."""
     checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
+        return None
     try:
-        if int(checksum, 16) != zlib.crc32(text):
-            return None
         decoded = json.loads(text)
     except ValueError:
         return None

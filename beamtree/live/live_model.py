@@ -1,6 +1,7 @@
 """A live model: items are added, hidden and removed, and user events recorded, while searches run."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,18 +155,32 @@ class LiveModel:
 
     def saved_changes(self) -> SavedChanges:
         """The changes to save beside the model."""
-        events = {user: row for user, row in self.events.items() if row}
-        return SavedChanges(self._items, sorted(self._added), events, self._dislikes)
+        events = {user: list(row) for user, row in self.events.items() if row}
+        dislikes = {user: list(items) for user, items in self._dislikes.items()}
+        return SavedChanges(dict(self._items), sorted(self._added), events, dislikes)
 
     # Changes of items
 
-    def add_items(self, items: Mapping[str, NewItem | ItemFields]) -> int:
+    def add_items(self, items: Mapping[str, NewItem | ItemFields], catalogue: Catalogue | None = None) -> int:
         """Add or update items, all or none of them; returns how many were new, hidden, or changed.
 
-        A hidden item becomes visible as it was. A field that is left out keeps its value, and None clears it.
+        A hidden item becomes visible as it was. A field that is left out keeps its value, and None clears it. With a
+        `catalogue` go on with that one: it has the items too, in their order.
         """
         new = {_valid_id(item): item_fields(item, fields) for item, fields in items.items()}
-        snapshot, updated, changed = self.snapshot, dict[str, NewItem](), dict[str, ItemFields]()
+        snapshot, freed, content = self.snapshot, list(self._freed), self._content
+        if catalogue is not None:
+            saved = SavedChanges(self._items, (), {})
+            snapshot = snapshot._replace(catalogue=with_saved_fields(catalogue, catalogue.ids, saved))
+            self._content = None
+        try:
+            return self._add_items(snapshot, new)
+        except BaseException:
+            self._freed, self._content = freed, content
+            raise
+
+    def _add_items(self, snapshot: Snapshot, new: Mapping[str, ItemFields]) -> int:
+        updated, changed = dict[str, NewItem](), dict[str, ItemFields]()
         for group in _independent_groups(new.items()):
             visible = _visible(snapshot.model, group)
             for name, fields in group.items():
@@ -201,12 +216,6 @@ class LiveModel:
         """Continue with another model of the same items, such as one with refitted parts."""
         self.snapshot = self.snapshot._replace(version=self.version + 1, model=model)
         self._background = self._content = None
-
-    def use_catalogue(self, catalogue: Catalogue) -> None:
-        """Continue with another catalogue; it may have items that are to be added, in the order of its ids."""
-        saved = SavedChanges(self._items, (), {})
-        self.snapshot = self.snapshot._replace(catalogue=with_saved_fields(catalogue, catalogue.ids, saved))
-        self._content = None
 
     def record_run(self, run: str) -> None:
         """Record which run is served from now on."""
@@ -342,6 +351,8 @@ class LiveModel:
             raise ValueError("this model was not built from vectors: add the item with like, histories or category")
         if len(vector) != self._vectors.shape[1]:
             raise ValueError(f"the vector has {len(vector)} numbers, and those of the items {self._vectors.shape[1]}")
+        if not all(map(math.isfinite, vector)):
+            raise ValueError("the vector holds NaN or infinity: give finite numbers")
 
     def _placements(
         self, snapshot: Snapshot, items: Mapping[str, NewItem], catalogue: Catalogue

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import walk
+from beamtree.checks import as_float
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
@@ -61,7 +62,7 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
         fields.get("category"),
         tuple(map(as_id, id_list(fields.get("like") or ()))),
         tuple(tuple(map(as_id, id_list(history))) for history in id_list(fields.get("histories") or ())),
-        None if vector is None else tuple(map(float, vector)),
+        None if vector is None else tuple(map(as_float, vector)),
     )
 
 

@@ -169,7 +169,7 @@ def _pins(pins: Any) -> list[tuple[int, str]]:
 
 
 def _place(place: object) -> int:
-    if isinstance(place, str) and place.isdecimal():
+    if isinstance(place, str) and place.isascii() and place.isdecimal():
         place = int(place[:9])
     if type(place) is not int or place < 1:
         raise ValueError(f"pins: {str(place)[:80]!r} is not a place: the first is 1")

@@ -26,6 +26,7 @@ from beamtree.query.history import History, encode_history, id_list, in_context,
 from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, Found, Selection
 from beamtree.scorers import context_part
+from beamtree.threads import ChangeLock
 from beamtree.tree import PAD
 
 CACHED_MASKS = 32
@@ -146,6 +147,7 @@ class MaskCache:
     """The masks of the most recently used filters and rules, for one model and one catalogue at a time."""
 
     def __init__(self) -> None:
+        self._lock = ChangeLock()
         self._model: TreeModel | None = None
         self._catalogue: Catalogue | None = None
         self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
@@ -155,29 +157,31 @@ class MaskCache:
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> tuple[NodeMask, int]:
         """The mask of a filter, and how many items it allows."""
-        self._begin(model, catalogue)
-        entry = self._masks.get(filter)
-        if entry is None:
-            mask = model.tree.allow(allowed_items(filter, ids, catalogue))
-            entry = self._masks[filter] = mask, int((mask.slots & (model.tree.items() != PAD)).sum())
-            if len(self._masks) > CACHED_MASKS:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(filter)
-        return entry
+        with self._lock:
+            self._begin(model, catalogue)
+            entry = self._masks.get(filter)
+            if entry is None:
+                mask = model.tree.allow(allowed_items(filter, ids, catalogue))
+                entry = self._masks[filter] = mask, int((mask.slots & (model.tree.items() != PAD)).sum())
+                if len(self._masks) > CACHED_MASKS:
+                    self._masks.popitem(last=False)
+            self._masks.move_to_end(filter)
+            return entry
 
     def apply(
         self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> AppliedRules:
         """Rules for the items that a filter allows."""
-        self._begin(model, catalogue)
-        entry = self._rules.get((filter, rules))
-        if entry is None:
-            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
-            entry = self._rules[filter, rules] = AppliedRules.of(rules, model.tree, ids, catalogue, mask)
-            if len(self._rules) > CACHED_RULES:
-                self._rules.popitem(last=False)
-        self._rules.move_to_end((filter, rules))
-        return entry
+        with self._lock:
+            self._begin(model, catalogue)
+            entry = self._rules.get((filter, rules))
+            if entry is None:
+                mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
+                entry = self._rules[filter, rules] = AppliedRules.of(rules, model.tree, ids, catalogue, mask)
+                if len(self._rules) > CACHED_RULES:
+                    self._rules.popitem(last=False)
+            self._rules.move_to_end((filter, rules))
+            return entry
 
     def _begin(self, model: TreeModel, catalogue: Catalogue | None) -> None:
         if model is not self._model or catalogue is not self._catalogue:

@@ -157,8 +157,9 @@ class NodeTable(nn.Module):
         if torch.is_grad_enabled():
             self._cached = None
             return self._sum_paths(tree)
-        if self._cached is not None and self._cached[0] == self._state() and self._cached[1] is tree:
-            return self._cached[2]
+        cached = self._cached  # read once: another thread may replace it
+        if cached is not None and cached[0] == self._state() and cached[1] is tree:
+            return cached[2]
         return self.cache_vectors(tree, self._sum_paths(tree))
 
     def cache_vectors(self, tree: Tree, vectors: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ def check_address(address: str) -> str:
     """
     if address != "auto":
         host, _, port = address.removeprefix(CLIENT).rpartition(":")
-        if not host or not port.isdigit() or "/" in host:
+        if not host or not (port.isascii() and port.isdigit()) or "/" in host:
             raise ValueError(f"address={address}: give HOST:PORT, {CLIENT}HOST:PORT or auto")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS / 6).close()

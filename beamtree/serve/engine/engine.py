@@ -178,6 +178,7 @@ class Engine:
         """Answer a batch from one state of the model: with one search for all requests that can share it."""
         run = self._loaded
         searcher = run.searcher(self._masks)
+        tuned_beam = run.tuned_beam_of(searcher.model)
         groups: dict[tuple[BeamSize, bool, Filter | None, Rules | None], list[tuple[Job, RecommendRequest]]] = {}
         for job in batch:
             if not job.future.set_running_or_notify_cancel():
@@ -189,9 +190,7 @@ class Engine:
             else:
                 request = job.request
                 try:
-                    beam = narrow_beam(
-                        self._requested_beam(request), self.load_control.step, request.m, run.fitting_tuned_beam
-                    )
+                    beam = narrow_beam(self._requested_beam(request), self.load_control.step, request.m, tuned_beam)
                 except ValueError as error:  # widths for another tree than the one in use
                     job.future.set_exception(error)
                     continue

@@ -44,11 +44,14 @@ class ModelSlot:
         """Apply a change to the run in use."""
         return self._pool.submit(lambda: change(self._engine.loaded.live))
 
-    def load(self, run: Path) -> "Future[LoadedRun]":
-        """Serve another run; on failure the old one stays, and the future raises a ValueError."""
-        return self._pool.submit(self._load, run)
+    def load(self, run: Path, name: str | None = None) -> "Future[LoadedRun]":
+        """Serve another run, after a restart too if it has a name; on failure the old one stays.
 
-    def _load(self, run: Path) -> LoadedRun:
+        The future raises a ValueError if the run cannot be served, and an OSError if that cannot be stored.
+        """
+        return self._pool.submit(self._load, run, name)
+
+    def _load(self, run: Path, name: str | None) -> LoadedRun:
         try:
             loaded = self._open(run)
             smoke_test(loaded, self._engine.beam_size)
@@ -56,6 +59,13 @@ class ModelSlot:
             message = short_message(error)
             self._report(Reload(run.name, message, time.time()))
             raise ValueError(f"{run.name} cannot be served, the model stays as it was: {message}") from error
+        try:
+            if name is not None:
+                loaded.live.record_run(name)
+        except OSError as error:
+            self._report(Reload(run.name, short_message(error), time.time()))
+            loaded.close()
+            raise
         self._engine.swap(loaded).close()
         self._report(Reload(run.name, None, time.time()))
         return loaded
@@ -105,9 +115,11 @@ class RunWatcher:
             self._tried = state
             try:
                 if fingerprint(self._run) != self._engine.loaded.digest:
-                    self._slot.load(self._run).result()
-                    self._slot.apply(lambda live: live.record_run(self._run.name)).result()
-            except (ValueError, OSError, RuntimeError) as error:  # the last while the service stops
+                    self._slot.load(self._run, self._run.name).result()
+            except OSError as error:  # such as a full disk
+                log.warning("%s: tried again", short_message(error))
+                self._tried = None
+            except (ValueError, RuntimeError) as error:  # the last while the service stops
                 log.warning("%s", short_message(error))
 
     def close(self) -> None:

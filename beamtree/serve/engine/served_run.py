@@ -51,7 +51,11 @@ class LoadedRun:
     @property
     def fitting_tuned_beam(self) -> BeamSize | None:
         """The tuned beam if it fits the tree: after a new level was added it does not."""
-        model, tuned = self.live.model, self.tuned_beam
+        return self.tuned_beam_of(self.live.model)
+
+    def tuned_beam_of(self, model: TreeModel) -> BeamSize | None:
+        """The tuned beam if it fits one state of the model."""
+        tuned = self.tuned_beam
         fits = isinstance(tuned, int) or len(tuned or ()) == model.tree.height + 1 - model.first_level
         return tuned if fits else None
 

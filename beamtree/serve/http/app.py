@@ -39,6 +39,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "Too many requests; retry after Retry-After seconds",
         503: "Service unavailable; retry after Retry-After seconds",
         504: "Deadline exceeded",
+        507: "The change was not stored: the disk is full",
     }.items()
 }
 

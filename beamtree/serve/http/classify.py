@@ -15,7 +15,14 @@ from beamtree.data.ids import as_id
 from beamtree.diagnose.explore import labels_page
 from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access, Limits
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, add_error_handlers, check_limit, json_response
+from beamtree.serve.http.errors import (
+    SCHEMA_HINT,
+    ApiError,
+    add_error_handlers,
+    check_limit,
+    json_response,
+    storage_error,
+)
 from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
 from beamtree.serve.http.metrics import CONTENT_TYPE, Metrics
 from beamtree.serve.http.middleware import RequestGuard
@@ -89,6 +96,9 @@ class ClassifierService:
             count = change()
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
+        except OSError as error:
+            self.metrics.rejected.labels("storage").inc()
+            raise storage_error(error) from error
         self.metrics.changes.labels(kind).inc(count)
         return json_response({"changed": count > 0, "version": str(self.live.snapshot.version), "count": count})
 

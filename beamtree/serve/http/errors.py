@@ -1,6 +1,7 @@
 """Errors over HTTP: every one is JSON with `error` (what is wrong) and `hint` (what to do)."""
 
 import json
+import logging
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -8,6 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from beamtree.errors import DISK_FULL, short_message
+
+log = logging.getLogger("beamtree")
 HINTS = {
     400: "send JSON as described in /openapi.json",
     404: "see /openapi.json for the available paths",
@@ -31,6 +35,14 @@ def check_limit(name: str, size: int, limit: int, unit: str) -> None:
     """Raise a 422 where a list is too long."""
     if size > limit:
         raise ApiError(422, f"{name} has {size} {unit}, over the limit of {limit}", f"send at most {limit}")
+
+
+def storage_error(error: OSError) -> ApiError:
+    """The error response to a change that could not be stored, and so was not made; the log has a line of it."""
+    log.warning("a change was not stored: %s", short_message(error))
+    if error.errno in DISK_FULL:
+        return ApiError(507, "the change was not stored: the disk is full", "free some space, then send it again")
+    return ApiError(503, "the change was not stored: the disk fails", "send it again later", {"Retry-After": "1"})
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -15,6 +15,7 @@ from beamtree.query import Searcher
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
 from beamtree.serve.http.schemas import (
     MAX_ID_LENGTH,
+    WHOLE_NUMBER,
     CatalogueItem,
     ChangeResult,
     EventsRequest,
@@ -29,7 +30,7 @@ from beamtree.serve.http.service import Service
 
 MAX_EVENTS = 1000  # of a user that are shown, the newest
 SearchText = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
-Limit = Annotated[int, Query(ge=1, le=100)]
+Limit = Annotated[int, WHOLE_NUMBER, Query(ge=1, le=100)]
 Forget = Annotated[bool, Query(description="Whether to delete the item, so that a later PUT adds it as a new one.")]
 Before = Annotated[str, Query(max_length=100, description="A number or a date, like the times of events.")]
 
@@ -43,14 +44,14 @@ def item_routes(service: Service) -> APIRouter:
     @router.get("/v1/items", responses={200: {"model": Items}})
     def find_items(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find items by a part of their id or title."""
-        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
+        _, model, catalogue = service.loaded.live.snapshot
         numbers = catalogue.search(query, limit)
         return json_response({"items": [item_json(model, catalogue, number) for number in numbers]})
 
     @router.get("/v1/items/{item:path}", responses={200: {"model": CatalogueItem}})
     def get_item(item: str) -> Response:
         """An item's title, category and number of events."""
-        model, catalogue = service.loaded.live.model, service.loaded.live.catalogue
+        _, model, catalogue = service.loaded.live.snapshot
         (number,) = catalogue.ids.find([item])
         if number is None:
             raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
@@ -94,7 +95,7 @@ def item_routes(service: Service) -> APIRouter:
         """A user's history, oldest first, without unknown items."""
 
         def read_history(searcher: Searcher) -> list[dict[str, Any]] | None:
-            history = searcher.user_history(as_id(user))
+            history = searcher.history_of(as_id(user))
             if history is None:
                 return None
             assert searcher.catalogue is not None

@@ -56,7 +56,7 @@ class Metrics:
         self.loaded = gauge("last_reload_success_timestamp_seconds", "When a run was last loaded.")
         for result in ("ok", "failed"):
             self.reloads.labels(result)
-        for reason in ("queue_full", "deadline", "stopping", "unauthorized", "too_large"):
+        for reason in ("queue_full", "deadline", "stopping", "unauthorized", "too_large", "storage"):
             self.rejected.labels(reason)
         self.degraded.labels("load")
 

@@ -84,7 +84,7 @@ class RequestGuard:
                 return
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         length = headers.get(b"content-length", "0")
-        if length.isdigit() and int(length[:20]) > service.limits.body:
+        if length.isascii() and length.isdigit() and int(length[:20]) > service.limits.body:
             service.metrics.rejected.labels("too_large").inc()
             error = f"the body has {length[:20]} bytes, over the limit of {service.limits.body}"
             await error_response(413, error, HINTS[413], CLOSE)(scope, receive, send)

@@ -30,7 +30,7 @@ from beamtree.query import (
     similar_request,
 )
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, internal_error, json_response, response_of
-from beamtree.serve.http.schemas import ExplainBody, ExplainResponse, Recommendations, RecommendBody
+from beamtree.serve.http.schemas import WHOLE_NUMBER, ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 
 log = logging.getLogger("beamtree")
@@ -114,7 +114,7 @@ def recommend_routes(service: Service) -> APIRouter:
         return await recommend_response(service, parse_request(body), start, body.timeout_ms)
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
-    async def similar(item: str, m: Annotated[int, Query(ge=1)] = 10) -> Response:
+    async def similar(item: str, m: Annotated[int, WHOLE_NUMBER, Query(ge=1)] = 10) -> Response:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
         try:

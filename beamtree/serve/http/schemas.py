@@ -2,7 +2,18 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+)
+
+from beamtree.checks import parse_int
 
 MAX_ID_LENGTH = 500  # characters
 MAX_INT = 2**63 - 1
@@ -12,6 +23,7 @@ Int64 = Annotated[StrictInt, Field(ge=-MAX_INT, le=MAX_INT)]
 Id = Text | Int64  # 17 and "17" are the same id
 Size = Annotated[StrictInt, Field(ge=1, le=MAX_INT)]
 Number = StrictFloat | Int64
+WHOLE_NUMBER = BeforeValidator(lambda value: parse_int(value) if isinstance(value, str) else value)  # of a query
 
 
 class RequestBody(BaseModel):

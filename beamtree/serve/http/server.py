@@ -1,6 +1,7 @@
 """The server process: Uvicorn with header timeouts and graceful shutdown."""
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -13,20 +14,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from beamtree.serve.http.middleware import Guarded
 
-HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the headers of a request
+HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the path and the headers of a request
 KEEP_ALIVE_SECONDS = 75  # longer than most load balancers keep idle connections
 MAX_CONNECTIONS = 4096
 SHUTDOWN_SECONDS = 30  # for requests in flight
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):
-    """HTTP that closes connections whose headers are too slow or too large.
+    """HTTP that closes connections whose headers are too slow or too large; the second after a 431.
 
     A client may send several requests at once and leave. Uvicorn then tells only the last of them.
     """
 
     _timer: asyncio.TimerHandle | None = None  # stays while requests come and go: they are many, and few are slow
-    _header_bytes = 0
+    _heads = 0  # that have begun
+    _header_bytes = 0  # of the path and the headers that are complete
+    _later_bytes = 0  # received since headers began, without the chunk they began in: that may have other requests
     _begun: float | None = None  # when the headers that are not complete began
     _cycles: tuple[RequestResponseCycle, ...] = ()  # of requests that are not answered
 
@@ -44,14 +47,29 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        heads = self._heads
         super().data_received(data)
-        self._header_bytes += len(data)
-        if self._begun is not None and self._header_bytes > HEADER_BYTES:
-            self._close()
+        if self._begun is not None and self._heads == heads:
+            self._later_bytes += len(data)
+            if self._later_bytes > HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._begin_headers()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)  # a colon, a space and the end of the line
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES:
+            raise ValueError("the headers are too large")  # ends the parser, which leads to `send_400_response`
 
     def on_headers_complete(self) -> None:
         self._begun = None
@@ -60,13 +78,17 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
             self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        body = b'{"error":"not a valid HTTP request","hint":"send HTTP/1.1"}'
-        headers = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(headers + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        status, error, hint = "400 Bad Request", "not a valid HTTP request", "send HTTP/1.1"
+        if max(self._header_bytes, self._later_bytes) > HEADER_BYTES:
+            status, error = "431 Request Header Fields Too Large", "the path and the headers are too large"
+            hint = f"send at most {HEADER_BYTES} bytes of them"
+        body = json.dumps({"error": error, "hint": hint})
+        headers = f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}"
+        self.transport.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n{body}".encode())
         self.transport.close()
 
     def _begin_headers(self) -> None:
-        self._header_bytes, self._begun = 0, self.loop.time()
+        self._heads, self._header_bytes, self._later_bytes, self._begun = self._heads + 1, 0, 0, self.loop.time()
         if self._timer is None:
             self._timer = self.loop.call_later(HEADER_SECONDS, self._check_headers)
 

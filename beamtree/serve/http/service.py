@@ -15,7 +15,7 @@ from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun
 from beamtree.serve.http.access import Access, Limits
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, storage_error
 from beamtree.serve.http.metrics import Metrics
 
 T = TypeVar("T")
@@ -153,19 +153,21 @@ class Service:
 
     async def load(self, run: Path) -> LoadedRun:
         """Serve another run, also after a restart."""
-        loaded = await self._in_slot(self.slot.load(run), None)
         name = os.path.relpath(run.absolute(), self.run.absolute().parent)
-        await self._in_slot(self.slot.apply(lambda live: live.record_run(name)), None)
-        return loaded
+        return await self._in_slot(self.slot.load(run, name), None)
 
     async def _in_slot(self, future: "Future[T]", seconds: float | None) -> T:
+        result = asyncio.wrap_future(future)
+        await asyncio.wait([result], timeout=seconds)
+        if not result.done() and future.cancel():  # behind a run that loads; one that has begun is waited for
+            raise self._rejection("deadline", 503, "other changes are in progress")
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:  # behind a run that loads; a change that has not begun is not made
-            raise self._rejection("deadline", 503, "other changes are in progress") from error
+            return await result
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
+        except OSError as error:
+            self.metrics.rejected.labels("storage").inc()
+            raise storage_error(error) from error
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
