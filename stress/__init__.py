@@ -1,4 +1,4 @@
-"""Stress tests: kills, damaged input, concurrent processes and full disks.
+"""Stress tests: kills, damaged input, concurrent processes and threads, full disks.
 
     make stress            ten minutes, and a table
     python -m stress --minutes 60 --seed 3 --only kills,damage
