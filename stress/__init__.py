@@ -1,4 +1,4 @@
-"""Stress tests: kills, damaged input, concurrent processes, full disks and expressions against SQLite.
+"""Stress tests: kills, damage, payloads, processes, threads, full disks, and expressions against SQLite.
 
     make stress            ten minutes, and a table
     python -m stress --minutes 60 --seed 3 --only kills,damage
