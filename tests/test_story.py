@@ -167,7 +167,7 @@ def test_every_method_and_recipe_can_be_named(market):
         (["train", "prepared", "--out", "/proc/no/run"], "/proc/no/run cannot be written"),
         (["train", "prepared", "--out", "prepared"], "prepared holds other files: choose another folder"),
         (["train", "prepared", "--out", "x", "--lr", "0"], "--lr 0.0: must be above 0"),
-        (["train", "prepared", "--out", "x", "--lr", "nan"], "--lr nan: must be above 0"),
+        (["train", "prepared", "--out", "x", "--lr", "nan"], "--lr 'nan': this is not a number"),
         (["train", "prepared", "--out", "x", "--seed", "99999999999999999999"], "--seed"),
         (["demo", "--out", "market.parquet"], "market.parquet exists"),
         (["evaluate", "nowhere"], "nowhere is not a run"),

@@ -1,7 +1,7 @@
 """The weights of the parts of a sum, chosen on validation users by coordinate search."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -29,7 +29,8 @@ ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users, at most
 BATCH = 64  # users that are searched together
-RANK_POWER = 1.5  # in a calibration, an item of rank r counts r^-1.5
+RANK_POWER = 1.25  # in a calibration, an item of rank r counts r^-1.25
+SHORT, SHORT_USERS, SHORT_SHARE = 2, 500, 0.05  # newest events of such users, how many, and what they count there
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -44,8 +45,11 @@ class Candidates:
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
 
-        def search(rows: Tensor) -> Results:
+        def search(rows: Tensor, newest: int = HISTORY) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
+            if newest < HISTORY:
+                x = x.clone()
+                x[:, newest:HISTORY] = PAD
             inputs = [x if model.scorer.reads_context or not has_contexts else x[:, :HISTORY] for model in models]
             found = [retrieve(model, of, beam_size=width, m=width)[0] for model, of in zip(models, inputs, strict=True)]
             items = distinct(torch.cat(found, dim=1)).sort(dim=1, descending=True).values  # PAD last
@@ -57,6 +61,8 @@ class Candidates:
 
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
         self._scores, self._gain, self._real = self.collect(search, min(USERS, len(users)), device)
+        # the same users as if they had just come, with their newest events alone: for the calibration of low scores
+        self._short = self.collect(partial(search, newest=SHORT), min(SHORT_USERS, len(users)), device)
         if not bool(torch.isfinite(self._scores).all()):
             raise NotFiniteError("the scores of a part are not finite")
         # the unit of each part's weight: scaled by it, its best items differ by about 1 [parts]
@@ -90,11 +96,18 @@ class Candidates:
 
         The best items of a user count more, since they are shown more often.
         """
-        total = self._scores @ self.units.new_tensor([weights[name] for name in self.names])
-        best = total.masked_fill(~self._real, -torch.inf).topk(min(CUTS[-1], total.shape[1]), dim=1)
-        real = best.values > -torch.inf
-        by_rank = torch.arange(1.0, real.shape[1] + 1, device=real.device).pow(-RANK_POWER).expand_as(real)
-        return calibrate(best.values[real], self._gain.gather(1, best.indices)[real] > 0, by_rank[real])
+        by_name = self.units.new_tensor([weights[name] for name in self.names])
+        parts = []
+        for share, (scores, gain, are_items) in (
+            (1.0, (self._scores, self._gain, self._real)),
+            (SHORT_SHARE, self._short),
+        ):
+            total = (scores @ by_name).masked_fill(~are_items, -torch.inf)
+            best = total.topk(min(CUTS[-1], total.shape[1]), dim=1)
+            real = best.values > -torch.inf
+            by_rank = share * torch.arange(1.0, real.shape[1] + 1, device=real.device).pow(-RANK_POWER).expand_as(real)
+            parts.append((best.values[real], gain.gather(1, best.indices)[real] > 0, by_rank[real]))
+        return calibrate(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str | torch.device) -> list[R]:

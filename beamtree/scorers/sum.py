@@ -12,6 +12,7 @@ from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
 SIZES = ("num_nodes", "num_items")  # in settings of parts, that must fit the tree
+BEYOND = 0.25  # how fast logits change where no score was measured
 MAX_LOGIT = 15.0  # of a probability: none is exactly 0 or 1
 ActiveParts = tuple[list[tuple[list[float], Scorer]], list[tuple[float, SubtreeMaxScorer]]]
 
@@ -250,7 +251,7 @@ def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:
     """Logits of the probabilities of scores, in the same order, within ±MAX_LOGIT; -inf for a score of -inf.
 
     A calibration is scores and logits at K points [2, K], with lines between them. Beyond the points, where nothing
-    was measured, logits change by the logarithm of the distance. In models of 0.2 it is a line, a and b [2].
+    was measured, logits change slowly, with the logarithm of the distance. In models of 0.2 it is a line, a and b [2].
     """
     if calibration.dim() == 1:
         logits = torch.addcmul(calibration[1], scores, calibration[0])
@@ -262,5 +263,5 @@ def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:
         slope = (values[-1] - values[0]) / (points[-1] - points[0])
         above, below = (scores - points[-1]).clamp(min=0), (points[0] - scores).clamp(min=0)
         logits = torch.lerp(values[left], values[right], share)
-        logits = logits + torch.log1p(slope * above) - torch.log1p(slope * below)
+        logits = logits + BEYOND * (torch.log1p(slope * above) - torch.log1p(slope * below))
     return torch.where(scores == -torch.inf, scores, logits.clamp(-MAX_LOGIT, MAX_LOGIT))
