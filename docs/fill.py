@@ -221,6 +221,28 @@ def comparison(name: str) -> str:
     return "\n\n".join([*users, score_grid(cells).markdown(2), notes, cost_grid(cells).markdown()])
 
 
+def calibration(kind: str = "all") -> str:
+    """The expected calibration error of each log, for validation and test users, at two list lengths."""
+    found = {(c["log"], c["users"], c["m"]): c for c in cells_of("calibration") if c["items"] == kind}
+    columns = [(users, m) for users in ("validation", "test") for m in (10, 50)]
+    rows = [
+        [log, *(f"{found[log, *column]['error']:.4f}" for column in columns)]
+        for log in dict.fromkeys(k[0] for k in found)
+    ]
+    return grid(["log", *(f"{users} users, m = {m}" for users, m in columns)], rows)
+
+
+def reliability(log: str) -> str:
+    """How often validation users chose what had a score, at m = 10, in bins of a tenth."""
+    cell = next(
+        c
+        for c in cells_of("calibration")
+        if (c["log"], c["users"], c["items"], c["m"]) == (log, "validation", "all", 10)
+    )
+    rows = [[f"{bin['score']:.3f}", f"{bin['chosen']:.3f}", f"{bin['items']:,}"] for bin in cell["bins"]]
+    return grid(["mean score", "chosen", "items"], rows)
+
+
 def trees(every_run: bool) -> str:
     def text(runs: list[float]) -> str:
         return ", ".join(map(two_digits, runs)) if every_run or not runs else two_digits(sum(runs) / len(runs))
@@ -686,6 +708,10 @@ PARTS = {
     "encoder_validation": encoder_validation,
     "encoder_methods": partial(label_methods, "encoder_methods"),
     "label_methods": partial(label_methods, "label_methods"),
+    "calibration": calibration,
+    "calibration_unseen": partial(calibration, "exclude_seen"),
+    "calibration_filter": partial(calibration, "filter"),
+    "reliability_movielens": partial(reliability, "movielens-1m"),
     "context_market": partial(recalls_by_row, "context", "simulated market"),
     "context_visitors": partial(recalls_by_row, "context", "new visitors"),
     "context_movielens": partial(recalls_by_row, "context", "movielens-1m"),
