@@ -30,7 +30,7 @@ RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users, at most
 BATCH = 64  # users that are searched together
 RANK_POWER = 1.25  # in a calibration, an item of rank r counts r^-1.25
-SHORT, SHORT_USERS, SHORT_SHARE = 2, 500, 0.05  # newest events of such users, how many, and what they count there
+SHORT, SHORT_USERS, SHORT_SHARE = 2, 500, 0.07  # newest events of such users, how many, and what they count there
 
 Results = tuple[Tensor, Tensor, Tensor]
 
