@@ -87,7 +87,7 @@ def context(scorer, tree, x):
 
 
 def popularity(scorer, tree, x):
-    return scorer.table.weight[:, 0].double()
+    return scorer.scale * scorer.table.weight[:, 0].double()
 
 
 def linear(scorer, tree, x):

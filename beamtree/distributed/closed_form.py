@@ -63,7 +63,10 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
         return FactorScorer.from_table(table, factors)
 
     def popularity(self) -> dict[str, PopularityScorer]:
-        return {}  # factors and partners say it, too; ranks would need maxima of subtrees that they share
+        parts, shard = super().popularity(), Shard.of(self.tree, ranks())
+        for part in parts.values():
+            part.table = ShardedTable.of(part.table, shard)
+        return parts
 
     def count_pairs(self) -> ItemMatrix:
         return sharded_cooccurrence(self.log, self.data.num_items, self.order)

@@ -109,7 +109,8 @@ def _parts(active: ActiveParts, tree: Tree) -> SearchParts | None:
 def _of_nodes(part: PopularityScorer, levels: list[float], tree: Tree) -> Tensor:
     """The scores of all nodes, which are the same for every user, times the weights of their levels [num_nodes]."""
     counts = torch.tensor([len(tree.level(level)) for level in range(tree.height + 1)])
-    return part.table.weight[: tree.num_nodes, 0].float() * torch.tensor(levels).repeat_interleave(counts)
+    weights = part.scale * torch.tensor(levels).repeat_interleave(counts)
+    return part.table.weight[: tree.num_nodes, 0].float() * weights
 
 
 def _network(levels: list[float], part: DeepScorer, tree: Tree) -> Network:

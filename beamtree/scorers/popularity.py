@@ -19,11 +19,13 @@ class PopularityScorer(DotProductScorer):
 
     Args:
         num_nodes: rows, one per node of the tree.
+        scale: what scores are multiplied by.
         seed: not used; rows come from `from_counts` or from a file.
     """
 
-    def __init__(self, num_nodes: int, seed: int | None = 0) -> None:
+    def __init__(self, num_nodes: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
+        self.scale = scale
         self.table = NodeTable(num_nodes, 1, seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
 
@@ -46,19 +48,19 @@ class PopularityScorer(DotProductScorer):
         return scorer
 
     def scaled(self, by: float) -> "PopularityScorer":
-        """The same with scores multiplied by a number."""
-        scorer = type(self)(1, seed=None)
-        scorer.table = NodeTable.from_rows((self.table.weight.float() * by).half()).requires_grad_(False)
+        """The same with scores multiplied by a number, sharing the table."""
+        scorer = type(self)(1, self.scale * by, seed=None)
+        scorer.table = self.table
         return scorer
 
     def on_tree(self, old: Tree, new: Tree) -> "PopularityScorer":
-        return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1))
+        return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1)).scaled(self.scale)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        return torch.ones(len(x), 1, device=x.device)
+        return torch.full((len(x), 1), self.scale, device=x.device)
 
     def settings(self) -> dict[str, Any]:
-        return {"num_nodes": self.table.num_nodes}
+        return {"num_nodes": self.table.num_nodes, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:
         check_histories(x, HISTORY)

@@ -151,13 +151,14 @@ class ExportedPopularity(ExportedScorer):
 
     def __init__(self, scorer: PopularityScorer, tree: Tree) -> None:
         super().__init__()
+        self.scale = scorer.scale
         add_buffer(self, "weight", scorer.table.weight.detach())
 
     def context(self, x: Tensor, leaves: Tensor) -> Context:
         return []
 
     def scores(self, context: Context, level: int, nodes: Tensor) -> Tensor:
-        return _rows(self.weight, nodes).float().squeeze(-1)
+        return self.scale * _rows(self.weight, nodes).float().squeeze(-1)
 
 
 class ExportedSequence(ExportedScorer):
