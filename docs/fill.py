@@ -223,7 +223,7 @@ def comparison(name: str) -> str:
 
 def calibration(kind: str = "all") -> str:
     """The expected calibration error of each log, for validation and test users, at two list lengths."""
-    found = {(c["log"], c["users"], c["m"]): c for c in cells_of("calibration") if c["items"] == kind}
+    found = {(c["log"], c["users"], c["m"]): c for c in read("calibration") if c["items"] == kind}
     columns = [(users, m) for users in ("validation", "test") for m in (10, 50)]
     rows = [
         [log, *(f"{found[log, *column]['error']:.4f}" for column in columns)]
@@ -235,9 +235,7 @@ def calibration(kind: str = "all") -> str:
 def reliability(log: str) -> str:
     """How often validation users chose what had a score, at m = 10, in bins of a tenth."""
     cell = next(
-        c
-        for c in cells_of("calibration")
-        if (c["log"], c["users"], c["items"], c["m"]) == (log, "validation", "all", 10)
+        c for c in read("calibration") if (c["log"], c["users"], c["items"], c["m"]) == (log, "validation", "all", 10)
     )
     rows = [[f"{bin['score']:.3f}", f"{bin['chosen']:.3f}", f"{bin['items']:,}"] for bin in cell["bins"]]
     return grid(["mean score", "chosen", "items"], rows)
