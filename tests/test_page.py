@@ -18,6 +18,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
 from beamtree.live import LiveModel
+from beamtree.live.users import Users
 from beamtree.query import History
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.access import Access
@@ -387,6 +388,10 @@ CATALOGUE = Catalogue(SHOP.ids, [sendable(title) for title in CATALOGUE.titles],
 
 class Shop(LiveModel):
     """A model with two users."""
+
+    @property
+    def users(self):
+        return Users(SimpleNamespace(users=Ids(list(HISTORIES)), distinct_users=Ids(sorted(HISTORIES))), {}, {})
 
     def history(self, user, ids=None):
         return History(HISTORIES[user]) if user in HISTORIES else None
