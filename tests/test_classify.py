@@ -592,7 +592,7 @@ def test_matrices_and_vectors():
     numbers = [[int(label[1:]) for label in each] for each in labels]
     y = sparse.csr_matrix((np.ones(600), (np.repeat(np.arange(300), 2), np.concatenate(numbers))), shape=(300, 20))
     from_matrix = bt.Classifier(group=8).fit(sparse.csr_matrix(dense), y, verbose=False)
-    assert from_matrix.labels == [str(number) for number in range(20)]
+    assert from_matrix.labels == list(range(20))
     assert from_matrix.evaluate(sparse.csr_matrix(dense), y)["precision", 1] > 0.95
     with pytest.raises(ValueError, match=r"documents have 3 features, those of the training"):
         from_matrix.predict(np.ones((2, 3)))
@@ -635,7 +635,7 @@ def test_the_text_format_of_the_extreme_classification_sets(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("60 10 4\n" + "\n".join(lines) + "\n")
     found = bt.Classifier(group=2).fit(path, verbose=False)
-    assert found.labels == ["0", "1", "2", "3"]
+    assert found.labels == [0, 1, 2, 3]
     assert found.evaluate(path)["recall", 3] > 0.9
     for header, line, message in (
         ("61 10 4", lines[0], "has 60 documents; its header says 61"),
@@ -968,7 +968,7 @@ def test_labels_that_are_numbers_repeated_or_missing():
     numbers = [[int(label[1:]) for label in each] * 2 for each in labels]  # each twice
     numbers[0] = []
     found = bt.Classifier(group=8).fit(texts, numbers, verbose=False)
-    assert set(found.labels) <= {str(number) for number in range(20)}
+    assert set(found.labels) <= set(range(20))
     assert found.model.labels.rows == 99
     one = bt.Classifier(group=8).fit(texts, [each[0] for each in labels], verbose=False)  # one label each
     assert set(one.labels) <= {f"t{number:02}" for number in range(20)}
@@ -1158,24 +1158,27 @@ def test_the_service_takes_features(tmp_path):
         assert explained["score"] == pytest.approx(found["results"][0]["labels"][0]["score"], rel=1e-3)
         for features in ({"9": 1.0}, {"x": 1.0}):
             assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
-        assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
+        assert client.put("/v1/labels/25", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
         found = client.post("/v1/labels", json={"features": [{"2": 1.0, "5": 1.0}], "m": 3}).json()
-        assert "both" in [each["label"] for each in found["results"][0]["labels"]]
+        assert "25" in [each["label"] for each in found["results"][0]["labels"]]
         for body, message in (
             ({"name": "only a name"}, "it could never be found"),
-            ({"features": [{"9": 1.0}]}, "documents of 'other': feature '9' is not one of 0 … 5"),
-            ({"texts": ["text"]}, "documents of 'other': this classifier knows 6 features"),
+            ({"features": [{"9": 1.0}]}, "documents of '30': feature '9' is not one of 0 … 5"),
+            ({"texts": ["text"]}, "documents of '30': this classifier knows 6 features"),
             ({"texts": ["text"], "features": [{"1": 1.0}]}, "not both"),
         ):
-            answer = client.put("/v1/labels/other", json=body)
+            answer = client.put("/v1/labels/30", json=body)
             assert answer.status_code == 422
             assert message in answer.json()["error"]
+        answer = client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}]})
+        assert (answer.status_code, answer.json()["error"]) == (422, NOT_WHOLE.format("both"))
 
 
 # Labels that change
 
 
 TEXT = "topic1word1 topic2word2 topic1word3"
+NOT_WHOLE = "the id {!r} is not a whole number, as all others are: give it a number"
 
 
 def found_in(client, text=TEXT, m=20):
