@@ -62,7 +62,7 @@ from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, parts_report, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -157,6 +157,7 @@ class Recommender:
             optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
             sequence=sequence,
         )  # fmt: skip
+        check_names(self._options)
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import polars as pl
 
 from beamtree.errors import DISK_FULL, short_message
-from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
+from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions, shown
 from beamtree.ingest.contexts import DERIVED, context_columns, context_expression
 from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
@@ -85,15 +85,15 @@ def open_logs(
     all_columns = list(map(column_names, tables))
     for name, other in zip(log_names, all_columns, strict=True):
         if other != all_columns[0]:
-            first = f"{log_names[0]} has {', '.join(all_columns[0])}"
-            raise ValueError(f"the files have different columns: {first}; {name} has {', '.join(other)}")
+            first, second = (", ".join(shown(names, each) for each in names) for names in (all_columns[0], other))
+            raise ValueError(f"the files have different columns: {log_names[0]} has {first}; {name} has {second}")
     columns = find_columns(all_columns[0], user, item, time)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
     weights = event_weights(all_columns[0], weight, kinds, target, dislike)
     context_names = context_columns(all_columns[0], context, columns.time is not None)
     given = [name for name in context_names if name in all_columns[0]]
     used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,)), *given))
-    ignored = [name for name in all_columns[0] if name not in used]
+    ignored = [shown(all_columns[0], name) for name in all_columns[0] if name not in used]
     frames = [select_columns(table, list(used)) for table in tables]
     labels = [FRAME if is_frame(log) else str(log) for log in logs]
     numeric = [role for role in ("user", "item") if all(map(holds_numbers, logs, frames, [roles[role]] * len(logs)))]
