@@ -341,10 +341,7 @@ class Classifier:
                 continue
             if isinstance(given, str):
                 raise ValueError(f"labels {given!r}: give a list of ids")
-            known = self._ids.find_known(given)
-            if value and not known:
-                raise ValueError("none of the allowed labels is known")
-            mask[known] = value
+            mask[self._ids.find_known(given)] = value
         return mask
 
     def evaluate(
@@ -388,8 +385,8 @@ class Classifier:
     def add_labels(self, labels: Mapping[Any, Any], documents: Any = None) -> "Classifier":
         """Add labels without training: by their names, by a few documents, or both. Ids of other labels stay.
 
-        They are found by names and memory, which get a small weight where they had none. A removed label is found
-        again.
+        They are found by names and memory, which get a small weight where they had none, and by the nearest of their
+        documents: a copy of a document has its label first. A removed label is found again.
 
         Args:
             labels: names by id, None or "" where a label has none, or keeps the one that it has.
@@ -434,6 +431,8 @@ class Classifier:
             raise NotFindableError(bare)
         y = from_entries(np.arange(len(labels)), labels, np.ones(len(labels)), (len(labels), len(ids)))
         model, weights = model.with_documents(x, y, len(ids)), model.weights
+        if len(labels):
+            model = replace(model, examples=model.examples.with_documents(x, labels))
         if len(z.columns):
             model = replace(model, names=model.names.with_rows(numbers, z))
             weights = weights._replace(names=weights.names or NAMES[2])
