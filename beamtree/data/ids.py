@@ -74,6 +74,10 @@ class Ids:
         raise ValueError(f"{self._source} is damaged: an id is not a whole number")
 
     @cached_property
+    def _added_integers(self) -> np.ndarray:
+        return np.array(self._added, np.int64)
+
+    @cached_property
     def names(self) -> list[str]:
         """All ids as text, in the order of their numbers."""
         return [*self._source_names, *self._added] if self._added else self._source_names
@@ -110,10 +114,6 @@ class Ids:
         """Ids that are given as text, in the type of the log."""
         return list(map(int, names)) if self.integer else list(names)
 
-    def column_of(self, names: list[str]) -> Column:
-        """Ids that are given as text, as a column of a table in the type of the log."""
-        return np.array(names, np.int64) if self.integer else names
-
     def column(self, numbers: np.ndarray) -> Column:
         """The ids of some numbers [n] as a column of a table, in the type of the log."""
         if not self.integer:
@@ -121,10 +121,10 @@ class Ids:
         source: np.ndarray = self._source_integers
         if not self._added:
             return np.asarray(source[numbers])
-        added = np.array(self._added, np.int64)
         is_added = numbers >= len(source)
-        result = source[np.where(is_added, 0, numbers)] if len(source) else np.zeros(len(numbers), np.int64)
-        result[is_added] = added[numbers[is_added] - len(source)]
+        result = np.empty(len(numbers), np.int64)
+        result[~is_added] = source[numbers[~is_added]]
+        result[is_added] = self._added_integers[numbers[is_added] - len(source)]
         return result
 
     def __repr__(self) -> str:

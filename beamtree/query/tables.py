@@ -70,7 +70,8 @@ def ranked_columns(
     if request.rules is not None:
         counts = np.array([len(answer.items) for answer in answers], np.int64)
         columns["rank"] = [rank for answer in answers for rank in range(1, len(answer.items) + 1)]
-        columns["item"] = searcher.ids.column_of([item for answer in answers for item in answer.items])
+        ids = searcher.ids.as_logged(item for answer in answers for item in answer.items)
+        columns["item"] = as_given(ids, integer=searcher.ids.integer)
         columns["score"] = [score for answer in answers for score in answer.scores]
         columns["rules"] = ["; ".join(decided) for answer in answers for decided in answer.rules or ()]
     else:
