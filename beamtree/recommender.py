@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
@@ -17,7 +18,7 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_given, as_id
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
@@ -35,11 +36,14 @@ from beamtree.metrics import Metric
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
 from beamtree.query import (
+    ERROR,
+    POPULAR,
     History,
     MaskCache,
     RecommendRequest,
     Rules,
     Searcher,
+    check_unknown,
     encode_history,
     history_of_user,
     id_list,
@@ -58,7 +62,7 @@ from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, parts_report, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.runs import (
     DATA,
     RUN,
@@ -153,6 +157,7 @@ class Recommender:
             optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
             sequence=sequence,
         )  # fmt: skip
+        check_names(self._options)
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
@@ -199,7 +204,7 @@ class Recommender:
 
     @property
     def ids(self) -> Ids:
-        """The ids of the items."""
+        """The ids of the items, in the type that they had in the log."""
         return _ids(self.model)
 
     @property
@@ -331,6 +336,7 @@ class Recommender:
         where: str | None = None,
         rules: Rules | Mapping[str, Any] | None = None,
         context: Context | Sequence[Context] | None = None,
+        unknown: str = POPULAR,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
@@ -349,21 +355,24 @@ class Recommender:
             rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
             context: what is known of the request, in the columns of `context` of fit: {"country": "DE", "hour": 20} for
                 all histories, or a list with one for each. Values that are missing or unknown change nothing.
+            unknown: what users get of whom nothing is known: popular (popular items, with a warning), or error.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
-        probability by which items are ranked, times the boosts of `rules`, with which a last column names the rules
+        probability by which items are ranked, times the boosts of `rules`, with which a column names the rules
         that decided each item's place. Every history gets m items if that many are allowed. A history without a
-        known item gets popular items, with a warning unless it is empty.
+        known item gets popular items, with a warning unless it is empty; for `users` a last column `popular` says so.
+        Items have the type that they had in the log, integers or text, and users the type in which they are given.
         """
         request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         searcher = self._searcher(request.needs_attributes)
-        key, names, batches = self._read_histories(searcher, histories, users, context)
-        columns, unknown = ranked_columns(searcher, request, key, names, batches)
-        if unknown and users is None:
-            counts = f"{len(unknown):,} of {len(names):,} histories"
-            message = f"{counts} have no known item, such as {unknown[0]!r}: popular items are recommended for them"
+        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
+        columns, no_known = ranked_columns(searcher, request, key, names, batches, of_users=users is not None)
+        if no_known and users is None:
+            counts = f"{len(no_known):,} of {len(names):,} histories"
+            message = f"{counts} have no known item, such as {no_known[0]!r}: popular items are recommended for them"
             warnings.warn(message, UserWarning, stacklevel=2)
+        _warn_of_unknown(unknown_users, len(names), "popular items are recommended for them")
         return self._frame_of(columns, histories, users)
 
     def similar(
@@ -380,6 +389,7 @@ class Recommender:
 
         Args:
             items: the id of an item, or a list of several. For a list, a first column `similar_to` tells them apart.
+                Unknown items of a list are left out, with a warning.
             m: number of items for each.
             beam_size: k, or one width per searched level. Default: 400 or m.
             allowed: ids that may be returned. Default: all.
@@ -389,13 +399,17 @@ class Recommender:
         Similar items are those recommended after a single event of the item, without the item itself.
         """
         names, searcher = id_list(items), self._searcher(where is not None)
-        request = similar_request(searcher.ids, names, positive_int("m", m))
+        is_one = len(names) == 1 and names[0] is items
+        request, unknown = similar_request(searcher.ids, names, positive_int("m", m))
+        if unknown:
+            counts = f"{len(unknown):,} of {len(names):,} items are unknown, such as {unknown[0][:80]!r}"
+            warnings.warn(f"{counts}: they are left out", UserWarning, stacklevel=2)
         request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
         histories = [encode_history(searcher.ids, row) for row in request.histories]
         batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
-        is_one = len(names) == 1 and names[0] is items
-        key, ids = "" if is_one else "similar_to", [as_id(name) for name in names]
-        columns, _ = ranked_columns(searcher, request, key, ids, batches)
+        given = as_given([item for (item,) in request.histories], integer=searcher.ids.integer)
+        key = "" if is_one else "similar_to"
+        columns, _ = ranked_columns(searcher, request, key, given, batches)
         return self._frame_of(columns, items)
 
     def score(
@@ -405,6 +419,7 @@ class Recommender:
         *,
         users: Any = None,
         context: Context | Sequence[Context] | None = None,
+        unknown: str = POPULAR,
     ) -> Any:
         """The scores of given items, as a frame with the columns item and score, in the order given.
 
@@ -413,13 +428,15 @@ class Recommender:
             items: ids of the items: one list for all histories, or a list of lists with one for each.
             users: instead of histories, ids of users of the log.
             context: as in `recommend`.
+            unknown: as in `recommend`: unknown users get the scores of popular items, with a warning, or are an error.
 
         Scores are those of `recommend`, for any item, also for one that the beam would not find. An item that the
         model does not know, or that was removed, has none. For several histories a first column `history` or `user`
-        tells them apart.
+        tells them apart, and for `users` a last column `popular` says whose scores are those of popular items. Items
+        and users have the type in which they are given.
         """
         searcher = self._searcher()
-        key, names, batches = self._read_histories(searcher, histories, users, context)
+        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
         rows = id_list(items)
         if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
             rows = [id_list(row) for row in rows]
@@ -428,7 +445,8 @@ class Recommender:
                 raise ValueError(f"{counts}: give one list for each history, or one for all")
         else:
             rows = [rows]
-        columns = score_columns(searcher, key, names, batches, rows)
+        columns = score_columns(searcher, key, names, batches, rows, of_users=users is not None)
+        _warn_of_unknown(unknown_users, len(names), "their scores are those of popular items")
         return self._frame_of(columns, histories, users, items)
 
     def item_vectors(self) -> Any:
@@ -441,44 +459,59 @@ class Recommender:
         searcher = self._searcher()
         slots = searcher.model.tree.visible().cpu()
         visible = slots[slots != PAD].sort().values
-        names = list(map(searcher.ids.names.__getitem__, visible.tolist()))
-        return self._frame_of({"item": names, "vector": searcher.model.vectors_of(visible).numpy()})
+        return self._frame_of(
+            {"item": searcher.ids.column(visible.numpy()), "vector": searcher.model.vectors_of(visible).numpy()}
+        )
 
-    def user_vectors(self, histories: Any = None, *, users: Any = None) -> Any:
+    def user_vectors(self, histories: Any = None, *, users: Any = None, unknown: str = POPULAR) -> Any:
         """A vector for each history, as a frame with the column vector, in the space of `item_vectors`.
 
         Args:
             histories: as in `recommend`.
             users: instead of histories, ids of users of the log.
+            unknown: as in `recommend`: unknown users get the vector of an empty history, with a warning, or are an
+                error.
 
-        It is the fold-in of the history into the item factors. For several histories a first column `history` or
-        `user` tells them apart.
+        It is the fold-in of the history into the item factors; of an empty history it is 0. For several histories a
+        first column `history` or `user` tells them apart.
         """
         searcher = self._searcher()
-        key, names, batches = self._read_histories(searcher, histories, users)
+        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, unknown=unknown)
         vectors = user_vectors(searcher.model, batches).numpy()
+        _warn_of_unknown(unknown_users, len(names), "they get the vector of an empty history")
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
     def _read_histories(
-        self, searcher: Searcher, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
-    ) -> tuple[str, list[Any], Iterator[list[History]]]:
-        """What the caller passed: the column that tells histories apart, its values, and batches of histories."""
+        self,
+        searcher: Searcher,
+        histories: Any,
+        users: Any,
+        context: Context | Sequence[Context] | None = None,
+        unknown: str = POPULAR,
+    ) -> tuple[str, Any, Iterator[list[History]], list[str]]:
+        """What the caller passed: the column that tells histories apart, its values, and batches of histories.
+
+        Also a list of the unknown users, which is complete when all batches were read.
+        """
         if (histories is None) == (users is None):
             raise ValueError("give histories or users: one of the two")
+        check_unknown(unknown)
+        unknown_users = list[str]()
         if users is None:
             key, names, rows = parse_histories(histories)
         else:
-            key, names = "user", [as_id(user) for user in id_list(users)]
+            data = self._training_data()
+            key, names = "user", as_given(id_list(users), integer=data is not None and data.users.integer)
         empty = in_context(searcher.model, [History([])] * len(names), context)
 
         def batch(some: slice) -> list[History]:
             if users is None:
                 result = [encode_history(searcher.ids, row) for row in rows[some]]
             else:
-                result = self._histories_of(searcher, names[some])
+                result = self._histories_of(searcher, names[some], unknown, unknown_users)
             return [row._replace(context=other.context) for row, other in zip(result, empty[some], strict=True)]
 
-        return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH))
+        return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH)), unknown_users
 
     def _searcher(self, with_attributes: bool = False) -> Searcher:
         """A searcher of the current state, with the attributes of the items if a filter or rules read them."""
@@ -494,14 +527,21 @@ class Recommender:
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
-        types = {"user": str, "history": int, "similar_to": str, "rank": int, "item": str, "score": float, "rules": str}
+        types: dict[str, type] = {"history": int, "rank": int, "score": float, "rules": str, "popular": bool}
+        ids = (name for name in ("user", "similar_to", "item") if name in columns)
+        types |= {name: int if isinstance(columns[name], np.ndarray) else str for name in ids}
         known = types if all(name in types for name in columns) else None
         return make_frame(columns, known, kind)
 
-    def _histories_of(self, searcher: Searcher, users: list[str]) -> list[History]:
-        """The histories of users of the log and of later events; a ValueError for an unknown user."""
+    def _histories_of(self, searcher: Searcher, users: Any, unknown: str, unknown_users: list[str]) -> list[History]:
+        """The histories of users of the log and of later events; those of unknown users are empty, or an error."""
         found = self._known_users().histories(users, searcher.ids)
-        return [history or history_of_user(self.data, user) for user, history in zip(users, found, strict=True)]
+        for user in (user for user, history in zip(users, found, strict=True) if history is None):
+            data = self.data  # an error without the log: nobody would be known
+            if unknown == ERROR:
+                history_of_user(data, user)  # raises an error that says why
+            unknown_users.append(as_id(user))
+        return [history or History([]) for history in found]
 
     def _known_users(self) -> Users:
         return Users(self.data, {}, {}) if self._live is None else self._live.users
@@ -694,9 +734,9 @@ class Recommender:
 
         data = self._training_data()
         settings = None if data is None else data.description.get("settings")
-        events, dislikes = read_events(log, user, item, time, time_format, settings)
+        new = read_events(log, user, item, time, time_format, settings)
         with self._changes:
-            update_model(self._live_model(), events, dislikes, data, self._options.seed)
+            update_model(self._live_model(), new.events, new.dislikes, data, self._options.seed)
         return self
 
     def _live_model(self) -> LiveModel:
@@ -813,6 +853,13 @@ def _ids(model: TreeModel) -> Ids:
     if model.ids is None:
         raise ValueError("this model has no item ids")
     return model.ids
+
+
+def _warn_of_unknown(users: list[str], count: int, what: str) -> None:
+    """Warn the caller's caller that some of the users are unknown."""
+    if users:
+        message = f"{len(users):,} of {count:,} users are unknown, such as {users[0][:80]!r}: {what}"
+        warnings.warn(f'{message}; unknown="error" refuses them', UserWarning, stacklevel=3)
 
 
 def _file(name: str) -> str:

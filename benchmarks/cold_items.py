@@ -159,7 +159,7 @@ def found_by(shop: bt.Recommender, tests: pl.DataFrame) -> Lists:
     for batch in tests.iter_slices(250):
         x = pad_histories([shop.ids.find_known(history) for history in batch["history"].to_list()])
         items, _ = retrieve(shop.model, x, beam_size=400, m=max(M))
-        lists += [[shop.ids[item] for item in row if item >= 0] for row in items.tolist()]
+        lists += [[shop.ids.name(item) for item in row if item >= 0] for row in items.tolist()]
     return lists
 
 

@@ -328,6 +328,7 @@ def plain_search(model, x, beam_size, m, allowed):
     """The search as the docstring of the model says, with dense arrays and Python; None where a tie decides."""
     parts = model.parts(x)
     votes = parts["memory"] + parts["names"] + np.where(parts["encoder"] > 1e-3, parts["encoder"], 0)
+    votes += parts["examples"]
     nodes = model.forest
     z = x.dense() @ weight_matrix(nodes, model.linear).dense().T + model.linear.biases
     miss = np.maximum(0, 1 - z) ** 3
@@ -390,6 +391,10 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     model = train(x, y, names, weights=weights, **how)
     vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
     model = replace(model, encoder=Encoder(*vectors), weights=model.weights._replace(encoder=float(seed % 2)))
+    if seed % 5 < 3:  # some labels have examples, and some several, not one after the other
+        for count in (1, 5):
+            added = random_matrix(rng, count, 25, 0.3).normalized(), rng.integers(0, 14, count)
+            model = replace(model, examples=model.examples.with_documents(*added))
     allowed = rng.random(14) < 0.5 if filtered else np.ones(14, bool)
     queries = random_matrix(rng, 5, 25, 0.3).normalized()
     found, scores = model.search(queries, m, beam_size=beam_size, allowed=allowed)
@@ -592,7 +597,7 @@ def test_matrices_and_vectors():
     numbers = [[int(label[1:]) for label in each] for each in labels]
     y = sparse.csr_matrix((np.ones(600), (np.repeat(np.arange(300), 2), np.concatenate(numbers))), shape=(300, 20))
     from_matrix = bt.Classifier(group=8).fit(sparse.csr_matrix(dense), y, verbose=False)
-    assert from_matrix.labels == [str(number) for number in range(20)]
+    assert from_matrix.labels == list(range(20))
     assert from_matrix.evaluate(sparse.csr_matrix(dense), y)["precision", 1] > 0.95
     with pytest.raises(ValueError, match=r"documents have 3 features, those of the training"):
         from_matrix.predict(np.ones((2, 3)))
@@ -635,7 +640,7 @@ def test_the_text_format_of_the_extreme_classification_sets(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("60 10 4\n" + "\n".join(lines) + "\n")
     found = bt.Classifier(group=2).fit(path, verbose=False)
-    assert found.labels == ["0", "1", "2", "3"]
+    assert found.labels == [0, 1, 2, 3]
     assert found.evaluate(path)["recall", 3] > 0.9
     for header, line, message in (
         ("61 10 4", lines[0], "has 60 documents; its header says 61"),
@@ -658,8 +663,10 @@ def test_every_document_gets_m_labels_that_are_allowed(fitted):
     frame = fitted.predict(texts, m=20, exclude=["t01", "t02"], beam_size=1)
     assert not {"t01", "t02"} & set(frame["label"])
     assert len(frame) == 30 * 18
-    with pytest.raises(ValueError, match="none of the allowed labels is known"):
-        fitted.predict(texts, allowed=["x"])
+    assert set(fitted.predict(texts, allowed=["x", "t01"], m=3)["label"]) == {"t01"}
+    nothing = fitted.predict(texts, allowed=["x"])  # as a recommender does
+    assert nothing.is_empty()
+    assert nothing.schema == frame.schema
 
 
 def test_documents_without_a_known_word_get_frequent_labels(fitted):
@@ -698,6 +705,31 @@ def test_labels_are_added_by_name_and_by_documents(tmp_path):
     assert "chair" in live.predict("topic4word4 topic5word5", m=3)["label"].to_list()
     with pytest.raises(ValueError, match="give a list of ids"):
         live.remove_labels("chair")
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_label_added_by_documents_is_first_for_a_copy_of_each(memory, tmp_path):
+    """Also where the training has the same documents with other labels, and other added labels have similar ones."""
+    texts, labels = topic_texts(300)
+    live = bt.Classifier(group=8, memory=memory).fit(texts, labels, names={"t03": "topic3word1"}, verbose=False)
+    fresh, _ = topic_texts(6, seed=9)
+    documents = {"new": fresh[:4], "copied": texts[:2], "near": [f"{each} topic7word1" for each in fresh[:3]]}
+    live.add_labels({"new": None, "copied": "topic3word2", "near": None}, documents)
+    live.add_labels({"late": None, "t03": None}, {"late": [fresh[4]], "t03": [fresh[5]]})  # the last one was known
+    live.save(tmp_path / "run")
+    documents |= {"late": [fresh[4]], "t03": [fresh[5]]}
+    for each in (live, bt.Classifier.load(tmp_path / "run")):
+        for label, own in documents.items():
+            for beam_size in (1, 10):
+                assert each.predict(own, m=1, beam_size=beam_size)["label"].to_list() == [label] * len(own)
+            explained = each.explain(own[0], label)
+            assert explained["parts"]["examples"] == pytest.approx(each.model.examples_weight, rel=5e-3)
+            assert sum(explained["parts"].values()) == pytest.approx(explained["score"])
+            found = each.predict(own[0], m=25, beam_size=100).filter(pl.col("label") == label)["score"].item()
+            assert found == pytest.approx(explained["score"], abs=5e-3)
+    live.remove_labels(["new"])
+    assert "new" not in live.predict(fresh, m=24)["label"].to_list()
+    assert "new" not in live.predict(fresh, m=24, exclude=["new"])["label"].to_list()
 
 
 @given(st.integers(0, 10**6), st.integers(0, 20), st.integers(0, 8))
@@ -968,7 +1000,7 @@ def test_labels_that_are_numbers_repeated_or_missing():
     numbers = [[int(label[1:]) for label in each] * 2 for each in labels]  # each twice
     numbers[0] = []
     found = bt.Classifier(group=8).fit(texts, numbers, verbose=False)
-    assert set(found.labels) <= {str(number) for number in range(20)}
+    assert set(found.labels) <= set(range(20))
     assert found.model.labels.rows == 99
     one = bt.Classifier(group=8).fit(texts, [each[0] for each in labels], verbose=False)  # one label each
     assert set(one.labels) <= {f"t{number:02}" for number in range(20)}
@@ -1128,13 +1160,13 @@ def check_service(client):
     assert client.get("/healthz").json() == {"live": True}
     assert client.get("/").text == labels_page()
     assert client.post("/v1/explain", json={"text": text, "label": "t03"}).json()["parts"]["linear"] > 0.1
+    assert client.post("/v1/labels", json={"text": text, "allowed": ["none"]}).json()["labels"] == []
     named_as_a_file = client.post("/v1/explain", json={"text": __file__, "label": "t03"})
     assert named_as_a_file.json()["features"] == []  # the text is not read as a file
     for path, body, message in (
         ("labels", {}, "exactly one of"),
         ("labels", {"text": text, "m": 0}, "m: "),
         ("labels", {"text": text, "m": 5000}, "over the limit"),
-        ("labels", {"text": text, "allowed": ["none"]}, "none of the allowed labels"),
         ("labels", {"features": [{"0": 1.0}]}, "give texts, not a matrix"),
         ("labels", {"features": []}, "there are no documents"),
         ("labels", {"text": text, "extra": 1}, "extra"),
@@ -1158,24 +1190,27 @@ def test_the_service_takes_features(tmp_path):
         assert explained["score"] == pytest.approx(found["results"][0]["labels"][0]["score"], rel=1e-3)
         for features in ({"9": 1.0}, {"x": 1.0}):
             assert client.post("/v1/labels", json={"features": [features]}).status_code == 422
-        assert client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
+        assert client.put("/v1/labels/25", json={"features": [{"2": 1.0, "5": 1.0}] * 3}).json()["changed"]
         found = client.post("/v1/labels", json={"features": [{"2": 1.0, "5": 1.0}], "m": 3}).json()
-        assert "both" in [each["label"] for each in found["results"][0]["labels"]]
+        assert "25" in [each["label"] for each in found["results"][0]["labels"]]
         for body, message in (
             ({"name": "only a name"}, "it could never be found"),
-            ({"features": [{"9": 1.0}]}, "documents of 'other': feature '9' is not one of 0 … 5"),
-            ({"texts": ["text"]}, "documents of 'other': this classifier knows 6 features"),
+            ({"features": [{"9": 1.0}]}, "documents of '30': feature '9' is not one of 0 … 5"),
+            ({"texts": ["text"]}, "documents of '30': this classifier knows 6 features"),
             ({"texts": ["text"], "features": [{"1": 1.0}]}, "not both"),
         ):
-            answer = client.put("/v1/labels/other", json=body)
+            answer = client.put("/v1/labels/30", json=body)
             assert answer.status_code == 422
             assert message in answer.json()["error"]
+        answer = client.put("/v1/labels/both", json={"features": [{"2": 1.0, "5": 1.0}]})
+        assert (answer.status_code, answer.json()["error"]) == (422, NOT_WHOLE.format("both"))
 
 
 # Labels that change
 
 
 TEXT = "topic1word1 topic2word2 topic1word3"
+NOT_WHOLE = "the id {!r} is not a whole number, as all others are: give it a number"
 
 
 def found_in(client, text=TEXT, m=20):

@@ -343,7 +343,7 @@ def test_users_of_the_log_are_known_by_all_their_events(shop):
 
 @pytest.mark.parametrize("users", ['["user 3", "nobody"]', "nobody"])
 def test_a_user_who_is_not_in_the_log_is_told_in_one_line(shop, users):
-    done = beamtree("retrieve", "run", "--users", users, folder=shop, check=False)
+    done = beamtree("retrieve", "run", "--users", users, "--unknown", "error", folder=shop, check=False)
     one_line(done, "user 'nobody' is not in the log")
 
 

@@ -99,7 +99,7 @@ def test_without_events_of_its_own_a_user_is_not_known(tmp_path):
     shop = bt.Recommender(steps=0, seed=0).fit(log, items=TABLE, **OPTIONS)
     assert not {"u000", "u001"} & set(shop.users)
     with pytest.raises(ValueError, match="user 'u000' is not in the log"):
-        shop.recommend(users=["u000"])
+        shop.recommend(users=["u000"], unknown="error")
 
 
 def test_the_service_knows_what_users_did_with_an_item_that_is_added_later(fitted, tmp_path):

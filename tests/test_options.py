@@ -46,7 +46,23 @@ def test_the_help_names_every_method_recipe_and_optimizer():
         assert set(table) <= set(re.findall(r"[a-z-]+", training_help()[name])), name
 
 
+@pytest.mark.parametrize("name", ["method", "recipe", "optimizer", "tree", "device", "frame"])
+def test_an_unknown_name_is_refused_when_a_recommender_is_made(name):
+    with pytest.raises(ValueError, match="typo") as error:
+        bt.Recommender(**{name: "typo"})
+    assert "\n" not in str(error.value)
+    for known in {"method": METHODS, "recipe": RECIPES, "optimizer": OPTIMIZERS}.get(name, ()):
+        bt.Recommender(**{name: known})
+        assert known in str(error.value)
+
+
+def test_an_unknown_split_is_refused_before_the_log_is_read():
+    with pytest.raises(ValueError, match="split=typo: choose halves, leave-one-out or time:DATE"):
+        bt.Recommender().fit("no such log.csv", split="typo")
+
+
 def test_every_option_is_passed_on():
     values = {name: object() for name in OPTIONS} | {"device": "cpu", "tree": "random", "items": None, "vectors": None}
+    values |= {"method": "plt", "recipe": "deep", "optimizer": "lazy"}
     shop = bt.Recommender(**values)
     assert {name: getattr(shop._options, name) for name in OPTIONS} == values

@@ -45,7 +45,7 @@ def contents(folder):
     """What a prepared folder says: split → user → [(item, time)]; time None where there is none."""
     data = load_data(folder)
     offsets = np.load(folder / "offsets.npy")
-    events = [data.items[number] for number in np.load(folder / "events.npy")]
+    events = [data.items.name(number) for number in np.load(folder / "events.npy")]
     has_times = (folder / "times.npy").exists()
     times = np.load(folder / "times.npy").tolist() if has_times else [None] * len(events)
     sizes = [data.description["users"][split] for split in SPLITS]
@@ -53,7 +53,7 @@ def contents(folder):
     found = {split: {} for split in SPLITS}
     for row, split in enumerate(splits):
         span = slice(offsets[row], offsets[row + 1])
-        found[split][data.users[row]] = list(zip(events[span], times[span], strict=True))
+        found[split][data.users.name(row)] = list(zip(events[span], times[span], strict=True))
     return found
 
 
@@ -768,3 +768,15 @@ def test_the_front_door_prepares(tmp_path):
     description = bt.prepare(tmp_path / "log.csv", tmp_path / "out", min_events=2)
     assert bt.load_data(tmp_path / "out").description == description
     assert not hasattr(bt, "prepair")
+
+
+def test_a_column_without_a_name_has_one_in_the_report(tmp_path):
+    """As in a CSV that pandas wrote with its index."""
+    rows = [(number, *row) for number, row in enumerate(rows_of())]
+    (tmp_path / "log.csv").write_text(text_of(rows, ("", "user", "item", "timestamp")))
+    done = beamtree("prepare", "log.csv", "--out", "out", folder=tmp_path)
+    assert "not used: column 1 (unnamed)" in " ".join(done.stdout.split())
+    assert load_data(tmp_path / "out").description["report"]["ignored_columns"] == ["column 1 (unnamed)"]
+    (tmp_path / "log.csv").write_text(text_of(rows, (" ", "who", "what", "timestamp")))
+    with pytest.raises(ValueError, match=r"the columns are column 1 \(unnamed\), who, what, timestamp"):
+        prepare(tmp_path / "log.csv", tmp_path / "other")

@@ -64,11 +64,11 @@ def test_users_of_the_log_are_known_by_all_their_events(shop, log):
     user = shop.data.users[0]
     history = log.filter(pl.col("user") == user).sort("timestamp", maintain_order=True)["item"].to_list()
     found = shop.recommend(users=[user], m=7, exclude_seen=True)
-    assert found.columns == ["user", "rank", "item", "score"]
+    assert found.columns == ["user", "rank", "item", "score", "popular"]
     assert not set(found["item"]) & set(history)
-    assert found.drop("user").equals(shop.recommend(history, m=7, exclude_seen=True))
+    assert found.drop("user", "popular").equals(shop.recommend(history, m=7, exclude_seen=True))
     with pytest.raises(ValueError, match="user 'nobody' is not in the log"):
-        shop.recommend(users="nobody")
+        shop.recommend(users="nobody", unknown="error")
 
 
 def test_m_items_come_back_wherever_m_are_allowed(shop, log):

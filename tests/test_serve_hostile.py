@@ -1,5 +1,7 @@
 """Malformed requests: the short form of `python -m stress.malformed_requests`, and schemathesis on the OpenAPI."""
 
+import contextlib
+import http.client
 import json
 import random
 import re
@@ -7,12 +9,13 @@ import socket
 import time
 import warnings
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from serving import make_service, open_changing, save_run, serving
 
-from beamtree.serve.http import server
+from beamtree.serve.http import middleware, server
 from beamtree.serve.http.access import Limits
 from stress.malformed_requests import (
     SERVER_ERRORS,
@@ -92,6 +95,62 @@ def test_a_client_that_leaves_in_its_body_is_no_error_of_the_service(client):
     while count(499) == before and time.monotonic() < end:
         time.sleep(0.01)
     assert (count(499), count(500)) == (before + 1, errors)
+
+
+def post_slowly(port, head, chunks, pause=0.0):
+    """The answer to a request whose body is sent to its end before anything is read, as most clients do."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as link:
+        link.sendall(b"POST /v1/recommend HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n")
+        for chunk in chunks:
+            link.sendall(chunk)
+            time.sleep(pause)
+        answer = b""
+        while part := link.recv(1 << 16):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01])
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_a_body_that_is_too_large_gets_its_answer_although_the_client_still_sends(client, pause, in_chunks):
+    parts = [b"x" * (50 << 10)] * 100  # 5 MB
+    head = b"Content-Length: %d" % sum(map(len, parts))
+    if in_chunks:
+        head, parts = b"Transfer-Encoding: chunked", [*(b"%x\r\n%s\r\n" % (len(p), p) for p in parts), b"0\r\n\r\n"]
+    answer = post_slowly(client.port, head, parts, pause)
+    assert answer.startswith(b"HTTP/1.1 413")
+    body = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert "limit" in body["error"] or "more than" in body["error"]
+    assert body["hint"] == "send less at once"
+
+
+def test_usual_clients_read_the_answer_to_a_body_that_is_too_large(client):
+    for _ in range(5):
+        reply = httpx.post(f"http://127.0.0.1:{client.port}/v1/recommend", content=b"x" * (5 << 20))
+        assert reply.status_code == 413
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)) as link:
+            link.request("POST", "/v1/recommend", b"x" * (5 << 20))
+            assert link.getresponse().status == 413
+
+
+def test_what_is_dropped_after_an_answer_is_bounded(client, monkeypatch):
+    """A client that never ends, or that says that it will send more and does not, is closed."""
+    monkeypatch.setattr(middleware, "LINGER_BYTES", 8 << 20)
+    monkeypatch.setattr(middleware, "LINGER_IDLE_SECONDS", 0.2)
+    head = b"POST /v1/recommend HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (1 << 40)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as link:
+        link.sendall(head)
+        with pytest.raises(ConnectionError):
+            link.sendall(b"x" * (256 << 20))
+    for more in (b"", b"Expect: 100-continue\r\n"):
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", client.port), timeout=30) as link:
+            link.sendall(head[:-2] + more + b"\r\n")
+            answer = b""
+            while part := link.recv(1 << 16):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert time.monotonic() - began < 10
 
 
 def test_a_head_without_end_is_dropped(client):

@@ -11,6 +11,7 @@ from sample_logs import write_log
 from beamtree.data import load_data
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.times import EPOCH, TimeScale, parse_times
+from beamtree.live.events import as_time
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
 
@@ -66,6 +67,62 @@ def test_other_numbers_are_not_read_as_dates(tmp_path, first):
     path = write_log(tmp_path, [(user, item, first + time) for user, item, time in LOG])
     with pytest.raises(ValueError, match="'2020-09-16' cannot be read; the times of the log are numbers"):
         prepare(path, tmp_path / "out", min_events=2, split="time:2020-09-16")
+
+
+COMPACT = [20201228, 20201229, 20201230, 20201231, 20210101, 20210102]
+
+
+@pytest.mark.parametrize("kind", [int, str, float, lambda number: f" {number} ", lambda number: f"{number} 00:00"])
+@pytest.mark.parametrize("date", ["20201231", "2020-12-31"])
+def test_digits_alone_are_dates(tmp_path, kind, date):
+    rows = [(user, item, kind(COMPACT[time])) for user, item, time in LOG]
+    rows += [("a", "m", kind(0)), ("b", "m", kind(20201301)), ("c", "m", None)]
+    described = prepare(write_log(tmp_path, rows), tmp_path / "out", min_events=2, split=f"time:{date}")
+    assert described["report"]["unreadable_time"] == 3
+    assert load_data(tmp_path / "out").train.events.counts().tolist() == [3, 3, 3, 3]
+    times = np.load(tmp_path / "out" / "times.npy")
+    days = {(EPOCH + datetime.timedelta(microseconds=int(time))).strftime("%Y%m%d") for time in times}
+    assert days == set(map(str, COMPACT))
+
+
+def test_dates_with_and_without_punctuation_may_be_mixed(tmp_path):
+    texts = ["20201228", "2020-12-29", "2020-12-29 10:00:00", "20201230 11:30", "20201231T120000", "5"]
+    events = pl.LazyFrame({"time": texts})
+    times, scale = parse_times(events, "time")
+    read = events.select(times).collect().to_series().to_list()
+    days = [None if time is None else (EPOCH + datetime.timedelta(microseconds=time)).day for time in read]
+    assert days == [28, 29, 29, 30, None, None]
+    assert scale.dates
+
+
+@pytest.mark.parametrize("numbers", [range(20240101, 20249999), range(10**6), [20240105, 7, 8], [1990, 2020]])
+def test_a_counter_that_passes_a_few_dates_is_no_date(numbers):
+    for values in (list(numbers), list(map(str, numbers)), list(map(float, numbers))):
+        events = pl.LazyFrame({"time": values})
+        times, scale = parse_times(events, "time")
+        assert not scale.dates
+        assert events.select(times).collect().to_series().to_list() == list(numbers)
+
+
+def test_the_beginning_of_a_long_log_of_integers_is_enough(monkeypatch):
+    monkeypatch.setattr("beamtree.ingest.times.FIRST_ROWS", 4)
+    for values, dates in (
+        ([1, 2, 3, 4] + COMPACT * 9, False),
+        (COMPACT[:4] + [1] * 9, False),
+        (COMPACT + [1] * 4, True),
+    ):
+        assert parse_times(pl.LazyFrame({"time": values}), "time")[1].dates is dates
+
+
+def test_live_events_are_on_the_same_days():
+    day = int(datetime.datetime(2024, 1, 5, tzinfo=datetime.UTC).timestamp()) * 10**6
+    assert {as_time(value) for value in ("20240105", 20240105, 20240105.0, "2024-01-05")} == {day}
+    assert [as_time(value) for value in (20241301, "20240230", 18991231, 21000101)] == [
+        20241301,
+        20240230,
+        18991231,
+        21000101,
+    ]
 
 
 def test_a_made_up_market_is_split_at_a_date(market_folder, tmp_path):

@@ -29,7 +29,7 @@ from beamtree.classify.storage import load_classifier, save_classifier
 from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
 from beamtree.data.frames import check_frame_kind, make_frame
-from beamtree.data.ids import as_id
+from beamtree.data.ids import Id, as_id
 from beamtree.evaluate import Evaluation, all_cuts
 from beamtree.progress import Reporter, clock
 from beamtree.threads import ChangeLock
@@ -117,20 +117,25 @@ class Classifier:
         return self._model
 
     @property
-    def labels(self) -> list[str]:
-        """The ids of all labels."""
-        return self._ids.names
+    def ids(self) -> Ids:
+        """The ids of all labels, by number."""
+        return self._ids
+
+    @property
+    def labels(self) -> list[Id]:
+        """The ids of all labels, in the type that they had in the training."""
+        return self._ids[:]
 
     @property
     def takes_text(self) -> bool:
         """Whether documents are texts, not features."""
         return self._features is not None
 
-    def name_of(self, label: str) -> str:
+    def name_of(self, label: object) -> str:
         """The name of a label; empty where it has none."""
-        return self._names.get(label, "")
+        return self._names.get(as_id(label), "")
 
-    def describe_label(self, label: str) -> dict[str, Any] | None:
+    def describe_label(self, label: object) -> dict[str, Any] | None:
         """The name of a label, the number of its documents, and whether it is hidden; None where it is unknown."""
         one = copy(self)
         (number,) = one._ids.find([label])
@@ -171,7 +176,7 @@ class Classifier:
             opened = open_documents(
                 documents, labels, text=text, label_column=label_column, separator=separator, needs_labels=True
             )
-            ids, y = number_labels(opened.labels, opened.num_labels)
+            ids, y = number_labels(opened.labels, opened.num_labels, opened.numeric_labels)
             features, x = None, opened.features.normalized()
             if opened.texts is not None:
                 features = TextFeatures.fit(opened.texts)
@@ -257,15 +262,16 @@ class Classifier:
         one = copy(self)  # one state of the labels, whatever other threads change meanwhile
         found, scores = one.find(one.features_of(documents, text), m, beam_size, allowed, exclude)
         document, rank = np.nonzero(found >= 0)
-        labels = [one._ids[label] for label in found[found >= 0].tolist()]
-        columns: dict[str, list[Any]] = {
+        labels = found[found >= 0]
+        names = [one.name_of(one._ids.name(label)) for label in labels.tolist()] if one._names else []
+        columns: dict[str, Any] = {
             "document": document.tolist(),
             "rank": (rank + 1).tolist(),
-            "label": labels,
-            **({"name": [one._names.get(label, "") for label in labels]} if one._names else {}),
+            "label": one._ids.column(labels),
+            **({"name": names} if one._names else {}),
             "score": scores[found >= 0].astype(float).tolist(),
         }
-        types = {"document": int, "rank": int, "label": str, "name": str, "score": float}
+        types = {"document": int, "rank": int, "label": int if one._ids.integer else str, "name": str, "score": float}
         return make_frame(columns, {name: types[name] for name in columns}, self._frame)
 
     def features_of(self, documents: Any, text: str | None = None) -> Matrix:
@@ -335,10 +341,7 @@ class Classifier:
                 continue
             if isinstance(given, str):
                 raise ValueError(f"labels {given!r}: give a list of ids")
-            known = self._ids.find_known(given)
-            if value and not known:
-                raise ValueError("none of the allowed labels is known")
-            mask[known] = value
+            mask[self._ids.find_known(given)] = value
         return mask
 
     def evaluate(
@@ -379,21 +382,21 @@ class Classifier:
 
     # Labels of a live model
 
-    def add_labels(self, labels: Mapping[str, Any], documents: Any = None) -> "Classifier":
+    def add_labels(self, labels: Mapping[Any, Any], documents: Any = None) -> "Classifier":
         """Add labels without training: by their names, by a few documents, or both. Ids of other labels stay.
 
-        They are found by names and memory, which get a small weight where they had none. A removed label is found
-        again.
+        They are found by names and memory, which get a small weight where they had none, and by the nearest of their
+        documents: a copy of a document has its label first. A removed label is found again.
 
         Args:
             labels: names by id, None or "" where a label has none, or keeps the one that it has.
             documents: a dict from id to texts (or a matrix) of documents with this label; also for known labels.
         """
         examples = {as_id(key): self.features_of(value) for key, value in (documents or {}).items()}
-        unknown = [key for key in examples if key not in map(as_id, labels) and self._ids.find([key])[0] is None]
+        names = {as_id(key): str(value or "") for key, value in labels.items()}
+        unknown = [key for key in examples if key not in names and self._ids.find([key])[0] is None]
         if unknown:
             raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")
-        names = {as_id(key): str(value or "") for key, value in labels.items()}
         with self._changes:
             self.__dict__.update(self.with_labels(names, examples).__dict__)
         return self
@@ -428,6 +431,8 @@ class Classifier:
             raise NotFindableError(bare)
         y = from_entries(np.arange(len(labels)), labels, np.ones(len(labels)), (len(labels), len(ids)))
         model, weights = model.with_documents(x, y, len(ids)), model.weights
+        if len(labels):
+            model = replace(model, examples=model.examples.with_documents(x, labels))
         if len(z.columns):
             model = replace(model, names=model.names.with_rows(numbers, z))
             weights = weights._replace(names=weights.names or NAMES[2])
@@ -476,7 +481,7 @@ class Classifier:
         one = copy(self)
         settings = {
             "beam_size": one.beam_size, "frame": one._frame, "options": asdict(one.options), "report": one.report,
-            "names": one._names,
+            "names": one._names, "integer_labels": one._ids.integer,
         }  # fmt: skip
         save_classifier(Path(folder), one.model, one._features, one._ids, one._counts, settings)
 

@@ -12,7 +12,7 @@ import torch
 
 from beamtree.classify.matrix import Matrix, empty, from_any, from_entries
 from beamtree.data import Ids
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_id, is_integer
 from beamtree.errors import requires
 
 
@@ -28,6 +28,7 @@ class Opened(NamedTuple):
     features: Matrix  # where there are no texts
     labels: Any
     num_labels: int | None = None  # of a file that says so
+    numeric_labels: bool = False  # whether the ids of all labels were numbers
 
     @property
     def size(self) -> int:
@@ -66,13 +67,13 @@ def open_documents(
         documents, is_matrix = documents.tolist(), False
     if is_matrix:
         x = from_any(documents.numpy() if isinstance(documents, torch.Tensor) else documents)
-        opened = Opened(None, x, _lists(labels))
+        opened = Opened(None, x, *_lists(labels))
     elif isinstance(documents, list | tuple) or (hasattr(documents, "to_list") and not hasattr(documents, "columns")):
         texts = documents.to_list() if hasattr(documents, "to_list") else list(documents)
         wrong = next((index for index, each in enumerate(texts) if not isinstance(each, str)), None)
         if wrong is not None:
             raise ValueError(f"document {wrong} is {texts[wrong]!r:.60}: documents are texts, or rows of a matrix")
-        opened = Opened(texts, empty(0, 0), _lists(labels))
+        opened = Opened(texts, empty(0, 0), *_lists(labels))
     else:
         with requires("", "reading documents"):
             from beamtree.ingest.documents import read_documents
@@ -80,7 +81,8 @@ def open_documents(
             documents, text=text, labels=label_column, separator=separator, needs_labels=needs_labels and labels is None
         )
         entries = empty(0, 0) if read.features is None else from_entries(*read.features).without_zeros()
-        opened = Opened(read.texts, entries, read.labels if labels is None else _lists(labels), read.num_labels)
+        of_file = read.labels, read.num_labels, read.numeric_labels
+        opened = Opened(read.texts, entries, *(of_file if labels is None else _lists(labels)))
     if not opened.size:
         raise ValueError("there are no documents")
     if needs_labels and opened.labels is None:
@@ -92,29 +94,34 @@ def open_documents(
     return opened
 
 
-def _lists(labels: Any) -> Any:
-    """Labels as lists of ids, or as a matrix of documents and labels."""
+def _lists(labels: Any) -> tuple[Any, None, bool]:
+    """Labels as lists of ids, or as a matrix of documents and labels; and whether all of them were numbers."""
     if labels is None:
-        return None
+        return None, None, False
     if hasattr(labels, "tocsr") or (isinstance(labels, np.ndarray) and labels.ndim == 2):
-        return from_any(labels)
+        return from_any(labels), None, True
     each_of = labels.to_list() if hasattr(labels, "to_list") else list(labels)
     lists = [[each] if isinstance(each, str | int | np.integer | float) else list(each or ()) for each in each_of]
-    return [[as_id(label) for label in each if label is not None and as_id(label)] for each in lists]
+    kinds = {type(label) for each in lists for label in each if label is not None}
+    numeric = all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds)
+    return [[as_id(label) for label in each if label is not None and as_id(label)] for each in lists], None, numeric
 
 
-def number_labels(lists: Any, num_labels: int | None) -> tuple[Ids, Matrix]:
-    """Ids of labels in the order of their numbers, and a matrix of documents and labels."""
+def number_labels(lists: Any, num_labels: int | None, numeric: bool = False) -> tuple[Ids, Matrix]:
+    """Ids of labels in the order of their numbers, and a matrix of documents and labels.
+
+    `numeric` says whether all ids were numbers; they are integers again in answers if all are whole.
+    """
     if isinstance(lists, Matrix):
         ones = lists._replace(values=np.ones(len(lists.columns), np.float32))
-        return Ids([str(number) for number in range(lists.width)]), ones
+        return Ids([str(number) for number in range(lists.width)], integer=True), ones
     if num_labels is not None:
         names = [str(number) for number in range(num_labels)]
     else:
         names = sorted({label for each in lists for label in each})
     if not names:
         raise ValueError("no document has a label")
-    ids = Ids(check_ids(names))
+    ids = Ids(check_ids(names), integer=numeric and all(map(is_integer, names)))
     rows = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
     columns = np.array(ids.find([label for each in lists for label in each]), np.int64)
     y = from_entries(rows, columns, np.ones(len(rows)), (len(lists), len(ids)))

@@ -7,6 +7,7 @@ import numpy as np
 from beamtree.classify.matrix import Matrix
 from beamtree.classify.model import LabelModel
 from beamtree.data import Ids
+from beamtree.kernels import classify as kernels
 
 
 def explain_label(
@@ -57,12 +58,22 @@ def explain_label(
     encoder = 0.0
     if model.weights.encoder and label < len(model.encoder.biases):
         encoder = model.weights.encoder * float(model.encoder.probabilities(x)[0, label])
+    examples = 0.0
+    if (own_rows := np.flatnonzero(model.examples.labels == label)).size:
+        cosines = _similarities(x, model.examples.documents, len(model.examples.labels))[own_rows]
+        examples = model.examples_weight * float(cosines.max()) ** kernels.EXAMPLE_POWER
     strongest = np.argsort(-np.abs(shares))[:features]
     near = order[has & (votes > 0)]
     return {
         "label": ids[label],
-        "score": probability + memory + names + encoder,
-        "parts": {"linear": probability, "memory": memory, "names": names, "encoder": encoder},
+        "score": probability + memory + names + encoder + examples,
+        "parts": {
+            "linear": probability,
+            "memory": memory,
+            "names": names,
+            "encoder": encoder,
+            **({"examples": examples} if len(model.examples.labels) else {}),
+        },
         "features": [
             {"feature": words[x.columns[index]] if words else int(x.columns[index]), "weight": float(shares[index])}
             for index in strongest

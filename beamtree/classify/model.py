@@ -6,10 +6,14 @@ The score of a label is a sum of parts, each between 0 and about 1:
             + w_memory · share of the nearest documents  Σ cos^a over those of the 100 nearest that have l, of Σ cos^a
             + w_names · cos(x, name of l)²               where labels have names
             + w_encoder · softmax of ⟨u(x), v_l⟩ + b_l   where there are few labels and it pays, see `encoder`
+            + w_examples · max cos(x, d)⁴                of the documents d that were added to l without training
 
-A search adds up memory, names and encoder first. In each tree a group then has the probability of the linear part, plus
-the highest score that these give to a label below. So their part of the beam is exact. The labels of the best groups
-get the score of the linear part too; labels outside of the beam keep the score without it.
+The last part stands for a linear part that a new label does not have. w_examples is what all other parts can give
+together, so that a copy of such a document has its label first.
+
+A search adds up all but the linear part first. In each tree a group then has the probability of the linear part, plus
+the highest score that the others give to a label below. So their part of the beam is exact. The labels of the best
+groups get the score of the linear part too; labels outside of the beam keep the score without it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -84,6 +88,24 @@ class Index(NamedTuple):
         return Matrix(self.offsets, self.rows, values, rows).transposed()
 
 
+class Examples(NamedTuple):
+    """Documents that were added to labels without training: one label for each."""
+
+    documents: Index
+    labels: np.ndarray  # of the documents, int64 [n]
+
+    def with_documents(self, features: Matrix, labels: np.ndarray) -> "Examples":
+        """These with more documents."""
+        rows = np.arange(len(self.labels), len(self.labels) + features.rows)
+        documents = self.documents.with_rows(rows, features) if len(self.labels) else Index.of(features)
+        return Examples(documents, np.concatenate([self.labels, labels]))
+
+
+def no_examples() -> Examples:
+    """No documents; the index has no features either."""
+    return Examples(Index(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint16)), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True)
 class LabelModel:
     """Trees over labels, their linear classifiers, the training documents, and the names of the labels."""
@@ -96,6 +118,7 @@ class LabelModel:
     weights: Weights
     hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # labels that are never found
     encoder: Encoder = field(default_factory=no_encoder)
+    examples: Examples = field(default_factory=no_examples)
 
     @property
     def num_labels(self) -> int:
@@ -126,8 +149,10 @@ class LabelModel:
         memory = (*self.documents, self.labels.offsets, self.labels.columns)
         leaf = self.forest.leaf
         groups = np.where(leaf < 0, -1, self.forest.parent[leaf]).astype(np.int32)
+        _, first, number = np.unique(self.examples.labels, return_index=True, return_inverse=True)
+        examples = (*self.examples.documents, self.examples.labels, first[number])
         parts = (*self.forest[:-1], groups), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
-        return *parts, _numbers(self.weights)
+        return *parts, examples, (*_numbers(self.weights), self.examples_weight)
 
     @cached_property
     def _everything(self) -> tuple[np.ndarray, np.ndarray]:
@@ -182,9 +207,19 @@ class LabelModel:
         encoder = np.zeros((n, self.num_labels), np.float32)
         if weights.encoder:
             encoder[:, : len(self.encoder.biases)] = weights.encoder * self.encoder.probabilities(features)
+        examples = np.zeros((n, self.num_labels), np.float32)
+        if len(self.examples.labels):
+            added = self.examples.documents.matrix(len(self.examples.labels)).dense()
+            np.maximum.at(examples.T, self.examples.labels, added @ features.dense().T)
         return {
             "linear": linear, "memory": weights.memory * memory, "names": weights.names * names, "encoder": encoder,
+            "examples": self.examples_weight * examples**kernels.EXAMPLE_POWER,
         }  # fmt: skip
+
+    @property
+    def examples_weight(self) -> float:
+        """What all other parts can give to a label together."""
+        return 1.0 + self.weights.memory + self.weights.names + self.weights.encoder
 
     def with_documents(self, features: Matrix, labels: Matrix, num_labels: int) -> "LabelModel":
         """The same with more documents in its memory, and more labels, which are in no tree."""
@@ -203,6 +238,9 @@ class LabelModel:
         }  # fmt: skip
         arrays = {f"{part}.{field}": array for part, each in named.items() for field, array in each._asdict().items()}
         labels = {"labels.offsets": self.labels.offsets, "labels.columns": self.labels.columns}
+        if len(self.examples.labels):
+            labels |= {f"examples.{field}": array for field, array in self.examples.documents._asdict().items()}
+            labels |= {"examples.labels": self.examples.labels}
         return {**arrays, **labels, "hidden": self.hidden}
 
     @classmethod
@@ -218,6 +256,9 @@ class LabelModel:
             part(Forest, "forest"), part(Linear, "linear"), part(Index, "documents"), labels, part(Index, "names"),
             weights, arrays.get("hidden", np.empty(0, np.int64)),
             part(Encoder, "encoder") if "encoder.biases" in arrays else no_encoder(),
+            Examples(part(Index, "examples"), arrays["examples.labels"])
+            if "examples.labels" in arrays
+            else no_examples(),
         )  # fmt: skip
 
 

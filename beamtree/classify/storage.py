@@ -84,7 +84,7 @@ def load_classifier(folder: Path) -> tuple[LabelModel, TextFeatures | None, Ids,
         arrays = {name: tensor.numpy() for name, tensor in load_tensors(paths[ARRAYS]).items()}
         for name, dtype in settings["unsigned"].items():
             arrays[name] = arrays[name].view(UNSIGNED[dtype])
-        ids, features = Ids(paths[LABELS]), None
+        ids, features = Ids(paths[LABELS], integer=settings.get("integer_labels") is True), None
         if VOCABULARY in paths:
             vocabulary = Ids(paths[VOCABULARY]).names
             features = TextFeatures(vocabulary, arrays["text.ends"].tolist(), arrays["text.idf"])

@@ -101,7 +101,7 @@ def _recommend(run: Path, user: str, items: Path) -> None:
     recommender = Recommender.load(run)
     names = dict(pl.read_parquet(items, columns=["item", "name"]).iter_rows())
     recent = history_of_user(recommender.data, user).items[-5:]
-    write(*(f"  recent: {names[recommender.ids[number]]}" for number in recent))
+    write(*(f"  recent: {names[recommender.ids.name(number)]}" for number in recent))
     table = Table()
     for head in ("", "item", "name", "probability"):
         table.add_column(head, justify="right" if head in ("", "probability") else "left")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from beamtree.cli import options
 from beamtree.cli.console import note, out, printable, progress, write
+from beamtree.data.ids import is_integer
 from beamtree.distributed.command import OpenModel, run_command
 from beamtree.distributed.group import connect
 from beamtree.errors import lookup
@@ -19,9 +20,12 @@ from beamtree.ingest.columns import FORMATS
 from beamtree.live.saved import users_of_run
 from beamtree.model import TreeModel
 from beamtree.query import (
+    ERROR,
+    POPULAR,
     Recommendation,
     RecommendRequest,
     Searcher,
+    check_unknown,
     history_of_user,
     make_filter,
     parse_ids,
@@ -47,6 +51,12 @@ def retrieve_items(
         str | None,
         typer.Option(help="Ids of users of the log or of later events saved with the run, written like a history."),
     ] = None,
+    unknown: Annotated[
+        str,
+        typer.Option(
+            metavar="popular|error", help="What unknown --users get: popular items with a note, or an error for all."
+        ),
+    ] = POPULAR,
     input: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +122,10 @@ def retrieve_items(
     --output as Parquet or CSV has the columns user, rank, item and score, which is a probability. JSON lines have one
     object per user with lists of items and scores.
 
-    Unknown items are skipped with a note. Users without a known item get popular items.
+    Unknown items are skipped with a note. Users without a known item, and unknown --users, get popular items.
+
+    Ids of items in Parquet, JSON lines and --json are integers where they were integers in the log of the run, and
+    those of users where they are integers in the file of --input; else they are text.
 
     Where --output is a folder, each file of --input is answered separately: all events of a user must be in one file.
     With --engine ray the workers of a cluster do it, each with its own copy of the model.
@@ -121,6 +134,7 @@ def retrieve_items(
     """
     if sum(value is not None for value in (history, users, input)) != 1 or (input is None) != (output is None):
         raise ValueError('give --history "ID,ID,…", or --users "ID,…", or --input FILE and --output FILE')
+    check_unknown(unknown)
     if input is None and any((format, user, item, time, time_format)):
         raise ValueError("--format, --user, --item, --time and --time-format describe the columns of --input FILE")
     if input is not None and json is not None:
@@ -158,11 +172,13 @@ def retrieve_items(
         elif users is not None:
             log = open_data(run, model, data)
             known, ids = users_of_run(run, log), ids_of(run, model)
-            searcher = make_searcher(
-                run, model, request, lambda user: known.histories([user], ids)[0] or history_of_user(log, user)
-            )
-            names = list(dict.fromkeys(parse_ids(users, known.ids())))
-            _answer_here(searcher, request._replace(users=names), json)
+            searcher = make_searcher(run, model, request, lambda user: known.histories([user], ids)[0])
+            all_users = known.ids()
+            names = list(dict.fromkeys(parse_ids(users, all_users)))
+            for name in names if unknown == ERROR else ():
+                if known.histories([name], ids)[0] is None:
+                    history_of_user(log, name)  # raises an error that says why
+            _answer_here(searcher, request._replace(users=names), json, all_users.integer)
         elif history is not None:
             searcher = make_searcher(run, model, request)
             _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
@@ -170,28 +186,32 @@ def retrieve_items(
     run_command("retrieve", run, device, answer)
 
 
-def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None) -> None:
-    """Print the answers to a few histories."""
+def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None, integer_users: bool = False) -> None:
+    """Print the answers to a few histories, or to users, who are integers or text in the log."""
     if not request.rows:
         raise ValueError("--users is empty: give ids of users of the log")
-    results = searcher.recommend(request).results
-    summary = BatchSummary()
+    response = searcher.recommend(request)
+    results, summary = response.results, BatchSummary(unknown_users=list(response.unknown_users))
     summary.add(results)
     if summary.empty == len(results):
         raise ValueError("no item is left to retrieve: drop --exclude-seen, --allowed, --exclude or --where")
     _print_notes(summary)
     users = request.users or [""]
+    named = [int(user) if integer_users and is_integer(user) else user for user in users]
     if json is not None:
         records = [
             {
-                **({"user": user} if user else {}),
+                **({"user": user} if request.users else {}),
                 "rank": rank,
                 "item": item,
                 "score": score,
                 **({} if result.rules is None else {"rules": list(result.rules[rank - 1])}),
+                **({"popular": result.is_popular} if request.users else {}),
             }
-            for user, result in zip(users, results, strict=True)
-            for rank, (item, score) in enumerate(zip(result.items, result.scores, strict=True), 1)
+            for user, result in zip(named, results, strict=True)
+            for rank, (item, score) in enumerate(
+                zip(searcher.ids.as_logged(result.items), result.scores, strict=True), 1
+            )
         ]
         write_json(json, records)
     for user, result in zip(users, results, strict=True):

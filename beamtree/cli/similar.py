@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from beamtree.cli import options
+from beamtree.cli.console import note, printable
 from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
 from beamtree.query import make_filter, similar_request
@@ -25,21 +26,27 @@ def similar_items(
 ) -> None:
     """Items similar to each of some items: those recommended after a single event of the item, without itself.
 
-    The probability of an item is that of a user who chose the given item and nothing else.
+    The probability of an item is that of a user who chose the given item and nothing else. Unknown items are left out
+    with a note.
     """
     beam = options.parse_beam(beam_size, run)
     options.check_size(m, beam)
     options.check_outputs(json)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     model = open_model(run, device)
-    request = similar_request(ids_of(run, model), items, m)._replace(beam_size=beam, filter=filter)
+    ids = ids_of(run, model)
+    request, unknown = similar_request(ids, items, m)
+    request = request._replace(beam_size=beam, filter=filter)
+    if unknown:
+        note(f"note: unknown items are left out: {', '.join(map(printable, unknown))}")
+    known = [str(item) for (item,) in request.histories]
     results = make_searcher(run, model, request).recommend(request).results
     if json is not None:
         records = [
             {"similar_to": item, "rank": rank, "item": other, "score": score}
-            for item, result in zip(items, results, strict=True)
-            for rank, (other, score) in enumerate(zip(result.items, result.scores, strict=True), 1)
+            for item, result in zip(ids.as_logged(known), results, strict=True)
+            for rank, (other, score) in enumerate(zip(ids.as_logged(result.items), result.scores, strict=True), 1)
         ]
         write_json(json, records)
-    for item, result in zip(items, results, strict=True):
+    for item, result in zip(known, results, strict=True):
         show_items(f"similar to {item}", result)

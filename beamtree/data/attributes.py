@@ -19,12 +19,12 @@ def attribute_frame(catalogue: "Catalogue") -> pl.DataFrame:
     """
     ids, table = catalogue.ids, catalogue.table
     texts = {"title": catalogue.titles, "category": catalogue.categories}
-    frame = pl.DataFrame({"item": ids.names}) if table is None else table.frame
+    frame = pl.DataFrame({"item": ids.column(np.arange(len(ids)))}) if table is None else table.frame
     if len(frame) < len(ids):
         frame = pl.concat([frame, frame.clear(len(ids) - len(frame))])
     if table is not None:
         missing = frame[table.item].is_null().arg_true().to_list()
-        frame = frame.with_columns(_replaced(frame[table.item], missing, [ids[row] for row in missing]))
+        frame = frame.with_columns(_replaced(frame[table.item], missing, [ids.name(row) for row in missing]))
         for role, name, original in (
             ("title", table.title, table.titles),
             ("category", table.category, table.categories),

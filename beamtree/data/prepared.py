@@ -1,6 +1,7 @@
 """A prepared data set: a folder of memory-mapped arrays, two lists of ids, and a description.
 
-    description.json   format, counts, settings, a report of what was dropped, and the files with their checksums
+    description.json   format, counts, settings, the type of the ids, a report of what was dropped, and the files with
+                       their checksums
     offsets.npy        int64 [U + 1]: user u's events are offsets[u] … offsets[u + 1]
     events.npy         int32 [E]: item numbers, each user's oldest first
     times.npy          int64 [E], where the log has times
@@ -39,7 +40,7 @@ from torch import Tensor
 from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
-from beamtree.data.ids import Ids
+from beamtree.data.ids import Ids, sorted_ids
 from beamtree.data.views import BeforeAfter
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import check_replaceable, fsync
@@ -55,6 +56,7 @@ DROPPED_ITEMS = "dropped_items.txt"
 FILES = {DESCRIPTION, *ARRAYS, *PAIRS, "items.txt", "users.txt", "contexts.txt", DROPPED_ITEMS, "summary.png"}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
+TEXT, INTEGER = "text", "integer"  # types of ids: `id_types` of the description names that of users and of items
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Prepared:
     @cached_property
     def distinct_users(self) -> Ids:
         """The users of all sections, each once, sorted."""
-        return Ids(sorted(dict.fromkeys(self.users.names)))
+        return sorted_ids(self.users.names, integer=self.users.integer)
 
     def with_validation(self) -> Events:
         """The events of the training and validation users, each user once: for the last fit, after all choices."""
@@ -131,7 +133,7 @@ class Prepared:
         result = []
         for first, last in bounds:
             items = pairs[first:last, 1].tolist()
-            dropped = [self.dropped_items[item - known] for item in items if item >= known]
+            dropped = [self.dropped_items.name(item - known) for item in items if item >= known]
             if dropped:
                 items = [item for item in items if item < known] + ([] if ids is None else ids.find_known(dropped))
             result.append(items)
@@ -169,8 +171,10 @@ def load_data(folder: str | Path) -> Prepared:
             raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
     contexts = None
     if number is not None:
-        contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt"))))
-    items, users = Ids(folder / "items.txt", unique=True), Ids(folder / "users.txt")
+        contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt").names)))
+    types = description.get("id_types", {})  # none in older folders, whose ids are text
+    items = Ids(folder / "items.txt", unique=True, integer=types.get("item") == INTEGER)
+    users = Ids(folder / "users.txt", integer=types.get("user") == INTEGER)
     ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
 
     def section(index: int) -> BeforeAfter:
@@ -246,6 +250,11 @@ def check_pairs(data: Prepared) -> None:
             fits &= int(item.min()) >= 0 and int(item.max()) < data.num_items + len(data.dropped_items)
         if not fits:
             raise ValueError(f"{data.folder / file} is damaged: it has unknown users or items; {REMEDY}")
+
+
+def id_types(integer: Mapping[str, bool]) -> dict[str, str]:
+    """The types of the ids of users and items, as a description has them."""
+    return {role: INTEGER if is_integer else TEXT for role, is_integer in integer.items()}
 
 
 def check_target(out: Path) -> None:

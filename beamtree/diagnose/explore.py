@@ -120,7 +120,7 @@ def record(
         "name": first,
         "beam_sizes": sizes,
         "items": {
-            "id": [catalogue.ids[item] for item in indices],
+            "id": [catalogue.ids.name(item) for item in indices],
             "title": [catalogue.titles[item] for item in indices],
             "category": [catalogue.categories[item] for item in indices],
         },
@@ -288,7 +288,7 @@ def _name_by_titles(node: int, popular: list[int], arity: int, catalogue: Catalo
     """The most popular item of the subtree and that of another child."""
     children = popular[arity * node + 1 : arity * node + arity + 1] or popular[node : node + 1]
     items = dict.fromkeys(item for item in (popular[node], *children) if item != PAD)
-    return " · ".join(catalogue.titles[item] or catalogue.ids[item] for item in list(items)[:2])
+    return " · ".join(catalogue.titles[item] or catalogue.ids.name(item) for item in list(items)[:2])
 
 
 # The document

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.data.ids import Ids
 from beamtree.distributed.checkpoint import read_part
 from beamtree.distributed.group import Ranks
 from beamtree.distributed.partition import Shard
@@ -31,7 +30,7 @@ from beamtree.scorers import (
     SumScorer,
 )
 from beamtree.scorers.memory import SubtreeMaxScorer
-from beamtree.storage.models import read_tree
+from beamtree.storage.models import read_ids, read_tree
 from beamtree.storage.settings import check_files, explain_damage, file_path, read_settings
 from beamtree.storage.tensors import check_finite
 from beamtree.tree import Tree
@@ -60,7 +59,7 @@ def load_part(
         with _opened(folder, settings, tree, shard) as weights:
             part = PartReader(tree, shard, weights).read(settings["scorer"], settings["scorer_settings"])
         scorer = ShardedScorer(part, shard, settings["scorer_settings"])
-        ids = Ids(file_path(folder, settings, "items"), unique=True) if "items" in settings["files"] else None
+        ids = read_ids(folder, settings)
         model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
         model.popularity, model.trained_on_beams = tensors.get("events"), settings.get("trained_on_beams", False)
     check_finite(model)

@@ -15,14 +15,14 @@ import torch
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.csr import entries_of_rows
-from beamtree.data.ids import write_ids
-from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.data.ids import check_integers, write_ids
+from beamtree.data.prepared import SPLITS, id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest.arrays import Array, summarize
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.event_weights import WEIGHING
 from beamtree.ingest.pairs import read_pairs, write_pairs
-from beamtree.ingest.readers import open_logs
+from beamtree.ingest.readers import are_integers, open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
 from beamtree.ingest.times import WHITESPACE, unix_unit
@@ -75,9 +75,12 @@ def append_log(
     usable, disliked = _usable_events(rows, data)
     counts = usable.group_by("item").len().filter(~pl.col("item").is_in(ids.names))
     new_items = counts.sort("len", "item", descending=[True, False])["item"]
+    if ids.integer:
+        check_integers(new_items)
     items = pl.DataFrame({"item": [*ids.names, *new_items]}).with_row_index("number")
     old, owners, section = _old_events(data)
     users = pl.concat([owners["user"], usable["user"]]).unique().sort()
+    integer_users = data.users.integer and are_integers(users)
     numbers = pl.DataFrame({"user": users}).with_row_index("number")
     owners = owners.join(numbers, on="user", how="left", maintain_order="left")
     old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
@@ -136,6 +139,7 @@ def append_log(
             "num_events": len(events),
             "users": {name: len(row) for name, row in zip(SPLITS, rows_of, strict=True)},
             "sources": [*data.description["sources"], *sources],
+            "id_types": id_types({"user": integer_users, "item": ids.integer}),
             "settings": settings,
             "report": {**report, "rows": report["rows"] + len(rows)},
             "summary": summarize(lengths, np.bincount(arrays["events.npy"], minlength=len(items))),

@@ -111,6 +111,11 @@ def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
+def shown(columns: Sequence[str], name: str) -> str:
+    """The name of a column in a text, also of one without a name, such as the index of a frame of pandas in a CSV."""
+    return name if name.strip() else f"column {columns.index(name) + 1} (unnamed)"
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
@@ -118,4 +123,4 @@ def _plain(name: str) -> str:
 def _listed(columns: Sequence[str]) -> str:
     if list(columns) == positions(len(columns)):
         return f"the log has no header; its columns are 1 … {len(columns)}"
-    return f"the columns are {', '.join(columns)} (or 1, 2, … if that is not a header)"
+    return f"the columns are {', '.join(shown(columns, name) for name in columns)} (or 1, 2, … if that is not a header)"

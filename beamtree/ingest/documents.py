@@ -13,7 +13,7 @@ import polars as pl
 
 from beamtree.errors import short_message
 from beamtree.files.staging import staging_folder
-from beamtree.ingest.readers import scan_file, text_id, text_ids
+from beamtree.ingest.readers import holds_numbers, scan_file, text_id, text_ids
 from beamtree.ingest.sources import column_names, is_frame, select_columns
 
 TEXTS = ("text", "title", "document", "content", "body", "abstract")
@@ -28,6 +28,7 @@ class Documents(NamedTuple):
     features: tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]] | None  # row, column, value, shape
     labels: list[list[str]] | None
     num_labels: int | None = None  # of a file that says so
+    numeric_labels: bool = False  # whether the column of labels holds numbers
 
 
 def read_documents(
@@ -48,7 +49,9 @@ def read_documents(
             raise ValueError(f"{path} is not a file: give texts, a frame or a file")
         if path.suffix in SPARSE and (header := _header(path)):
             return _read_sparse(path, header)
-        source = scan_file(path, None, [name for name in (text, labels) if name])
+        given, source = path, scan_file(path, None, [name for name in (text, labels) if name])
+    else:
+        given = source
     columns = column_names(source)
     text = _find(columns, text, TEXTS, "texts", "text")
     wanted = [text]
@@ -62,7 +65,8 @@ def read_documents(
     if frame[text].dtype != pl.String:
         raise ValueError(f"column {text!r} holds {frame[text].dtype}: documents are texts")
     found = None if labels is None else _labels(frame, labels, separator)
-    return Documents(frame[text].fill_null("").to_list(), None, found)
+    numeric = labels is not None and holds_numbers(given, frame.lazy(), labels)
+    return Documents(frame[text].fill_null("").to_list(), None, found, numeric_labels=numeric)
 
 
 def _find(columns: Sequence[str], name: str | None, usual: Sequence[str], what: str, option: str) -> str:
@@ -133,7 +137,7 @@ def _read_sparse(path: Path, header: tuple[int, int, int]) -> Documents:
     if len(labels) != num_documents:
         raise ValueError(f"{path} has {len(labels):,} documents; its header says {num_documents:,}")
     features = (np.array(rows, np.int64), np.array(columns, np.int64), np.array(values, np.float32))
-    return Documents(None, (*features, (num_documents, num_features)), labels, num_labels)
+    return Documents(None, (*features, (num_documents, num_features)), labels, num_labels, numeric_labels=True)
 
 
 def read_names(source: Any) -> dict[str, str]:

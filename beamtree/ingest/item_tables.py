@@ -216,7 +216,8 @@ def write_tree(path: Path, tree: Tree, ids: Ids) -> None:
     steps = [leaves // tree.arity ** (tree.height - level) % tree.arity for level in range(1, tree.height + 1)]
     width = pl.Int16 if tree.arity < 1 << 15 else pl.Int64
     paths = pl.Series("path", torch.stack(steps, dim=1).numpy()).cast(pl.List(width))
-    write_atomically(path, pl.DataFrame({"item": ids.names, "path": paths}).write_parquet)
+    table = pl.DataFrame({"item": ids.column(np.arange(len(ids))), "path": paths})
+    write_atomically(path, table.write_parquet)
 
 
 def read_tree(path: Path, ids: Ids, arity: int | None = None) -> Tree:

@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 
 from beamtree.data.ids import write_ids
-from beamtree.data.prepared import SPLITS, write_folder
+from beamtree.data.prepared import SPLITS, id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import Array, CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
@@ -45,7 +45,7 @@ from beamtree.ingest.numbering import (
     write_numbered,
 )
 from beamtree.ingest.pairs import write_pairs
-from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable, open_logs
+from beamtree.ingest.readers import LogPart, OpenedLog, are_integers, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
 from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
 from beamtree.ingest.times import WHITESPACE
@@ -211,6 +211,7 @@ def _fill(
         "num_events": int(cleaned.lengths.sum()),
         "users": {name: int(np.count_nonzero(take)) for name, take in zip(SPLITS, sections.take, strict=True)},
         "sources": log.names,
+        "id_types": id_types({role: role in log.numeric and are_integers(names[role]) for role in IDS[:2]}),
         "settings": settings | {name: value for name, (value, default) in optional.items() if value != default},
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
         "summary": summarize(cleaned.lengths, cleaned.popularity),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import polars as pl
 
 from beamtree.errors import DISK_FULL, short_message
-from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions
+from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions, shown
 from beamtree.ingest.contexts import DERIVED, context_columns, context_expression
 from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
@@ -45,6 +45,7 @@ class OpenedLog(NamedTuple):
     has_lazy_frame: bool
     weights: EventWeights | None = None
     context: Sequence[str] = ()  # the columns of a context
+    numeric: Sequence[str] = ()  # those of `user` and `item` whose columns hold numbers
 
 
 def open_logs(
@@ -84,17 +85,18 @@ def open_logs(
     all_columns = list(map(column_names, tables))
     for name, other in zip(log_names, all_columns, strict=True):
         if other != all_columns[0]:
-            first = f"{log_names[0]} has {', '.join(all_columns[0])}"
-            raise ValueError(f"the files have different columns: {first}; {name} has {', '.join(other)}")
+            first, second = (", ".join(shown(names, each) for each in names) for names in (all_columns[0], other))
+            raise ValueError(f"the files have different columns: {log_names[0]} has {first}; {name} has {second}")
     columns = find_columns(all_columns[0], user, item, time)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
     weights = event_weights(all_columns[0], weight, kinds, target, dislike)
     context_names = context_columns(all_columns[0], context, columns.time is not None)
     given = [name for name in context_names if name in all_columns[0]]
     used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,)), *given))
-    ignored = [name for name in all_columns[0] if name not in used]
+    ignored = [shown(all_columns[0], name) for name in all_columns[0] if name not in used]
     frames = [select_columns(table, list(used)) for table in tables]
     labels = [FRAME if is_frame(log) else str(log) for log in logs]
+    numeric = [role for role in ("user", "item") if all(map(holds_numbers, logs, frames, [roles[role]] * len(logs)))]
     are_dates, scale = False, None
     if time_format is not None and columns.time is None:
         raise ValueError(f"time_format={time_format}: the log has no times; name their column with `time`")
@@ -124,7 +126,7 @@ def open_logs(
     parts = [LogPart(*part) for part in zip(labels, frames, paths, strict=True)]
     has_lazy_frame = any(isinstance(log, pl.LazyFrame) for log in logs)
     return OpenedLog(
-        pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights, context_names
+        pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights, context_names, numeric
     )
 
 
@@ -205,9 +207,12 @@ def _scan_lines(path: Path) -> pl.LazyFrame:
         if file.read(3) == codecs.BOM_UTF8:
             raise ValueError(f"{path} begins with a byte order mark: save it as UTF-8 without one")
     # Values become text, numbers as written: the types of the first rows need not be those of the last.
-    lines = _absolute(path)
-    schema = pl.scan_ndjson(lines, infer_schema_length=SCHEMA_LINES).collect_schema()
-    return pl.scan_ndjson(lines, schema={name: _text_type(dtype) for name, dtype in schema.items()})
+    types = {name: _text_type(dtype) for name, dtype in _schema_of_lines(path).items()}
+    return pl.scan_ndjson(_absolute(path), schema=types)
+
+
+def _schema_of_lines(path: Path) -> pl.Schema:
+    return pl.scan_ndjson(_absolute(path), infer_schema_length=SCHEMA_LINES).collect_schema()
 
 
 def _text_type(dtype: pl.DataType) -> pl.DataType:
@@ -217,6 +222,25 @@ def _text_type(dtype: pl.DataType) -> pl.DataType:
 
 
 # Ids
+
+
+def holds_numbers(log: Any, frame: pl.LazyFrame, column: str) -> bool:
+    """Whether a column of a file or a frame holds numbers, or lists of them: text of CSV files never does."""
+    is_lines = isinstance(log, Path) and log.name.lower().endswith(LINES)  # whose values were made text
+    dtype = (_schema_of_lines(log) if is_lines else frame.collect_schema())[column]
+    inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
+    return cast(pl.DataType, inner).is_numeric()
+
+
+def is_integer_text(column: str) -> pl.Expr:
+    """Whether ids, given as text, are integers as an int64 is written."""
+    text = pl.col(column)
+    return (text.cast(pl.Int64, strict=False).cast(pl.String) == text).fill_null(False)
+
+
+def are_integers(ids: pl.Series) -> bool:
+    """The same for all of a series."""
+    return bool(ids.to_frame("id").select(is_integer_text("id").all()).item())
 
 
 def text_id(column: str, dtype: pl.DataType) -> pl.Expr:

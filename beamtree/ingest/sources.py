@@ -9,9 +9,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import polars as pl
 
 from beamtree.data.frames import is_pandas
+from beamtree.data.ids import as_given
 from beamtree.errors import requires, short_message
 
 TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt")
@@ -140,13 +142,20 @@ def _lazy(frame: Any) -> pl.LazyFrame:
 
 
 def _from_pandas(column: Any) -> pl.Series:
-    """A column of pandas; as text if its values have several types, or pyarrow is needed and missing."""
+    """A column of pandas; as text if its values have several types.
+
+    Where pyarrow is needed and missing, whole numbers are integers, and everything else is text.
+    """
     try:
         return cast(pl.Series, pl.from_pandas(column))
     except (ValueError, TypeError, NotImplementedError, ImportError):
         missing = column.isna()
-        texts = [None if is_missing else _text(value) for value, is_missing in zip(column, missing, strict=True)]
-        return pl.Series(texts, dtype=pl.String)
+        values = [None if is_missing else value for value, is_missing in zip(column, missing, strict=True)]
+        numbers = as_given([value for value in values if value is not None])
+        if isinstance(numbers, np.ndarray):
+            following = iter(numbers.tolist())
+            return pl.Series([None if value is None else next(following) for value in values], dtype=pl.Int64)
+        return pl.Series([None if value is None else _text(value) for value in values], dtype=pl.String)
 
 
 def _text(value: object) -> str:

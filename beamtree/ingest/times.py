@@ -1,8 +1,9 @@
 """Times of any kind as integers, and the dates that users name on the same scale.
 
-Integers stay as they are, in any unit. If some numbers have fractions, all become millionths; dates become microseconds
-since 1970. Text is read in the one way that fits most rows: as numbers, or as dates with the year, the day or the month
-first. If day and month cannot be told apart, `time_format` has to say which is which.
+Integers stay as they are, in any unit, unless most are dates such as 20240105. If some numbers have fractions, all
+become millionths; dates become microseconds since 1970. Text is read in the one way that fits most rows: as numbers, or
+as dates with the year, the day or the month first. If day and month cannot be told apart, `time_format` has to say
+which is which.
 
 Numbers are Unix times if most of them lie between 1990 and 2100 in seconds, milliseconds, microseconds or nanoseconds
 since 1970. A date is then converted to that unit, in UTC.
@@ -21,6 +22,8 @@ from beamtree.data.unix_times import EPOCH, PLAUSIBLE, UNITS
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
 LARGEST = decimal.Decimal(2**63 - 1)
+FIRST_ROWS = 10_000  # of a log of integers, which are read to the end only if most of these are dates
+DIGITS = r"(199\d|20\d\d)(\d\d)(\d\d)"  # of a date without punctuation
 
 
 class TimeScale(NamedTuple):
@@ -59,29 +62,33 @@ class TimeScale(NamedTuple):
 
 
 def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = None) -> tuple[pl.Expr, TimeScale]:
-    """Times as int64, null if one cannot be read, and their scale. Reads the column unless it holds integers."""
+    """Times as int64, null if one cannot be read, and their scale. Reads the column, of integers only the beginning."""
     dtype, value = events.collect_schema()["time"], pl.col("time")
     if time_format is not None:
         return _parse_format(events, column, time_format)
     if dtype.is_integer():
-        return value.cast(pl.Int64, strict=False), TimeScale(dates=False)
+        return _integers_or_dates(events, value.cast(pl.Int64, strict=False))
     if dtype in (pl.Date, pl.Datetime):
         return value.dt.epoch("us"), TimeScale(dates=True)
     if not (dtype.is_numeric() or dtype in (pl.String, pl.Categorical, pl.Enum, pl.Null)):
         raise ValueError(f"column {column!r} holds {dtype}: times are numbers, dates or text")
     text = value.cast(pl.String).str.strip_chars(WHITESPACE)
     integer = text.cast(pl.Int64, strict=False)
+    if dtype.is_numeric():  # integers become floats if one value is missing
+        integer = pl.when(value == value.floor()).then(value.cast(pl.Int64, strict=False))
+        text = pl.coalesce(integer.cast(pl.String), text)
     times, integer_count = (
         events.select(times=value.count(), integers=integer.count()).collect(engine="streaming").row(0)
     )
     if 0 < times == integer_count:  # the usual case; the next step takes longer
-        return integer, TimeScale(dates=False)
+        return _integers_or_dates(events, integer)
     number = (value if dtype.is_numeric() else text).cast(pl.Float64, strict=False)
     number = pl.when(number.is_finite()).then(number)
     query = events.select(
         rows=pl.len(),
         integers=integer.count(),
         number=number.count(),
+        dates=_digits_as_date(integer).count(),
         **{way: read(pl.when(number.is_null()).then(text)).count() for way, read in DATES.items()},
         fraction=(number != number.floor()).any(),
         largest=number.abs().max(),
@@ -93,6 +100,9 @@ def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = Non
             f"no time in column {column!r} can be read{_first_value(stats['sample'])}: times are numbers or dates "
             "such as 2020-12-31 23:59:59; name another column with `time`, or give their format with `time_format`"
         )
+    if 2 * stats["dates"] > stats["integers"]:  # dates without punctuation, perhaps among others
+        stats |= {"integers": 0, "number": stats["number"] - stats["integers"]}
+        stats |= {"year first": stats["year first"] + stats["dates"]}
     factor = 1_000_000 if stats["fraction"] and stats["largest"] < 9e12 else 1  # int64 ends at 9.2e18
     ways = {
         "integers": (integer, TimeScale(dates=False)),
@@ -103,6 +113,21 @@ def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = Non
     if best == "day first" and stats["day first"] == stats["month first"]:
         _check_day_and_month(events, column, text)
     return ways[best]
+
+
+def _integers_or_dates(events: pl.LazyFrame, integer: pl.Expr) -> tuple[pl.Expr, TimeScale]:
+    """Integers as they are, or dates such as 20240105 if most of them are such dates."""
+    date = _digits_as_date(integer)
+    for rows in (events.head(FIRST_ROWS), events):
+        times, dates = rows.select(times=integer.count(), dates=date.count()).collect(engine="streaming").row(0)
+        if 2 * dates <= times:
+            return integer, TimeScale(dates=False)
+    return date, TimeScale(dates=True)
+
+
+def _digits_as_date(integer: pl.Expr) -> pl.Expr:
+    """20240105 as microseconds since 1970; null for numbers that are no dates of 1990 to 2099."""
+    return iso_date(pl.when(integer.is_between(1990_01_01, 2099_12_31)).then(integer).cast(pl.String))
 
 
 def _check_day_and_month(events: pl.LazyFrame, column: str, text: pl.Expr) -> None:
@@ -170,8 +195,9 @@ def parse_date(text: str) -> int | None:
 
 
 def iso_date(text: pl.Expr) -> pl.Expr:
-    """2020-12-31, 2020/12/31 23:59, 2020-12-31T23:59:59.5Z, 2020-12-31 11:59 PM UTC as microseconds since 1970."""
+    """2020-12-31, 20201231, 2020/12/31 23:59, 2020-12-31T23:59:59.5Z, 2020-12-31 11:59 PM UTC in microseconds."""
     text = text.str.replace(r"(?i)\s*(z|utc|gmt)$", "").str.replace("T", " ", literal=True)
+    text = text.str.replace(f"^{DIGITS}($| )", "$1-$2-$3$4")
     text = text.str.replace(r"^(\d{4})[-/.](\d+)[-/.](\d+)", "$1-$2-$3")
     text = text.str.replace(r"^(\S+ \d+:\d+)($|[^:\d])", "$1:00$2").str.replace(r"^(\S+)$", "$1 00:00:00")
     # Formats are explicit: one that Polars infers may differ between parts of the log.

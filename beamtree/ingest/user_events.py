@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
@@ -13,9 +13,17 @@ from beamtree.data.views import OtherUsers
 from beamtree.errors import short_message
 from beamtree.ingest.contexts import DERIVED
 from beamtree.ingest.event_weights import WEIGHING
-from beamtree.ingest.readers import open_logs
+from beamtree.ingest.readers import OpenedLog, are_integers, open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.times import detect_unix_unit
+
+
+class LogEvents(NamedTuple):
+    """The events of a log by the ids of users, as text."""
+
+    events: dict[str, list[tuple[str, int | None]]]  # (item, time) of each user, oldest first
+    dislikes: dict[str, list[str]]  # the items that users dislike
+    integer_users: bool  # whether the users were integers in the log
 
 
 def read_events(
@@ -25,10 +33,8 @@ def read_events(
     time: str | None = None,
     time_format: str | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, list[tuple[str, int | None]]], dict[str, list[str]]]:
-    """The (item, time) events of each user, oldest first, and the items that users dislike; users by id.
-
-    Rows without a user or item are left out.
+) -> LogEvents:
+    """The events and dislikes of a log, without rows that have no user or item.
 
     Args:
         log: in any form that `prepare` takes.
@@ -40,7 +46,7 @@ def read_events(
             events, and rows without a weight are left out; otherwise every row is an event.
     """
     weighing = {name: settings[name] for name in WEIGHING if name in settings} if settings else {}
-    rows = _sorted_rows(log, user, item, time, time_format, weighing=weighing)
+    rows, opened = _sorted_rows(log, user, item, time, time_format, weighing=weighing)
     if "time" not in rows.columns:
         rows = rows.with_columns(time=None)
     disliked = rows.clear()
@@ -48,7 +54,8 @@ def read_events(
         disliked, rows = rows.filter(pl.col("weight") == 0), rows.filter(pl.col("weight") != 0)
     users = rows.group_by("user", maintain_order=True).agg("item", "time").rows()
     events = {name: list(zip(items, times, strict=True)) for name, items, times in users}
-    return events, dict(disliked.group_by("user", maintain_order=True).agg("item").rows())
+    dislikes = dict(disliked.group_by("user", maintain_order=True).agg("item").rows())
+    return LogEvents(events, dislikes, "user" in opened.numeric and are_integers(rows["user"]))
 
 
 def read_users(
@@ -77,7 +84,7 @@ def read_users(
         exclude_seen: whether unknown items of a user's history are no targets.
         context: the columns of the model's contexts; those that the log does not have are not known.
     """
-    rows = _sorted_rows(log, user, item, time, time_format, context)
+    rows, _ = _sorted_rows(log, user, item, time, time_format, context)
     rows = rows.select(name for name in ("user", "item", "time", "context") if name in rows.columns)
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     rows = rows.with_columns(after=position >= count // 2, count=count).filter(pl.col("count") > 1)
@@ -115,7 +122,7 @@ def _sorted_rows(
     time_format: str | None,
     context: Sequence[str] = (),
     weighing: Mapping[str, Any] | None = None,
-) -> pl.DataFrame:
+) -> tuple[pl.DataFrame, OpenedLog]:
     """The rows of a log by user and time, cleaned as in `prepare`, with the weights and contexts that it has."""
     logs = find_logs(log)
     opened = open_logs(logs, None, user, item, time, time_format)
@@ -133,7 +140,7 @@ def _sorted_rows(
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"the log cannot be read: {short_message(error)}") from error
     if opened.columns.time is None:
-        return rows.filter(usable).sort("user", maintain_order=True)
+        return rows.filter(usable).sort("user", maintain_order=True), opened
     same = ["user", "item", "time", *(["weight"] if "weight" in rows.columns else [])]
     rows = rows.filter(usable & pl.col("time").is_not_null()).unique(same, keep="first", maintain_order=True)
-    return rows.sort("user", "time", maintain_order=True)
+    return rows.sort("user", "time", maintain_order=True), opened

@@ -9,6 +9,7 @@ import numpy as np
 from beamtree.kernels.sparse import spans, starts_of
 from beamtree.threads import parallel_map
 
+EXAMPLE_POWER = 4  # of cosines: with less, examples take the place of better labels; with more, they find few
 _SCRATCH = local()  # of the searches of a thread
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # offsets, columns and values of compressed rows

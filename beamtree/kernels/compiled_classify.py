@@ -5,6 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
+from beamtree.kernels.classify import EXAMPLE_POWER
 from beamtree.kernels.compiled_search import REORDERED, _half, _prefetch, _select, _sort, compiled
 
 BINS = 256  # of similarities
@@ -202,6 +203,28 @@ def _add_encoder(columns, values, encoder, votes, labels, number, weight):
     return number
 
 
+@compiled()
+def _add_examples(columns, values, examples, votes, labels, number, scratch, weight):
+    """Add the fourth power of the highest cosine to a document of each label; returns how many labels are listed."""
+    offsets, rows, row_values, label_of, first_of = examples
+    similarity, touched, products = scratch
+    found = _similar(columns, values, offsets, rows, row_values, np.int64(2**62), similarity, touched)
+    for index in range(found):
+        products[index] = max(similarity[touched[index]], np.float32(0))
+        similarity[touched[index]] = np.nan
+    for index in range(found):  # the highest of a label is kept at its first document
+        first = first_of[touched[index]]
+        if not similarity[first] >= products[index]:
+            similarity[first] = products[index]
+    for index in range(found):
+        first = first_of[touched[index]]
+        best = similarity[first]
+        similarity[first] = np.nan
+        if best > 0:  # NaN from the second document of a label on
+            number = _add(label_of[first], weight * best**EXAMPLE_POWER, votes, labels, number)
+    return number
+
+
 @compiled(fastmath=REORDERED)
 def _children(node, columns, values, forest, linear, sums):
     """⟨w, x⟩ + b of the children of a node, by the features that both have."""
@@ -280,7 +303,7 @@ def _lift(tree, labels, votes, forest, allowed, lifted, raised):
 
 @compiled()
 def search(
-    first, last, offsets, columns, values, forest, linear, memory, names, encoder, weights, filters, scratch,
+    first, last, offsets, columns, values, forest, linear, memory, names, encoder, examples, weights, filters, scratch,
     beam, most, found, scores,
 ):  # fmt: skip
     """The best labels of the documents first … last; see `beamtree.classify.model`.
@@ -297,8 +320,10 @@ def search(
         memory: an inverted index of the training documents, and their labels.
         names: an inverted index of the names of labels.
         encoder: vectors of features and of labels, and biases.
-        weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, and
-            how much groups count in the probability of a label.
+        examples: an inverted index of documents that were added without training, the label of each, and the first
+            document of this label.
+        weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, how
+            much groups count in the probability of a label, and weight of examples.
         filters: whether each label may be found, and the number of such labels below each node.
         scratch: zeros and room for numbers by label; NaN and room by row of an index; zeros and room by node, and
             more room.
@@ -307,7 +332,7 @@ def search(
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
-    memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups = weights
+    memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups, examples_weight = weights
     roots, label_of_node, allowed = forest[0], forest[5], filters[0]
     totals, labels, of_rows, lifted, raised, room = scratch
     nodes, paths, _, _, candidate_scores, _, order, highest = room
@@ -324,6 +349,8 @@ def search(
             number = _add_names(x, v, names, totals, labels, number, of_rows, name_weight, budget)
         if encoder_weight > 0:
             number = _add_encoder(x, v, encoder, totals, labels, number, encoder_weight)
+        if len(examples[4]) > 0:
+            number = _add_examples(x, v, examples, totals, labels, number, of_rows, examples_weight)
         votes, num_votes = totals[labels[:number]], number
         for least in (SMALL, -np.float32(np.inf)):
             for tree in range(len(roots)):

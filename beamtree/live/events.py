@@ -1,13 +1,15 @@
 """User events that arrive after training: their times, and which of them are recorded or already in the training log.
 
-A number that is a Unix time between 1990 and 2100, in seconds, milliseconds, microseconds or nanoseconds, and a date
-become microseconds since 1970. Other numbers, from a log with its own clock, stay as they are.
+A number that is a Unix time between 1990 and 2100, in seconds, milliseconds, microseconds or nanoseconds, and a date,
+also one of digits alone such as 20240105, become microseconds since 1970. Other numbers, from a log with its own clock,
+stay as they are.
 """
 
 import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from beamtree.query import logged_events
 FIRST, END = PLAUSIBLE
 MICRO, LARGEST = 10**6, 2**63 - 1
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+FIRST_DATE, LAST_DATE = 1990_01_01, 2099_12_31  # of those that are digits alone
 NOT_A_TIME = "is not a time: give a number, or a date such as 2026-12-31 23:59:59"
 
 Time = int | float
@@ -52,7 +55,11 @@ def as_time(value: object) -> Time:
     for unit in UNITS:
         if FIRST * unit <= value < END * unit:
             return value * MICRO // unit if isinstance(value, int) else round(value * MICRO / unit)
-    return int(value) if value == int(value) else value
+    if value != int(value):
+        return value
+    with suppress(ValueError):
+        return _as_micros(str(int(value))) if FIRST_DATE <= value <= LAST_DATE else int(value)
+    return int(value)
 
 
 def _as_micros(text: str) -> int:

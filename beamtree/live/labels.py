@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from beamtree.classify import Classifier
 from beamtree.classify.classifier import NotFindableError
 from beamtree.classify.matrix import Matrix, from_dicts
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_id, is_integer
 from beamtree.live.journal import Journal, count_changes, unknown_kind
 
 Documents = list[str] | list[dict[str, float]]  # texts, or values by number of a feature
@@ -55,7 +55,9 @@ class LiveClassifier:
         for entry in entries:
             if entry["kind"] not in ("label", "before"):
                 raise unknown_kind(entry["kind"])
-            if entry["kind"] == "label":
+            if entry["kind"] == "label" and classifier.ids.integer and not is_integer(entry["label"]):
+                warnings.warn(f"label {entry['label']!r} is left out: labels are whole numbers here", stacklevel=2)
+            elif entry["kind"] == "label":
                 sent[entry["label"]] = LiveLabel(**{key: entry[key] for key in LiveLabel._fields if key in entry})
         if not sent:
             return

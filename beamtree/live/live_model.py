@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_id, is_integer
 from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, Time, TrainingLog, UserEvents, events_entry, now
@@ -423,7 +423,9 @@ class LiveModel:
 
         for entry in entries:
             kind, name = entry["kind"], entry.get("item", "")
-            if kind == "add":
+            if kind == "add" and self.ids.integer and not is_integer(name):  # written for another model
+                log.warning("item %r is left out: the ids of this model are whole numbers", name)
+            elif kind == "add":
                 fields = {key: value for key, value in entry.items() if key in NewItem._fields}
                 pending.append((name, item_fields(name, fields)))
             elif kind == "remove":

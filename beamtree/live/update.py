@@ -76,7 +76,7 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
         if not new:
             continue
         history = live.history(user)
-        past = [live.ids[number] for number in history.items] if history is not None else []
+        past = [live.ids.name(number) for number in history.items] if history is not None else []
         for index in new:
             examples = result.setdefault(items[index], [])
             if len(examples) < EXAMPLES:

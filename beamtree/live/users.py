@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beamtree.data import Ids, Prepared
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_id, is_integer, sorted_ids
 from beamtree.live.events import Event
 from beamtree.query import History, encode_history, histories_of_users
 
@@ -18,9 +18,10 @@ class Users:
     dislikes: Mapping[str, Sequence[str]]  # since then, likewise
 
     def ids(self) -> Ids:
-        """All users, each once, sorted."""
+        """All users, each once, sorted; text if one of later events is no integer."""
         logged, later = self._logged(), self._later()
-        return Ids(sorted([*logged, *later])) if later else logged
+        integer = logged.integer and all(map(is_integer, later))
+        return sorted_ids([*logged.names, *later], integer=integer) if later else logged
 
     def __len__(self) -> int:
         """How many users there are."""

@@ -1,7 +1,10 @@
 """Queries: a request for recommendations in, recommended items out, both with the ids that users write."""
 
 from beamtree.query.history import (
+    ERROR,
+    POPULAR,
     History,
+    check_unknown,
     encode_history,
     histories_of_users,
     history_of_user,
@@ -28,6 +31,8 @@ from beamtree.query.searcher import (
 )
 
 __all__ = [
+    "ERROR",
+    "POPULAR",
     "Boost",
     "Filter",
     "History",
@@ -38,6 +43,7 @@ __all__ = [
     "Rules",
     "Searcher",
     "allowed_items",
+    "check_unknown",
     "encode_history",
     "hidden_items",
     "histories_of_users",

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from beamtree.data import HISTORY, Events, Ids, Prepared
 from beamtree.data.contexts import Context
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_given, as_id
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer, context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
+
+POPULAR, ERROR = "popular", "error"  # what users get of whom nothing is known
 
 
 class History(NamedTuple):
@@ -55,20 +57,21 @@ def _parse_json_list(text: str) -> list[object] | None:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else None
 
 
-def parse_histories(histories: Any) -> tuple[str, list[Any], list[list[Any]]]:
+def parse_histories(histories: Any) -> tuple[str, Sequence[Any] | np.ndarray, list[list[Any]]]:
     """The histories that a caller passed: the name of the column that tells them apart, its values, and the ids.
 
     Accepts one list of ids (no column), a list of lists (`history`: 0, 1, 2, …), a dict from user to list, or a frame
-    of events with the columns user, item and, unless its rows are in order, time (`user`).
+    of events with the columns user, item and, unless its rows are in order, time (`user`). Users who are whole numbers
+    stay numbers.
     """
     if _is_id(histories) and not hasattr(histories, "batch"):
         name = repr(as_id(histories)[:80])
         usage = f"recommend([{name}]) for a history of one item, recommend(users={name}) for a user of the log"
         raise ValueError(f"{name} is not a list of ids: use {usage}")
     if _is_frame(histories):
-        histories = _group_by_user(histories)
+        return _group_by_user(histories)
     if isinstance(histories, Mapping):
-        return "user", [as_id(user) for user in histories], [id_list(row) for row in histories.values()]
+        return "user", as_given(list(histories)), [id_list(row) for row in histories.values()]
     histories = id_list(histories)
     if all(_is_id(value) for value in histories):
         return "", [0], [histories]
@@ -92,14 +95,21 @@ def _is_frame(value: object) -> bool:
     return hasattr(type(value), "columns")
 
 
-def _group_by_user(frame: Any) -> dict[str, list[str]]:
+def _group_by_user(frame: Any) -> tuple[str, Sequence[Any] | np.ndarray, list[list[Any]]]:
     with requires("", "reading a frame"):
         from beamtree.ingest.user_events import read_events
     try:
-        events, _ = read_events(frame)
+        log = read_events(frame)
     except ValueError as error:
         raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
-    return {user: [item for item, _ in row] for user, row in events.items()}
+    users = np.array(list(log.events), np.int64) if log.integer_users else list(log.events)
+    return "user", users, [[item for item, _ in row] for row in log.events.values()]
+
+
+def check_unknown(unknown: str) -> None:
+    """Raise a ValueError unless this is something that unknown users can get."""
+    if unknown not in (POPULAR, ERROR):
+        raise ValueError(f"unknown={unknown!r}: choose {POPULAR} or {ERROR}")
 
 
 # Item numbers

@@ -113,15 +113,17 @@ def make_filter(
     )
 
 
-def similar_request(ids: Ids, items: Sequence[object], m: int) -> RecommendRequest:
+def similar_request(ids: Ids, items: Sequence[object], m: int) -> tuple[RecommendRequest, list[str]]:
     """The request for items similar to each of some items: the recommendations after a single event of that item.
 
-    A ValueError for an unknown item.
+    Unknown items are left out and returned; a ValueError if all are unknown.
     """
-    unknown = next((item for item, number in zip(items, ids.find(items), strict=True) if number is None), None)
-    if unknown is not None:
-        raise ValueError(f"there is no item {as_id(unknown)[:80]!r}")
-    return RecommendRequest([[item] for item in items], m=m, exclude_seen=True)
+    found = list(zip(items, ids.find(items), strict=True))
+    known = [[item] for item, number in found if number is not None]
+    unknown = [as_id(item) for item, number in found if number is None]
+    if unknown and not known:
+        raise ValueError(f"there is no item {unknown[0][:80]!r}")
+    return RecommendRequest(known, m=m, exclude_seen=True), unknown
 
 
 def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:

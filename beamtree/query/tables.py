@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
-from beamtree.data.ids import as_id
+from beamtree.data.ids import as_given
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter
 from beamtree.query.history import History, model_input, pad_histories, pad_rows
@@ -30,8 +30,10 @@ def ranked_columns(
     searcher: Searcher,
     request: RecommendRequest,
     key: str,
-    names: Sequence[Any],
+    names: Sequence[Any] | np.ndarray,
     batches: Iterable[list[History]],
+    *,
+    of_users: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """The best items of each history as columns: the key, rank, item and score; best first.
 
@@ -41,6 +43,8 @@ def ranked_columns(
         key: the name of the column that tells the histories apart, empty for none.
         names: the values of that column, one for each history.
         batches: the histories.
+        of_users: whether these are those of users: then a last column `popular` says whether items are popular ones,
+            because nothing is known of the user.
 
     Also returns an unknown id of each history without a known item. A terminal shows progress if it takes long.
     """
@@ -48,7 +52,7 @@ def ranked_columns(
     beam_size = max(DEFAULT_BEAM_SIZE, request.m) if request.beam_size is None else request.beam_size
     answers: list[Recommendation] = []  # by rules
     all_items, all_scores = [np.empty((0, request.m), np.int64)], [np.empty((0, request.m), np.float32)]
-    unknown, done = [], 0
+    unknown, popular, done = [], list[bool](), 0
     with Reporter(sys.stderr.isatty(), PROGRESS_SECONDS) as report:
         report.progress("Recommending", 0, len(names))
         for batch in batches:
@@ -59,39 +63,46 @@ def ranked_columns(
                 all_items.append(items.cpu().numpy())
                 all_scores.append(scores.cpu().numpy())
             unknown += [history.unknown[0] for history in batch if history.unknown and not history.items]
+            popular += [searcher.is_popular(history.items) for history in batch]
             done += len(batch)
             report.progress("Recommending", done, len(names))
-    if request.rules is not None:
-        return _columns_of_answers(answers, key, names), unknown
-    found = np.concatenate(all_items)
-    real = found != PAD
-    columns: dict[str, Any] = {key: np.repeat(np.array(names, object), real.sum(1)).tolist()} if key else {}
-    columns["rank"] = np.broadcast_to(np.arange(1, request.m + 1), real.shape)[real]
-    columns["item"] = list(map(searcher.ids.names.__getitem__, found[real].tolist()))
-    columns["score"] = np.concatenate(all_scores)[real].astype(np.float64)
-    return columns, unknown
-
-
-def _columns_of_answers(answers: Sequence[Recommendation], key: str, names: Sequence[Any]) -> dict[str, Any]:
-    """The same columns for answers by rules, and the rules that decided the place of each item."""
     columns: dict[str, Any] = {}
-    if key:
-        columns[key] = [name for name, answer in zip(names, answers, strict=True) for _ in answer.items]
-    columns["rank"] = [rank for answer in answers for rank in range(1, len(answer.items) + 1)]
-    columns["item"] = [item for answer in answers for item in answer.items]
-    columns["score"] = [score for answer in answers for score in answer.scores]
-    columns["rules"] = ["; ".join(decided) for answer in answers for decided in answer.rules or ()]
-    return columns
+    if request.rules is not None:
+        counts = np.array([len(answer.items) for answer in answers], np.int64)
+        columns["rank"] = [rank for answer in answers for rank in range(1, len(answer.items) + 1)]
+        ids = searcher.ids.as_logged(item for answer in answers for item in answer.items)
+        columns["item"] = as_given(ids, integer=searcher.ids.integer)
+        columns["score"] = [score for answer in answers for score in answer.scores]
+        columns["rules"] = ["; ".join(decided) for answer in answers for decided in answer.rules or ()]
+    else:
+        found = np.concatenate(all_items)
+        real = found != PAD
+        counts = real.sum(1)
+        columns["rank"] = np.broadcast_to(np.arange(1, request.m + 1), real.shape)[real]
+        columns["item"] = searcher.ids.column(found[real])
+        columns["score"] = np.concatenate(all_scores)[real].astype(np.float64)
+    if of_users:
+        columns["popular"] = np.repeat(np.array(popular, bool), counts)
+    return ({key: repeated(names, counts)} if key else {}) | columns, unknown
+
+
+def repeated(names: Sequence[Any] | np.ndarray, counts: np.ndarray | list[int]) -> Any:
+    """Each of some values as often as `counts` says, as a column."""
+    if isinstance(names, np.ndarray):
+        return np.repeat(names, counts)
+    return np.repeat(np.array(names, object), counts).tolist()
 
 
 def score_columns(
     searcher: Searcher,
     key: str,
-    names: Sequence[Any],
+    names: Sequence[Any] | np.ndarray,
     batches: Iterable[list[History]],
     items: Sequence[Sequence[object]],
+    *,
+    of_users: bool = False,
 ) -> dict[str, Any]:
-    """The scores of given ids as columns: the key, item and score, which is None where an item has none.
+    """The scores of given ids as columns: the key, item as it was given, and score, None where an item has none.
 
     Args:
         searcher: of a model.
@@ -99,10 +110,12 @@ def score_columns(
         names: the values of that column, one for each history.
         batches: the histories.
         items: ids: one list for each history, or a single one for all.
+        of_users: as in `ranked_columns`.
     """
     numbers = [[PAD if number is None else number for number in searcher.ids.find(row)] for row in items]
-    is_shared, scores, start = len(items) == 1, list[float](), 0
+    is_shared, scores, popular, start = len(items) == 1, list[float](), list[bool](), 0
     for batch in batches:
+        popular += [searcher.is_popular(history.items) for history in batch]
         rows = numbers if is_shared else numbers[start : start + len(batch)]
         padded = pad_rows(rows, max(map(len, rows)))
         real = (torch.arange(padded.shape[1]) < torch.tensor(list(map(len, rows))).unsqueeze(1)).expand(len(batch), -1)
@@ -113,11 +126,12 @@ def score_columns(
             scores += values.double().cpu()[real[some]].tolist()
         start += len(batch)
     lists = [*items] * len(names) if is_shared else items
-    columns: dict[str, Any] = {}
-    if key:
-        columns[key] = [name for name, row in zip(names, lists, strict=True) for _ in row]
-    columns["item"] = [as_id(item) for row in lists for item in row]
+    counts = list(map(len, lists))
+    columns: dict[str, Any] = {key: repeated(names, counts)} if key else {}
+    columns["item"] = as_given([item for row in lists for item in row], integer=searcher.ids.integer)
     columns["score"] = [None if score != score else score for score in scores]  # NaN is not itself
+    if of_users:
+        columns["popular"] = np.repeat(np.array(popular, bool), counts)
     return columns
 
 

@@ -89,7 +89,7 @@ class Sets(NamedTuple):
         features = TextFeatures.fit(train.texts)
         ours = [features.transform(texts) for texts in (train.texts, test.texts)]
         words = [sparse(first_columns(x, features.ends[0]).normalized()) for x in ours]
-        numbered = {str(number): names[label] for number, label in enumerate(ids) if names and names.get(label)}
+        numbered = {str(number): names[label] for number, label in enumerate(ids.names) if names and names.get(label)}
         x = sparse(ours[0]), sparse(ours[1])
         return cls((train.texts, test.texts), (words[0], words[1]), x, y, test_y, numbered)
 

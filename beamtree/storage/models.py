@@ -154,6 +154,7 @@ def make_settings(model: TreeModel, progress: dict[str, Any], files: dict[str, A
         "trained_on_beams": model.trained_on_beams,
         "progress": progress,
         "files": files,
+        **({"integer_ids": True} if model.ids is not None and model.ids.integer else {}),
         **({"num_items": model.tree.num_items} if model.tree.num_placed < model.tree.num_items else {}),
     }
 
@@ -210,7 +211,7 @@ def model_without_weights(folder: Path, settings: dict[str, Any], scorers: Seque
     scorer = _make_scorer(folder, settings, scorers)
     if DTYPES[settings["dtype"]] is not torch.float32:  # scorers are made in float32
         scorer.to(DTYPES[settings["dtype"]])
-    ids = Ids(file_path(folder, settings, "items"), unique=True) if "items" in settings["files"] else None
+    ids = read_ids(folder, settings)
     model = TreeModel(tree, scorer, chained=settings["chained"], first_level=settings["first_level"], ids=ids)
     model.popularity, model.trained_on_beams = items.get("events"), settings.get("trained_on_beams", False)
     return model
@@ -232,6 +233,13 @@ def read_tree(folder: Path, settings: dict[str, Any]) -> tuple[Tree, dict[str, T
     if tree.fingerprint() != settings["tree"]:
         raise ValueError(f"{folder} holds the tree of another model: {REMEDY}")
     return tree, tensors
+
+
+def read_ids(folder: Path, settings: dict[str, Any]) -> Ids | None:
+    """The ids of the items of a model; None if it has none."""
+    if "items" not in settings["files"]:
+        return None
+    return Ids(file_path(folder, settings, "items"), unique=True, integer=settings.get("integer_ids") is True)
 
 
 def load_weights(folder: Path, settings: dict[str, Any], model: TreeModel, *, assign: bool = False) -> None:

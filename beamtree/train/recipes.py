@@ -12,7 +12,7 @@ import torch
 from beamtree.closed_form.builder import LEARNED, SAME_ITEMS, ClosedFormBuilder
 from beamtree.data import Data, Prepared, SlidingWindows
 from beamtree.errors import lookup
-from beamtree.methods import Method, sized, tdm
+from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import DeepScorer, Scorer, SumScorer, context_part
@@ -107,10 +107,17 @@ class TrainingSettings:
         return Schedule(self.lr, self.recipe.shape, warm_up)
 
 
+def check_names(options: TrainingOptions) -> Recipe:
+    """Raise a ValueError for a name that is not known; returns the recipe."""
+    if not isinstance(options.method, Method):
+        lookup(METHODS, "method", options.method)
+    lookup(OPTIMIZERS, "optimizer", options.optimizer)
+    return options.recipe if isinstance(options.recipe, Recipe) else lookup(RECIPES, "recipe", options.recipe)
+
+
 def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettings:
     """Check the options, and choose what was left open for these data and this device."""
-    recipe = lookup(RECIPES, "recipe", options.recipe) if isinstance(options.recipe, str) else options.recipe
-    lookup(OPTIMIZERS, "optimizer", options.optimizer)
+    recipe = check_names(options)
     if options.scorer is not None:
         recipe = replace(recipe, scorer=_scorer_function(options.scorer), start=None)
     lr = recipe.lr if options.lr is None else options.lr

@@ -8,9 +8,10 @@ A file of histories has one of two layouts.
   The rows of a user may be anywhere. A log of more than MAX_EVENTS rows is read several times, each time for the users
   of one bucket of a hash of their ids; results come bucket by bucket, and within one in order of first appearance.
 
-Ids are text from end to end, without white space around them. Results collect in a folder beside the output, become
-one file at the end, and get their name in one move. Parquet and CSV have the columns user, rank, item and score, JSON
-lines one object per user with lists of items and scores. With rules there is one more column or list, rules.
+Ids have no white space around them. Items are integers if they were integers in the log of the model, and users if they
+are integers in the input; else they are text. Results collect in a folder beside the output, become one file at the
+end, and get their name in one move. Parquet and CSV have the columns user, rank, item and score, JSON lines one object
+per user with lists of items and scores. With rules there is one more column or list, rules.
 """
 
 import math
@@ -26,7 +27,7 @@ from beamtree.errors import explain_full_disk, short_message
 from beamtree.files.atomic import check_writable
 from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.ingest.columns import find_columns
-from beamtree.ingest.readers import open_logs, scan_file, text_id, text_ids
+from beamtree.ingest.readers import holds_numbers, is_integer_text, open_logs, scan_file, text_id, text_ids
 from beamtree.ingest.sources import Location, find_files
 from beamtree.ingest.times import WHITESPACE
 from beamtree.query import RecommendRequest, Searcher, parse_ids
@@ -51,6 +52,7 @@ class HistoryFile:
 
     rows: int
     unit: str  # of a row: users or events
+    user: pl.DataType  # of the users in the results
     chunks: Callable[[], Iterator[pl.DataFrame]]  # user, history (a list or text), rows (of the file)
 
 
@@ -103,7 +105,7 @@ def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, hi
                 chunk = frame.slice(start, MAX_USERS).collect(engine="streaming")
             yield chunk.filter(pl.col("user") != "")
 
-    return HistoryFile(rows, "users", chunks)
+    return HistoryFile(rows, "users", _user_type(files, None, user, frame), chunks)
 
 
 def _one_row_per_event(
@@ -132,7 +134,15 @@ def _one_row_per_event(
                 chunk = valid.filter(pl.col("user").hash(0) % buckets == bucket).collect(engine="streaming")
             yield chunk.group_by("user", maintain_order=True).agg(history=history, rows=pl.len())
 
-    return HistoryFile(rows, "events", chunks)
+    return HistoryFile(rows, "events", _user_type(files, names, log.columns.user, valid), chunks)
+
+
+def _user_type(files: Sequence[Location], names: Sequence[str] | None, column: str, rows: pl.LazyFrame) -> pl.DataType:
+    """The type of the users in the results: integers if the column of each file holds nothing else."""
+    if not all(holds_numbers(file, scan_file(file, names, [column]), column) for file in files):
+        return pl.String()
+    integer = rows.filter(pl.col("user") != "").select(is_integer_text("user").all()).collect(engine="streaming").item()
+    return pl.Int64() if integer else pl.String()
 
 
 def _length(frame: pl.LazyFrame) -> int:
@@ -164,6 +174,8 @@ def write_results(
     check_output(output)
     summary = BatchSummary()
     schema = RESULTS if request.rules is None else {**RESULTS, "rules": pl.List(pl.String)}
+    integers: dict[str, pl.DataType] = {"items": pl.List(pl.Int64)} if searcher.ids.integer else {}
+    types = pl.Schema({**schema, "user": histories.user, **integers})
 
     def frames() -> Iterator[pl.DataFrame]:
         for chunk in histories.chunks():
@@ -177,7 +189,7 @@ def write_results(
                 columns = {"user": batch["user"].to_list(), "items": items, "scores": scores}
                 if "rules" in schema:
                     columns["rules"] = [["; ".join(names) for names in result.rules or ()] for result in results]
-                yield pl.DataFrame(columns, schema=schema)
+                yield pl.DataFrame(columns, schema=schema).cast(types)
                 if on_rows is not None:
                     on_rows(count)
 
@@ -186,7 +198,7 @@ def write_results(
         staging_folder(output) as folder,
         _polars_errors(f"{output} cannot be written"),
     ):
-        _write_parts(frames(), folder, schema, batches=max(1, MAX_RESULT_ITEMS // (BATCH * request.m)))
+        _write_parts(frames(), folder, types, batches=max(1, MAX_RESULT_ITEMS // (BATCH * request.m)))
         if not summary.users and not allow_empty:
             raise ValueError("there is no user in the input: nothing to recommend")
         complete = folder / f"complete{output.suffix.lower()}"

@@ -70,6 +70,7 @@ class BatchSummary:
     unknown_events: int = 0  # of items that the model does not know
     unknown_items: list[str] = field(default_factory=list)  # the first few of these items
     popular: int = 0  # users without a known item, who got popular items
+    unknown_users: list[str] = field(default_factory=list)  # those of them who are not in the log
     empty: int = 0  # users without a result
     rows: int = 0  # of the input that were used
     skipped_rows: int = 0
@@ -97,8 +98,13 @@ class BatchSummary:
         if self.unknown_events:
             examples = ", ".join(self.unknown_items) + (", …" if len(self.unknown_items) == MAX_EXAMPLES else "")
             yield f"{_count(self.unknown_events, 'event')} ignored: of items that the model does not know ({examples})"
-        if self.popular:
-            yield f"{_count(self.popular, 'user')} without a known item: popular items are recommended"
+        if self.unknown_users:
+            examples = ", ".join(self.unknown_users[:MAX_EXAMPLES]) + (
+                ", …" if len(self.unknown_users) > MAX_EXAMPLES else ""
+            )
+            yield f"{_count(len(self.unknown_users), 'unknown user')}: popular items are recommended ({examples})"
+        if (others := self.popular - len(self.unknown_users)) > 0:
+            yield f"{_count(others, 'user')} without a known item: popular items are recommended"
         if self.empty:
             yield f"{_count(self.empty, 'user')} without a result: no item is left to recommend"
 

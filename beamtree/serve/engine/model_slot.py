@@ -88,7 +88,7 @@ def smoke_test(run: LoadedRun, beam_size: int) -> None:
     if len(searcher.ids) == 0:
         raise ValueError("the model has no items")
     m = min(10, len(searcher.ids))
-    request = RecommendRequest([[searcher.ids[0]], []], m=m, beam_size=max(beam_size, m))
+    request = RecommendRequest([[searcher.ids.name(0)], []], m=m, beam_size=max(beam_size, m))
     response = searcher.recommend(request)
     if response.short or not all(math.isfinite(score) for result in response.results for score in result.scores):
         raise ValueError("the model gives no valid scores for a first history")

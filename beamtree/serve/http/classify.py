@@ -169,7 +169,7 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
                 found, scores = classifier.find(x, body.m, body.beam_size, body.allowed, body.exclude or None)
             except ValueError as error:
                 raise ApiError(422, str(error), "change the request") from error
-        ids = classifier.labels
+        ids = classifier.ids.names
         results = [
             {
                 "labels": [
@@ -197,7 +197,7 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
             document: Any = [body.text]
             if body.features is not None:
                 document = from_dicts([body.features], classifier.model.num_features)
-            return json_response(classifier.explain(document, body.label))
+            return json_response({**classifier.explain(document, body.label), "label": as_id(body.label)})
         except ValueError as error:
             raise ApiError(422, str(error), "change the request") from error
 
@@ -214,8 +214,8 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
     def find_labels(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find labels by a part of their id or name."""
         classifier = live.snapshot.classifier
-        texts = ((label.casefold(), classifier.name_of(label).casefold()) for label in classifier.labels)
-        found = [classifier.labels[number] for number in search_texts(texts, query, limit)]
+        texts = ((label.casefold(), classifier.name_of(label).casefold()) for label in classifier.ids.names)
+        found = [classifier.ids.name(number) for number in search_texts(texts, query, limit)]
         return json_response({"labels": [classifier.describe_label(label) for label in found]})
 
     @app.get("/v1/labels/{label:path}")

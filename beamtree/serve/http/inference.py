@@ -110,7 +110,7 @@ def _item_id(value: Any, datatype: str, ids: Ids) -> str:
     if datatype == BYTES and isinstance(value, str):
         return as_id(value)
     if datatype == INT64 and type(value) is int:
-        return "" if value == PAD else ids[value] if 0 <= value < len(ids) else f"number {value % MAX_INT}"
+        return "" if value == PAD else ids.name(value) if 0 <= value < len(ids) else f"number {value % MAX_INT}"
     raise ApiError(422, f"history: a value is not {datatype}", "send ids as BYTES, or item numbers as INT64")
 
 

@@ -87,8 +87,8 @@ def item_routes(service: Service) -> APIRouter:
     def find_users(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find users of the log and of later events by a part of their id; of the log where it is available."""
         users = service.loaded.live.users.ids()
-        rows = search_texts(((name.casefold(), "") for name in users), query, limit)
-        return json_response({"users": [users[row] for row in rows]})
+        rows = search_texts(((name.casefold(), "") for name in users.names), query, limit)
+        return json_response({"users": [users.name(row) for row in rows]})
 
     @router.get("/v1/users/{user:path}", responses={200: {"model": User}})
     async def get_user(user: str) -> Response:
@@ -128,7 +128,7 @@ def item_json(model: TreeModel, catalogue: Catalogue, number: int) -> dict[str, 
     popularity, tree = model.popularity, model.tree
     in_tree = number < tree.num_items
     return {
-        "item": catalogue.ids[number],
+        "item": catalogue.ids.name(number),
         "title": catalogue.titles[number],
         "category": catalogue.categories[number],
         "events": None if popularity is None or number >= len(popularity) else int(popularity[number]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Protocol
 
 from starlette.datastructures import MutableHeaders
@@ -13,6 +14,8 @@ from beamtree.serve.http.errors import HINTS, error_response
 from beamtree.serve.http.metrics import Metrics
 
 SEND_SECONDS = 30.0  # in which a client must accept a part of the response
+LINGER_BYTES, LINGER_SECONDS = 64 << 20, 10.0  # of the rest of a body that are dropped after an early answer
+LINGER_IDLE_SECONDS = 2.0  # without a byte of it
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
 CLOSE = {"Connection": "close"}
 GONE = 499  # is counted where a client left before the response began
@@ -29,7 +32,11 @@ class Guarded(Protocol):
 
 
 class RequestGuard:
-    """Counts requests, checks tokens, and rejects bodies that are too large or too slow."""
+    """Counts requests, checks tokens, and rejects bodies that are too large or too slow.
+
+    A client that is still sending when its request is answered loses the answer if the connection is closed: its system
+    is told that nobody reads. So the rest of the body is read and dropped first, up to a limit.
+    """
 
     def __init__(self, app: ASGIApp, service: Guarded) -> None:
         self.app, self.service = app, service
@@ -38,28 +45,53 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), GONE
+        start, status, end = time.perf_counter(), GONE, None
+        waits = any(name == b"expect" for name, _ in scope["headers"])  # to send the body until it is asked for
+        complete = scope["method"] not in METHODS_WITH_BODY or waits
+
+        async def watched_receive() -> Message:
+            nonlocal complete
+            message = await receive()
+            complete = not message.get("more_body", False)  # also where the client has left
+            return message
 
         async def counting_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, end
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self.service.stopping:  # so that the next request goes to another server
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
                 await send(message)  # with the first part of the body
                 return
+            is_last = not message.get("more_body", False)
             async with asyncio.timeout(SEND_SECONDS):
-                await send(message)
+                await send({**message, "more_body": True} if is_last and not complete else message)
+            end = time.perf_counter()
+            if is_last and not complete:
+                await self._drop_rest(watched_receive)
+                await send({"type": "http.response.body"})
 
         try:
-            await self._handle(scope, receive, counting_send)
+            await self._handle(scope, watched_receive, counting_send)
         except Exception:
             status = 500 if status == GONE else status
             raise
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
             self.service.metrics.requests.labels(route, str(status)).inc()
-            self.service.metrics.duration.labels(route).observe(time.perf_counter() - start)
+            self.service.metrics.duration.labels(route).observe((end or time.perf_counter()) - start)
+
+    async def _drop_rest(self, receive: Receive) -> None:
+        """Read and drop what follows of a body, for a while."""
+        dropped = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while dropped < LINGER_BYTES and not self.service.stopping:
+                    async with asyncio.timeout(LINGER_IDLE_SECONDS):
+                        message = await receive()
+                    if not message.get("more_body", False):
+                        return
+                    dropped += len(message["body"])
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, headers = self.service, dict[bytes, str]()

@@ -21,7 +21,7 @@ def add_examples(app: FastAPI, service: Service) -> None:
                 content["examples"] = {name: {"value": value} for name, value in examples.items()}
             data = service.loaded.data
             parameter_examples = {
-                "item": service.loaded.ids[0],
+                "item": service.loaded.ids.name(0),
                 "name": service.loaded.name,
                 "version": service.loaded.version,
                 "user": "someone" if data is None or not len(data.users) else data.users[0],

@@ -118,7 +118,7 @@ def recommend_routes(service: Service) -> APIRouter:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
         try:
-            request = similar_request(service.loaded.ids, [item], m)
+            request, _ = similar_request(service.loaded.ids, [item], m)
         except ValueError:
             raise ApiError(404, "there is no such item", "search with /v1/items?query=…") from None
         return await recommend_response(service, request, start)
@@ -229,7 +229,11 @@ def explain_json(
     )
 
     def describe(item: int) -> dict[str, Any]:
-        return {"item": searcher.ids[item], "title": catalogue.titles[item], "category": catalogue.categories[item]}
+        return {
+            "item": searcher.ids.name(item),
+            "title": catalogue.titles[item],
+            "category": catalogue.categories[item],
+        }
 
     unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
     unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]
