@@ -37,7 +37,7 @@ def reasons(searcher: Searcher, histories: Sequence[History], items: Sequence[in
     """
     popular = [searcher.is_popular(history.items) for history in histories]
     others = [history for history, is_popular in zip(histories, popular, strict=True) if not is_popular]
-    by_model = iter(_of_model(searcher, others, items) if others else ())
+    by_model = iter(_of_model(searcher, others, items) if others and items else [[]] * len(others))
     return [
         _of_popularity(searcher, history, items) if is_popular else next(by_model)
         for history, is_popular in zip(histories, popular, strict=True)
@@ -104,6 +104,8 @@ def reason_columns(searcher: Searcher, rows: Sequence[Reason]) -> dict[str, list
 
 def explained_items(searcher: Searcher, items: Sequence[object]) -> list[int]:
     """The numbers of items to explain; a ValueError for one that is unknown or has no score."""
+    if not items:
+        raise ValueError("there is nothing to explain: give the ids of items")
     numbers, tree = searcher.ids.find(items), searcher.model.tree
     for item, number in zip(items, numbers, strict=True):
         if number is None:
