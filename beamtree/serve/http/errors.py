@@ -10,17 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from beamtree.errors import DISK_FULL, short_message
+from beamtree.serve.http.validation import describe
 
 log = logging.getLogger("beamtree")
 HINTS = {
-    400: "send JSON as described in /openapi.json",
-    404: "see /openapi.json for the available paths",
-    405: "see /openapi.json for the methods of this path",
+    400: "send JSON as /docs describes it",
+    404: "see /docs for the paths",
+    405: "see /docs for the methods of this path",
     408: "send the body faster",
     413: "send less at once",
     415: "send the header Content-Type: application/json (curl: --json instead of -d)",
 }
-SCHEMA_HINT = "see /openapi.json for the schema"
+SCHEMA_HINT = "see /docs for the fields and examples"
+UNREADABLE = "the body cannot be read: it is nested too deeply, or has a number with thousands of digits"
 
 
 class ApiError(Exception):
@@ -61,7 +63,8 @@ def response_of(error: "ApiError | HTTPException") -> Response:
     if isinstance(error, ApiError):
         return error_response(error.status, error.error, error.hint, error.headers)
     hint = HINTS.get(error.status_code, SCHEMA_HINT)
-    return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
+    text = UNREADABLE if error.status_code == 400 else str(error.detail).lower()
+    return error_response(error.status_code, text, hint, error.headers)
 
 
 def internal_error() -> Response:
@@ -81,15 +84,8 @@ def add_error_handlers(app: FastAPI) -> None:
         return response_of(error)
 
     @app.exception_handler(RequestValidationError)
-    async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:
-        """The first validation error and where it is; the input is not repeated."""
-        errors = error.errors()
-        first = errors[0] if errors else {}
-        path = [str(part)[:80] for part in first.get("loc", ()) if part not in ("body", "query", "path")]
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        message = str(first.get("msg", "not valid")).removeprefix("Value error, ")
-        message = f"{'.'.join(path[:4])}{': ' if path else ''}{message[:300]}{more}"
-        return error_response(422, message, SCHEMA_HINT)
+    async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(422, *describe(error.errors(), error.body, request.scope["route"], app.openapi()))
 
     @app.exception_handler(Exception)
     async def handle_unexpected_error(_: Request, error: Exception) -> Response:

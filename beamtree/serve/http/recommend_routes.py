@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
+from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -117,7 +118,7 @@ def recommend_routes(service: Service) -> APIRouter:
         return await recommend_response(service, parse_request(body), start, body.timeout_ms)
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
-    async def similar(item: str, m: Annotated[int, WHOLE_NUMBER, Query(ge=1)] = 10) -> Response:
+    async def similar(item: str, m: Annotated[int, Field(ge=1), WHOLE_NUMBER, Query()] = 10) -> Response:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
         try:
@@ -149,7 +150,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
     count = sum(value is not None for value in (body.history, body.user, histories, users))
     if count != 1:
         names = "history or user" if isinstance(body, ExplainBody) else "history, histories, user or users"
-        raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
+        raise ApiError(422, f"give one of {names}, not {count}", "see /docs for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []
     try:
@@ -219,7 +220,11 @@ def explain_json(
     (history,), unknown_users = searcher.encode(request)
     mask = searcher.mask_of(request.filter)[0]
     if without is not None:
-        searcher = replace(searcher, model=without_part(searcher.model, without), masks=MaskCache())
+        try:
+            model = without_part(searcher.model, without)
+        except ValueError as error:
+            raise ValueError(f"without: {error}") from error
+        searcher = replace(searcher, model=model, masks=MaskCache())
     model, numbers, catalogue = searcher.model, searcher.ids.find(items), searcher.catalogue
     assert catalogue is not None
     device, hidden = model.tree.device, hidden_items(history, request.exclude_seen)
