@@ -22,7 +22,7 @@ HISTORY = ["i01", "i02", "i02", "i31"]
 
 @pytest.fixture(scope="module")
 def titled():
-    """Items are most often followed by the next one, and all parts count; there are titles, and an item without events."""
+    """Items are most often followed by the next one, and more parts count; they have titles, and one has no events."""
     rows = [(f"i{n:02}", f"The number {n}", f"group {n // 10}") for n in range(60)]
     items = pl.DataFrame([*rows, ("new", "The number new", "group 0")], ["item", "title", "category"], orient="row")
     shop = bt.Recommender(steps=0).fit(cyclic_log(repeats=True), items=items, test_users=10, verbose=False)

@@ -140,7 +140,9 @@ def test_every_wrong_body_is_answered_in_our_words_with_the_name_of_the_field(cl
                 filled = path.format(item="i9", name="shop", version=client.get("/v1/model").json()["version"])
                 bodies += [(filled, method, example["value"]) for example in examples]
     rules = {"boosts": [{"factor": 2.0, "items": ["i1"]}], "at_most": {"category": 2}, "pins": ["i2"], "diversity": 0.5}
-    bodies.append(("/v1/recommend", "post", {"history": ["i1"], "rules": rules, "context": {}, "where": "category == 'x'"}))
+    bodies.append(
+        ("/v1/recommend", "post", {"history": ["i1"], "rules": rules, "context": {}, "where": "category == 'x'"})
+    )
     assert len(bodies) > 10
     assert check_bodies(client, bodies, schema) > 1000
 
@@ -197,7 +199,11 @@ def test_a_body_that_is_no_object_is_said_to_be_none(client, labels, content, er
         ({"history": ["i1"], "m": 1001}, "m=1001 is over the limit", "use at most 1000"),
         ({"history": ["i1"], "m": 0}, "m: this number is too small", "give a whole number from 1 to 1000"),
         ({"history": ["i1"], "m": "5"}, "m: this is text, not a whole number", "give a whole number from 1 to 1000"),
-        ({"history": ["i1", [2]]}, "history[1]: this is a list, not text or a whole number", "give text of at most 500"),
+        (
+            {"history": ["i1", [2]]},
+            "history[1]: this is a list, not text or a whole number",
+            "give text of at most 500",
+        ),
         ({"history": ["i1"], "beam_size": [20, "x"]}, "beam_size[1]: this is text", "give a whole number from 1"),
         ({"history": 1, "m": 0, "k": 3}, "m: this number is too small (and 2 more)", "from 1 to 1000"),
         ({"rules": {"boosts": [{}]}}, "rules.boosts[0].factor: this field is missing", "add factor: a number"),

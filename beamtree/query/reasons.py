@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from beamtree.data import HISTORY
 from beamtree.data.ids import as_id
@@ -32,8 +31,7 @@ def reasons(searcher: Searcher, histories: Sequence[History], items: Sequence[in
     """The reasons for the score of each of some items that have leaves, for each history. Their sum is the score.
 
     Events that raise it come first, that which gives most before all others. Then comes what no event gives, and last
-    the events that lower it. Items are scored as `score_items` does: without a known item in the history, by how popular
-    they are.
+    the events that lower it. Without a known item in the history, items are scored by how popular they are.
     """
     popular = [searcher.is_popular(history.items) for history in histories]
     others = [history for history, is_popular in zip(histories, popular, strict=True) if not is_popular]

@@ -16,7 +16,9 @@ from beamtree.data.ids import as_id
 from beamtree.diagnose.explore import labels_page
 from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.docs_page import add_docs_page
 from beamtree.serve.http.errors import (
+    ERRORS,
     SCHEMA_HINT,
     ApiError,
     add_error_handlers,
@@ -27,6 +29,7 @@ from beamtree.serve.http.errors import (
 from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
 from beamtree.serve.http.metrics import CONTENT_TYPE, Metrics
 from beamtree.serve.http.middleware import RequestGuard
+from beamtree.serve.http.openapi import Example, complete_openapi, put_examples
 from beamtree.serve.http.schemas import ChangeResult, Id, RequestBody, Size, Text
 
 DocumentText = Annotated[str, StringConstraints(strict=True, max_length=1 << 20)]
@@ -117,7 +120,7 @@ class ClassifierService:
 def read_documents(
     classifier: Classifier, text: str | None, texts: list[str] | None, features: list[Features] | None
 ) -> tuple[Any, Matrix]:
-    """The documents of a request, in one of three forms, and their features; a 422 that names the field where they cannot be read."""
+    """The documents of a request, in one of three forms, and their features; a 422 that names the field if it fails."""
     field = "text" if text is not None else "texts" if texts is not None else "features"
     try:
         documents: Any = [text] if text is not None else texts
@@ -128,15 +131,44 @@ def read_documents(
         raise ApiError(422, f"{field}: {error}", SCHEMA_HINT) from error
 
 
+def body_examples(classifier: Classifier) -> list[Example]:
+    """Valid bodies for every path and method that takes one."""
+    label, number = classifier.labels[0], {"0": 1.0}
+    document: dict[str, Any] = {"text": "a text"} if classifier.takes_text else {"features": number}
+    documents: dict[str, Any] = {"texts": ["a text"]} if classifier.takes_text else {"features": [number]}
+    one = {"a text": {"text": "a text", "m": 5}} if classifier.takes_text else {}
+    return [
+        ("/v1/labels", "post", {**one, "several documents": {**documents, "m": 5, "exclude": [label]}}),
+        ("/v1/explain", "post", {"a label": {**document, "label": label}}),
+        ("/v1/labels/{label}", "put", {"a name": {"name": "A label"}}),
+        ("/v1/labels", "put", {"by documents": {"labels": [{"label": "a new label", **documents}]}}),
+    ]
+
+
 def make_classifier_app(service: ClassifierService) -> FastAPI:
     """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel.
 
     A request reads the snapshot once, so that it has one consistent model while labels change.
     """
-    app = FastAPI(title="beamtree", version=__version__, description="Labels of documents.", docs_url=None)
+    app = FastAPI(
+        title="beamtree",
+        version=__version__,
+        description="Labels of documents.",
+        docs_url=None,  # these pages would load scripts from other sites: see `add_docs_page`
+        redoc_url=None,
+        responses=ERRORS,
+    )
     add_error_handlers(app)
+    add_docs_page(app)
     app.add_middleware(RequestGuard, service=service)
     live, limits = service.live, service.limits
+
+    def complete(schema: dict[str, Any]) -> None:
+        schema["components"]["schemas"]["LabelsBody"]["properties"]["m"]["maximum"] = limits.m
+        label = live.snapshot.classifier.labels[0]
+        put_examples(schema, body_examples(live.snapshot.classifier), {"label": label})
+
+    complete_openapi(app, complete)
 
     @app.get("/healthz")
     def healthy() -> Response:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from beamtree.errors import DISK_FULL, short_message
+from beamtree.serve.http.schemas import Problem
 from beamtree.serve.http.validation import describe
 
 log = logging.getLogger("beamtree")
@@ -23,6 +25,26 @@ HINTS = {
 }
 SCHEMA_HINT = "see /docs for the fields and examples"
 UNREADABLE = "the body cannot be read: it is nested too deeply, or has a number with thousands of digits"
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "Invalid JSON",
+        401: "A token is required",
+        403: "Changes are not allowed",
+        404: "Not found",
+        405: "Method not allowed",
+        408: "The body arrived too slowly",
+        409: "This service is read-only",
+        413: "Payload too large",
+        415: "Unsupported media type",
+        422: "Invalid request",
+        429: "Too many requests; retry after Retry-After seconds",
+        503: "Service unavailable; retry after Retry-After seconds",
+        504: "Deadline exceeded",
+        507: "The change was not stored: the disk is full",
+    }.items()
+}
 
 
 class ApiError(Exception):

@@ -46,8 +46,8 @@ def describe(errors: Sequence[Mapping[str, Any]], body: object, route: APIRoute,
         route: of the request.
         api: the OpenAPI document.
     """
-    operation = api["paths"][route.path_format][min(route.methods).lower()]
-    first = errors[0]
+    (method,), first = route.methods or {""}, errors[0]
+    operation = api["paths"][route.path_format][method.lower()]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: see character {first['loc'][-1]}", "put names and texts into double quotes"
     if first["loc"][0] == "query":
