@@ -9,6 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
 from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers.base import SCORE, Contributions, leave_one_out
 from beamtree.tree import Tree
 
 State = tuple[Tensor, ...]  # of each node of a beam; nodes are ordered by the first part
@@ -126,6 +127,20 @@ class TreeModel(nn.Module):
     def log_prob(self, x: Tensor, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) of nodes [B, W] of one level."""
         return self.query(x).log_prob(level, nodes)
+
+    @torch.no_grad()
+    def contributions(self, x: Tensor, items: Tensor) -> dict[str, Contributions]:
+        """What each entry of x gives to the scores of items [B or 1, W] that have leaves, for each part of the score.
+
+        The score of a chained model is log p_g, which has no parts.
+        """
+        if not self.chained:
+            return self.scorer.contributions_by_part(self.tree, x, items)
+
+        def score(users: Tensor, leaves: Tensor) -> Tensor:
+            return self.log_prob(users, self.tree.height, leaves)
+
+        return {SCORE: leave_one_out(score, x, self.tree.leaf_of_item(items))}
 
 
 class BatchPart(NamedTuple):

@@ -5,11 +5,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
@@ -53,6 +55,7 @@ from beamtree.query import (
     parse_rules,
     similar_request,
 )
+from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
@@ -368,10 +371,7 @@ class Recommender:
         searcher = self._searcher(request.needs_attributes)
         key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
         columns, no_known = ranked_columns(searcher, request, key, names, batches, of_users=users is not None)
-        if no_known and users is None:
-            counts = f"{len(no_known):,} of {len(names):,} histories"
-            message = f"{counts} have no known item, such as {no_known[0]!r}: popular items are recommended for them"
-            warnings.warn(message, UserWarning, stacklevel=2)
+        _warn_of_histories([] if users is not None else no_known, len(names))
         _warn_of_unknown(unknown_users, len(names), "popular items are recommended for them")
         return self._frame_of(columns, histories, users)
 
@@ -447,6 +447,49 @@ class Recommender:
             rows = [rows]
         columns = score_columns(searcher, key, names, batches, rows, of_users=users is not None)
         _warn_of_unknown(unknown_users, len(names), "their scores are those of popular items")
+        return self._frame_of(columns, histories, users, items)
+
+    def explain(
+        self,
+        histories: Any = None,
+        items: Any = (),
+        *,
+        users: Any = None,
+        context: Context | Sequence[Context] | None = None,
+        unknown: str = POPULAR,
+    ) -> Any:
+        """Why items have their scores: what each event of a history gives, as a frame; the first row says why most.
+
+        Args:
+            histories: as in `recommend`.
+            items: the id of an item, or a list of several, for all histories.
+            users: instead of histories, ids of users of the log.
+            context: as in `recommend`.
+            unknown: as in `recommend`.
+
+        Each row is an event of the history (`event`, `event_title`, and its `place`: 1 for the newest) and a part of
+        the score, and `contribution` is what the event gives by this part, times the weight of the part. `total` is
+        what it gives by all parts. Rows without an event are what no event gives, such as popularity and the context;
+        of a model that was fitted with `context`, `column` names the column. Contributions add up to the score of the
+        item before it becomes a probability.
+
+        For each item, events that raise its score come first, that which gives most before all others; then what no
+        event gives; then events that lower it. Without a known item in the history, popular items are recommended, and
+        contributions are shares of all events. Hidden items are explained too, with a warning.
+        """
+        searcher = self._searcher(find_spec("polars") is not None)  # titles come from a table
+        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
+        given = id_list(items)
+        numbers = explained_items(searcher, given)
+        columns, no_known = explain_columns(searcher, key, names, batches, numbers)
+        tree = searcher.model.tree
+        shown = tree.mask.allows(tree.leaf_of_item(torch.tensor(numbers, dtype=torch.int64, device=tree.device)))
+        hidden = [as_id(item) for item, is_shown in zip(given, shown.tolist(), strict=True) if not is_shown]
+        if hidden:
+            counts = f"{len(hidden):,} of {len(given):,} items are hidden, such as {hidden[0]!r}"
+            warnings.warn(f"{counts}: these reasons are for the score they would have", UserWarning, stacklevel=2)
+        _warn_of_histories([] if users is not None else no_known, len(names))
+        _warn_of_unknown(unknown_users, len(names), "popular items are recommended for them")
         return self._frame_of(columns, histories, users, items)
 
     def item_vectors(self) -> Any:
@@ -528,8 +571,11 @@ class Recommender:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
         types: dict[str, type] = {"history": int, "rank": int, "score": float, "rules": str, "popular": bool}
+        types |= {"title": str, "event_title": str, "place": int, "part": str, "column": str}
+        types |= {"contribution": float, "total": float}
         ids = (name for name in ("user", "similar_to", "item") if name in columns)
         types |= {name: int if isinstance(columns[name], np.ndarray) else str for name in ids}
+        types["event"] = types.get("item", str)  # with gaps, so that it is no array
         known = types if all(name in types for name in columns) else None
         return make_frame(columns, known, kind)
 
@@ -853,6 +899,13 @@ def _ids(model: TreeModel) -> Ids:
     if model.ids is None:
         raise ValueError("this model has no item ids")
     return model.ids
+
+
+def _warn_of_histories(no_known: list[str], count: int) -> None:
+    """Warn the caller's caller that some histories have no known item; one unknown id of each is given."""
+    if no_known:
+        message = f"{len(no_known):,} of {count:,} histories have no known item, such as {no_known[0]!r}"
+        warnings.warn(f"{message}: popular items are recommended for them", UserWarning, stacklevel=3)
 
 
 def _warn_of_unknown(users: list[str], count: int, what: str) -> None:

@@ -19,7 +19,8 @@ from beamtree.diagnose.explain import explain, without_part
 from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
 from beamtree.live import LiveModel
 from beamtree.live.users import Users
-from beamtree.query import History
+from beamtree.query import History, Searcher
+from beamtree.query.reasons import reasons
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.access import Access
 from beamtree.serve.http.service import Service
@@ -453,6 +454,26 @@ def test_live_any_item_is_explained_and_every_beam_is_searched(server, watch):
     tab.locator("#list .item").nth(3).click()
     wait_for(lambda: "at rank 4" in tab.inner_text("#why"))
     assert tab.locator("#why .margin").count() == SHOP.tree.height - 1
+
+
+@pytest.mark.extended
+def test_live_the_events_that_give_an_item_its_score_are_shown(server, watch):
+    history = [3, 5, 8, 13, 21, 34, 7, 40, 2]  # more than are shown one by one
+    names = [f"i{item}" for item in history]
+    tab = watch.open(f"{server}#history={'%09'.join(names)}&hide=0&k=50&m=10")
+    best = ask(names, k=50).found[0][0]
+    tab.locator("#list .item").first.click()
+    tab.wait_for_selector("#reasons")
+    (found,) = reasons(Searcher(SHOP, SHOP.ids, catalogue=CATALOGUE), [History(history)], [best])[0]
+    events = list(dict.fromkeys((row.place, row.event) for row in found if row.place is not None))
+    shown = tab.locator("#reasons th").evaluate_all("all => all.map((each) => each.firstChild.textContent)")
+    title = CATALOGUE.titles[events[0][1]] or f"i{events[0][1]}"
+    assert shown[:5] == [without_controls(CATALOGUE.titles[item] or f"i{item}") for _, item in events[:5]]
+    assert f"{len(events) - 5} other events" in shown
+    assert shown[-1] == "no event"
+    assert f"Because of {without_controls(title)}." in tab.inner_text("#why").replace("\u00a0", " ")
+    numbers = [text.replace("−", "-") for text in tab.locator("#reasons td").all_text_contents()]
+    assert sum(map(float, numbers)) == pytest.approx(sum(row.contribution for row in found), abs=0.01)
 
 
 @pytest.mark.extended

@@ -156,6 +156,21 @@ def test_users_do_not_influence_each_other(scored):
     torch.testing.assert_close(together, alone)
 
 
+def test_contributions_add_up_to_the_score_and_an_empty_entry_gives_nothing(scored):
+    tree, scorer, x = scored
+    leaves = tree.leaf_of_item(torch.arange(tree.num_items))
+    with torch.no_grad():
+        expected = scorer(scorer.context(tree, x), tree.height, leaves.unsqueeze(0))
+    empty = (x == PAD) if x.dtype == torch.int64 else torch.zeros_like(x, dtype=torch.bool)
+    for items in (torch.arange(tree.num_items).unsqueeze(0), torch.stack([torch.randperm(50)[:9] for _ in x])):
+        parts = scorer.contributions_by_part(tree, x, items).values()
+        found = sum(part.entries.sum(-1) + part.rest for part in parts)
+        torch.testing.assert_close(found, expected.gather(1, items.expand(len(x), -1)), rtol=1e-4, atol=1e-4)
+        for part in parts:
+            assert part.entries.shape == (len(x), items.shape[1], x.shape[1])
+            assert not part.entries.movedim(1, 2)[empty].any()
+
+
 @pytest.mark.parametrize("whole_level", [4096, 0])
 def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, whole_level):
     tree, scorer, x = scored

@@ -13,6 +13,7 @@ from beamtree.cli.compare import compare_rows
 from beamtree.cli.console import write
 from beamtree.cli.demo import demo
 from beamtree.cli.evaluate import evaluate_run
+from beamtree.cli.explain import explain_items
 from beamtree.cli.explore import explore
 from beamtree.cli.export import export_run
 from beamtree.cli.inspect import inspect_run
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare_rows,
     "retrieve": retrieve_items,
     "similar": similar_items,
+    "explain": explain_items,
     "inspect": inspect_run,
     "serve": serve_run,
     "explore": explore,

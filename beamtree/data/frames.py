@@ -17,7 +17,11 @@ def make_frame(columns: Mapping[str, Any], types: dict[str, type] | None = None,
     if kind == "pandas" and find_spec("pandas") is not None:
         rows = {name: list(column) if getattr(column, "ndim", 1) > 1 else column for name, column in columns.items()}
         frame = import_module("pandas").DataFrame(rows)
-        return frame if types is None else frame.astype({name: types[name] for name in columns})
+        if types is None:
+            return frame
+        missing = {int: "Int64", str: object}  # where some are: None would become text, and no whole number
+        kinds = {name: missing.get(types[name], float) if frame[name].hasnans else types[name] for name in columns}
+        return frame.astype(kinds)
     try:
         import polars as pl
     except ImportError:

@@ -1,15 +1,26 @@
 """g(x, n): what every node-wise scorer offers, and what those with rows of nodes offer beside."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from beamtree.data.views import HISTORY
 from beamtree.scorers.table import NodeTable
-from beamtree.tree import Tree
+from beamtree.tree import PAD, Tree
+
+SCORE = "score"  # the name of the only part of a score that is no sum
+AT_ONCE = 1024  # users that are scored together, each without one entry
+ROUNDING = 1e-6  # relative: smaller differences between two scores are rounding
+
+
+class Contributions(NamedTuple):
+    """What gives items their scores: each entry of x, and what no entry gives. Their sum is the score."""
+
+    entries: Tensor  # [B, W, X]
+    rest: Tensor  # [B, W]
 
 
 class Scorer(nn.Module, ABC):
@@ -84,11 +95,47 @@ class Scorer(nn.Module, ABC):
         """The weights that training changes, by their names in `state_dict`."""
         return dict(self.state_dict())
 
+    @torch.no_grad()
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """What each entry of x gives to the scores of items [B or 1, W] that have leaves.
+
+        Here what is lost without it; the rest is what the entries give together. A scorer whose score is a sum over the
+        entries says what each of them adds.
+        """
+
+        def score(users: Tensor, leaves: Tensor) -> Tensor:
+            logits: Tensor = self(self.context(tree, users), tree.height, leaves)
+            return logits
+
+        return leave_one_out(score, x, tree.leaf_of_item(items))
+
+    def contributions_by_part(self, tree: Tree, x: Tensor, items: Tensor) -> dict[str, Contributions]:
+        """The same for each part of the score, times its weight."""
+        return {SCORE: self.contributions(tree, x, items)}
+
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x cannot be scored."""
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"x has NaN or infinity in row {row}: clean it before scoring")
+
+
+def leave_one_out(score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor) -> Contributions:
+    """What is lost of the scores of leaves [B or 1, W] where an entry of x [B, X] is left out.
+
+    `score` takes users [N, X] and the leaves of each [N, W].
+    """
+    missing = 0 if x.is_floating_point() else PAD
+    leaves = leaves.expand(len(x), -1)
+    whole = score(x, leaves)
+    entries = whole.new_zeros(*whole.shape, x.shape[1])
+    user, entry = (x != missing).nonzero(as_tuple=True)
+    for some in torch.arange(len(user), device=x.device).split(AT_ONCE):
+        rows, left_out = user[some], x[user[some]]
+        left_out[torch.arange(len(rows), device=x.device), entry[some]] = missing
+        lost = whole[rows] - score(left_out, leaves[rows])
+        entries[rows, :, entry[some]] = lost.masked_fill(lost.abs() <= ROUNDING * whole[rows].abs(), 0.0)
+    return Contributions(entries, whole - entries.sum(-1))
 
 
 class TableScorer(Scorer):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
-from beamtree.scorers.base import Scorer, check_histories
+from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
 from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -66,8 +66,24 @@ class ContextScorer(DotProductScorer):
         return scorer.to(self.vectors.device)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        values = x[:, HISTORY:]  # none where no contexts follow the histories
-        return (self.vectors[values] * self.weights[: values.shape[1]].unsqueeze(1)).sum(1)
+        return self._by_column(x).sum(1)
+
+    def _by_column(self, x: Tensor) -> Tensor:
+        """The vector of the value in each column [B, columns, dim]; no columns where no contexts follow the histories.
+
+        They are times the weights of the columns.
+        """
+        values = x[:, HISTORY:]
+        return self.vectors[values] * self.weights[: values.shape[1]].unsqueeze(1)
+
+    @torch.no_grad()
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """Each value of the context gives the product of its vector and that of the item."""
+        vectors = self.table.read(tree, share=False)
+        targets = self.history_vectors(tree, vectors, tree.leaf_of_item(items)).expand(len(x), -1, -1)
+        entries = targets.new_zeros(*targets.shape[:2], x.shape[1])
+        entries[:, :, HISTORY:] = targets @ self._by_column(x).mT
+        return Contributions(entries, torch.zeros_like(targets[:, :, 0]))
 
     @torch.no_grad()
     def item_scores(self, tree: Tree, x: Tensor) -> Tensor:

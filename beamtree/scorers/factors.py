@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from beamtree.data.views import HISTORY, recency
 from beamtree.kernels import cpu
-from beamtree.scorers.base import check_histories
+from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -37,19 +37,32 @@ def fold_in(factors: Factors, vectors: Tensor, weights: Tensor) -> Tensor:
     A of what does not depend on the history, u = A⁻¹Yᵀ(1 + YA⁻¹Yᵀ)⁻¹√w: a system as large as the history where that is
     shorter than a vector.
     """
+    if vectors.shape[1] <= vectors.shape[2]:
+        rows, solution = fold_in_terms(factors, vectors, weights)
+        return torch.bmm(rows.transpose(1, 2), solution.unsqueeze(-1)).squeeze(-1)
     root = weights.sqrt()
     rows = vectors * root.unsqueeze(-1)
-    diagonal = factors.gram_diagonal + factors.penalty * (weights.sum(1, keepdim=True) + factors.everywhere)  # [B, dim]
-    length, dim = rows.shape[1:]
-    if length <= dim:
-        shrunk = rows / diagonal.unsqueeze(1)
-        system = torch.bmm(shrunk, rows.transpose(1, 2))
-        system.diagonal(dim1=1, dim2=2).add_(1.0)
-        solution = solve_positive(system, root)
-        return torch.bmm(shrunk.transpose(1, 2), solution.unsqueeze(-1)).squeeze(-1)
     system = torch.bmm(rows.transpose(1, 2), rows)
-    system.diagonal(dim1=1, dim2=2).add_(diagonal)
+    system.diagonal(dim1=1, dim2=2).add_(_diagonal(factors, weights))
     return solve_positive(system, torch.bmm(rows.transpose(1, 2), root.unsqueeze(-1)).squeeze(-1))
+
+
+def fold_in_terms(factors: Factors, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """A vector of each event [B, T, dim] and a number [B, T]: u(x) is the sum of their products.
+
+    The product is A⁻¹ w_t (1 - ⟨u, v_t⟩) v_t: an event that the others explain well adds little.
+    """
+    root = weights.sqrt()
+    rows = vectors * root.unsqueeze(-1)
+    shrunk = rows / _diagonal(factors, weights).unsqueeze(1)
+    system = torch.bmm(shrunk, rows.transpose(1, 2))
+    system.diagonal(dim1=1, dim2=2).add_(1.0)
+    return shrunk, solve_positive(system, root)
+
+
+def _diagonal(factors: Factors, weights: Tensor) -> Tensor:
+    """A of `fold_in` [B, dim]."""
+    return factors.gram_diagonal + factors.penalty * (weights.sum(1, keepdim=True) + factors.everywhere)
 
 
 def solve_positive(system: Tensor, right: Tensor) -> Tensor:
@@ -144,6 +157,20 @@ class FactorScorer(DotProductScorer):
         history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(leaves) * self.recency[: x.shape[1]]  # items without a leaf have no weight
         return fold_in(self.fold_in_settings(history), history, weights) * self.scale
+
+    @torch.no_grad()
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """Each event gives the product of its term of u(x) and the item's vector.
+
+        Of several events of an item only the newest has a term.
+        """
+        vectors, leaves = self.table.read(tree, share=False), tree.leaf_of_item(x)
+        history = self.history_vectors(tree, vectors, leaves)
+        targets = self.history_vectors(tree, vectors, tree.leaf_of_item(items)).expand(len(x), -1, -1)
+        weights = newest_of_each(leaves) * self.recency[: x.shape[1]]
+        rows, solution = fold_in_terms(self.fold_in_settings(history), history, weights)
+        entries = torch.bmm(targets, rows.transpose(1, 2)) * solution.unsqueeze(1) * self.scale
+        return Contributions(entries, torch.zeros_like(entries[:, :, 0]))
 
     def fold_in_settings(self, vectors: Tensor) -> Factors:
         """Vectors, with what a fold-in needs beside them."""

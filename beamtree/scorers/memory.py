@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.data.csr import CSR, concatenate
 from beamtree.data.views import HISTORY, recency
-from beamtree.scorers.base import Scorer, check_histories
+from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
@@ -140,6 +140,16 @@ class MemoryScorer(SubtreeMaxScorer):
         scores = self.weights.take(entry) * discount
         scores.masked_fill_(position >= count.unsqueeze(-1), 0.0)  # past the end of a list: any item, with score 0
         return self.partners.take(entry).flatten(1).long(), scores.flatten(1)
+
+    @torch.no_grad()
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """The weights with which each event names the items as its partners."""
+        columns, _, _, position = self._read_plan(x)
+        partners, scores = (each.unflatten(1, (len(columns), len(position))) for each in self.entries(x))
+        named = [(scores * (partners == item.view(-1, 1, 1))).sum(2) for item in items.expand(len(x), -1).unbind(1)]
+        entries = scores.new_zeros(len(x), len(named), x.shape[1])
+        entries.index_add_(2, columns, torch.stack(named, dim=1))  # an event has partners in several lists
+        return Contributions(entries, torch.zeros_like(entries[:, :, 0]))
 
     def _read_plan(self, x: Tensor) -> tuple[Tensor, ...]:
         """How histories as long as x are read, for all lists at once.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import HISTORY
-from beamtree.scorers.base import check_histories
+from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -58,6 +58,11 @@ class PopularityScorer(DotProductScorer):
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return torch.full((len(x), 1), self.scale, device=x.device)
+
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """No event gives anything."""
+        scores = self(self.context(tree, x), tree.height, tree.leaf_of_item(items))
+        return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
 
     def settings(self) -> dict[str, Any]:
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from beamtree.data.views import recency
+from beamtree.scorers.base import Contributions
 from beamtree.scorers.memory import SubtreeMaxScorer
+from beamtree.tree import Tree
 
 
 class RepeatScorer(SubtreeMaxScorer):
@@ -25,6 +28,11 @@ class RepeatScorer(SubtreeMaxScorer):
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, self.recency[: x.shape[1]].expand(len(x), -1)
+
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """Each event gives its weight to its own item."""
+        entries = self.recency[: x.shape[1]] * (x.unsqueeze(1) == items.unsqueeze(2))
+        return Contributions(entries, torch.zeros_like(entries[:, :, 0]))
 
     def settings(self) -> dict[str, Any]:
         return {"power": self.power}

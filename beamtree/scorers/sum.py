@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from beamtree.scorers.base import Scorer, TableScorer, histories_of
+from beamtree.scorers.base import Contributions, Scorer, TableScorer, histories_of
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
@@ -187,6 +188,16 @@ class SumScorer(TableScorer):
         if level != len(self.weights) - 1:
             return logits
         return calibrated(self.calibration, logits)
+
+    def contributions_by_part(self, tree: Tree, x: Tensor, items: Tensor) -> dict[str, Contributions]:
+        found, histories = {}, histories_of(self, x)
+        for name, weight in zip(self.names, self.weights[-1].tolist(), strict=True):
+            if weight:
+                part = self.part(name)
+                entries, rest = part.contributions(tree, x if part.reads_context else histories, items)
+                entries = pad(entries, (0, x.shape[1] - entries.shape[2]))
+                found[name] = Contributions(entries * weight, rest * weight)
+        return found
 
     # What follows the items to another tree, and what a search is given
 

@@ -59,6 +59,28 @@ function marginChart(path) {
   return h("figure", {}, h("figcaption", {}, "Score above or below the last node kept, by level"), chart);
 }
 
+// What gives an item its score: the events that give most, the others together, and what no event gives.
+function reasonTable(reasons, most = 5) {
+  const first = reasons[0], places = [...new Set(reasons.map((row) => row.place).filter((place) => place))];
+  const shown = places.length > most + 1 ? places.slice(0, most) : places, lines = new Map();
+  for (const row of reasons) {
+    const label = row.place === null ? (row.column ? `context: ${row.column}` : "no event") : shown.includes(row.place)
+      ? row.event_title ?? row.event : plural(places.length - shown.length, "other event");
+    const key = shown.includes(row.place) ? row.place : label;
+    const line = lines.get(key) ?? { label, total: 0, parts: {}, last: typeof key === "string" };
+    line.total += row.contribution;
+    line.parts[row.part] = (line.parts[row.part] ?? 0) + row.contribution;
+    lines.set(key, line);
+  }
+  const ordered = [...lines.values()].sort((a, b) => a.last - b.last);
+  const notes = ({ parts }) => Object.entries(parts).map(([part, value]) => `${part} ${num(value)}`).join(" · ");
+  return h("figure", {}, first.event !== null && first.total > 0
+    ? h("p", {}, "Because of ", h("b", {}, first.event_title ?? first.event), ".") : null,
+    h("figcaption", {}, "What gives the item its score"),
+    h("table", { class: "parts", id: "reasons" }, h("tbody", {}, ordered.map((line) => h("tr", {},
+      h("th", { scope: "row" }, line.label, h("div", { class: "note" }, notes(line))), h("td", {}, signed(line.total)))))));
+}
+
 function partChart(lost) {
   const most = Math.max(...lost.parts.map((part) => Math.abs(part.difference)), 1e-9);
   const rows = lost.parts.map((part) => {

@@ -110,6 +110,7 @@ function whyCard(search) {
   return [
     h("p", { class: "what" }, mark(outcome), h("b", {}, name(path.item))),
     whyText(path, search, outcome),
+    search.why?.reasons.length ? reasonTable(search.why.reasons) : null,
     path.steps.length ? marginChart(path) : null,
     path.lost?.parts.length ? partChart(path.lost) : null,
   ];

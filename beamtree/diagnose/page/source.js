@@ -146,9 +146,16 @@ class Live {
     const items = [...new Set([...subject.truth.map((each) => each.id), ...(item ? [item] : [])])];
     const part = this.models[model].without;
     const history = subject.history.map((each) => each.id).reverse();
-    const body = { history, beam_size: Math.max(k, m), m, items, ...(part ? { without: part } : {}) };
+    const leave = part ? { without: part } : {};
+    const body = { history, beam_size: Math.max(k, m), m, items, reasons: false, ...leave };
     const key = JSON.stringify(body);
     if (!this.cache.has(key)) this.store(key, this.normalize(await fetchJson("/v1/explain", body)));
+    const why = item ? await this.reasons({ history, beam_size: 1, m: 1, items: [item], ...leave }) : null;
+    return { ...this.cache.get(key), why };
+  }
+  async reasons(body) { // what each event gives to one item
+    const key = JSON.stringify(body);
+    if (!this.cache.has(key)) this.store(key, (await fetchJson("/v1/explain", body)).explanation.items[0] ?? null);
     return this.cache.get(key);
   }
   store(key, value) {

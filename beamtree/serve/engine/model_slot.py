@@ -58,7 +58,7 @@ class ModelSlot:
         except Exception as error:  # whatever is wrong with it, the old one stays
             message = short_message(error)
             self._report(Reload(run.name, message, time.time()))
-            raise ValueError(f"{run.name} cannot be served, the model stays as it was: {message}") from error
+            raise ValueError(f"run {run.name} cannot be served, the model stays as it was: {message}") from error
         try:
             if name is not None:
                 loaded.live.record_run(name)

@@ -5,7 +5,10 @@ import ipaddress
 import os
 from typing import NamedTuple
 
-PUBLIC_PATHS = {"/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/"}  # no token needed
+PUBLIC_PATHS = {  # no token needed
+    *("/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/"),
+    *("/docs", "/docs/docs.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"),
+}
 READ_ONLY_POSTS = {"/v1/recommend", "/v1/explain", "/v1/labels"}
 SCHEME = "bearer "
 

@@ -13,35 +13,16 @@ from starlette.types import ASGIApp
 from beamtree import __version__
 from beamtree.diagnose.explore import catalogue_map, describe_model, inspect_for_page, losses_as_dict, page
 from beamtree.model import TreeModel
-from beamtree.serve.http.errors import ApiError, add_error_handlers, json_response
+from beamtree.serve.http.docs_page import add_docs_page
+from beamtree.serve.http.errors import ERRORS, ApiError, add_error_handlers, json_response
 from beamtree.serve.http.inference import inference_routes
 from beamtree.serve.http.item_routes import item_routes
 from beamtree.serve.http.metrics import CONTENT_TYPE
 from beamtree.serve.http.middleware import RequestGuard
 from beamtree.serve.http.openapi import add_examples
 from beamtree.serve.http.recommend_routes import RecommendShortcut, recommend_routes
-from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model, Problem
+from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model
 from beamtree.serve.http.service import Service
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
-    for status, text in {
-        400: "Invalid JSON",
-        401: "A token is required",
-        403: "Changes are not allowed",
-        404: "Not found",
-        405: "Method not allowed",
-        408: "The body arrived too slowly",
-        409: "This service is read-only",
-        413: "Payload too large",
-        415: "Unsupported media type",
-        422: "Invalid request",
-        429: "Too many requests; retry after Retry-After seconds",
-        503: "Service unavailable; retry after Retry-After seconds",
-        504: "Deadline exceeded",
-        507: "The change was not stored: the disk is full",
-    }.items()
-}
 
 MAX_SCORED_LEAVES = 20_000_000  # by /v1/losses, which inspects as many users as that allows
 MIN_USERS, MAX_USERS = 20, 200
@@ -60,13 +41,14 @@ def make_app(service: Service) -> ASGIApp:
         version=__version__,
         description="Recommendations from a learned tree.",
         lifespan=lifespan,
-        docs_url=None,  # these pages would load scripts from other sites
+        docs_url=None,  # these pages would load scripts from other sites: see `add_docs_page`
         redoc_url=None,
         responses=ERRORS,
     )
     add_error_handlers(app)
     for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes):
         app.include_router(routes(service))
+    add_docs_page(app)
     add_examples(app, service)
     return RequestGuard(RecommendShortcut(app, service), service)  # around all layers of FastAPI, which take their time
 

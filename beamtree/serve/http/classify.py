@@ -9,13 +9,16 @@ from pydantic import Field, StrictFloat, StrictInt, StringConstraints
 from starlette.responses import HTMLResponse, Response
 
 from beamtree import __version__
-from beamtree.classify.matrix import from_dicts
+from beamtree.classify import Classifier
+from beamtree.classify.matrix import Matrix, from_dicts
 from beamtree.data.catalogue import search_texts
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explore import labels_page
 from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access, Limits
+from beamtree.serve.http.docs_page import add_docs_page
 from beamtree.serve.http.errors import (
+    ERRORS,
     SCHEMA_HINT,
     ApiError,
     add_error_handlers,
@@ -26,6 +29,7 @@ from beamtree.serve.http.errors import (
 from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
 from beamtree.serve.http.metrics import CONTENT_TYPE, Metrics
 from beamtree.serve.http.middleware import RequestGuard
+from beamtree.serve.http.openapi import Example, complete_openapi, put_examples
 from beamtree.serve.http.schemas import ChangeResult, Id, RequestBody, Size, Text
 
 DocumentText = Annotated[str, StringConstraints(strict=True, max_length=1 << 20)]
@@ -113,15 +117,58 @@ class ClassifierService:
         return fields | ({"documents": documents} if sent & {"texts", "features"} else {})
 
 
+def read_documents(
+    classifier: Classifier, text: str | None, texts: list[str] | None, features: list[Features] | None
+) -> tuple[Any, Matrix]:
+    """The documents of a request, in one of three forms, and their features; a 422 that names the field if it fails."""
+    field = "text" if text is not None else "texts" if texts is not None else "features"
+    try:
+        documents: Any = [text] if text is not None else texts
+        if features is not None:
+            documents = from_dicts(features, classifier.model.num_features)
+        return documents, classifier.features_of(documents)
+    except ValueError as error:
+        raise ApiError(422, f"{field}: {error}", SCHEMA_HINT) from error
+
+
+def body_examples(classifier: Classifier) -> list[Example]:
+    """Valid bodies for every path and method that takes one."""
+    label, number = classifier.ids.name(0), {"0": 1.0}
+    document: dict[str, Any] = {"text": "a text"} if classifier.takes_text else {"features": number}
+    documents: dict[str, Any] = {"texts": ["a text"]} if classifier.takes_text else {"features": [number]}
+    one = {"a text": {"text": "a text", "m": 5}} if classifier.takes_text else {}
+    return [
+        ("/v1/labels", "post", {**one, "several documents": {**documents, "m": 5, "exclude": [label]}}),
+        ("/v1/explain", "post", {"a label": {**document, "label": label}}),
+        ("/v1/labels/{label}", "put", {"a name": {"name": "A label"}}),
+        ("/v1/labels", "put", {"by documents": {"labels": [{"label": "a new label", **documents}]}}),
+    ]
+
+
 def make_classifier_app(service: ClassifierService) -> FastAPI:
     """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel.
 
     A request reads the snapshot once, so that it has one consistent model while labels change.
     """
-    app = FastAPI(title="beamtree", version=__version__, description="Labels of documents.", docs_url=None)
+    app = FastAPI(
+        title="beamtree",
+        version=__version__,
+        description="Labels of documents.",
+        docs_url=None,  # these pages would load scripts from other sites: see `add_docs_page`
+        redoc_url=None,
+        responses=ERRORS,
+    )
     add_error_handlers(app)
+    add_docs_page(app)
     app.add_middleware(RequestGuard, service=service)
     live, limits = service.live, service.limits
+
+    def complete(schema: dict[str, Any]) -> None:
+        schema["components"]["schemas"]["LabelsBody"]["properties"]["m"]["maximum"] = limits.m
+        label = live.snapshot.classifier.ids.name(0)
+        put_examples(schema, body_examples(live.snapshot.classifier), {"label": label})
+
+    complete_openapi(app, complete)
 
     @app.get("/healthz")
     def healthy() -> Response:
@@ -161,14 +208,11 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         classifier = live.snapshot.classifier
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a document without a known word is marked in its result
+            x = read_documents(classifier, body.text, body.texts, body.features)[1]
             try:
-                documents: Any = [body.text] if body.text is not None else body.texts
-                if body.features is not None:
-                    documents = from_dicts(body.features, classifier.model.num_features)
-                x = classifier.features_of(documents)
                 found, scores = classifier.find(x, body.m, body.beam_size, body.allowed, body.exclude or None)
             except ValueError as error:
-                raise ApiError(422, str(error), "change the request") from error
+                raise ApiError(422, str(error), SCHEMA_HINT) from error
         ids = classifier.ids.names
         results = [
             {
@@ -193,13 +237,12 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         if (body.text is None) is (body.features is None):
             raise ApiError(422, "give exactly one of text and features", SCHEMA_HINT)
         classifier = live.snapshot.classifier
+        features = None if body.features is None else [body.features]
+        document, _ = read_documents(classifier, body.text, None, features)
         try:
-            document: Any = [body.text]
-            if body.features is not None:
-                document = from_dicts([body.features], classifier.model.num_features)
             return json_response({**classifier.explain(document, body.label), "label": as_id(body.label)})
         except ValueError as error:
-            raise ApiError(422, str(error), "change the request") from error
+            raise ApiError(422, str(error), SCHEMA_HINT) from error
 
     document = labels_page()
 
@@ -229,14 +272,14 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
     @app.put("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
     def put_label(label: str, body: Annotated[LabelBody | None, Body()] = None) -> Response:
         """Add a label by its name or a few documents, show a removed one again, or change it; idempotent."""
-        labels = {parse_item_id(label): service.fields(body or LabelBody())}
+        labels = {parse_item_id(label, "label"): service.fields(body or LabelBody())}
         return service.change("put_label", lambda: live.put_labels(labels))
 
     @app.put("/v1/labels", responses={200: {"model": ChangeResult}})
     def put_labels(body: ManyLabelsBody) -> Response:
         """Add or change many labels, all or none of them."""
         check_limit("labels", len(body.labels), limits.changes, "labels")
-        labels = {parse_item_id(as_id(each.label)): service.fields(each) for each in body.labels}
+        labels = {parse_item_id(as_id(each.label), "label"): service.fields(each) for each in body.labels}
         if len(labels) < len(body.labels):
             raise ApiError(422, "labels: an id occurs twice", "list every label once")
         return service.change("put_label", lambda: live.put_labels(labels))
@@ -244,7 +287,7 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
     @app.delete("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
     def delete_label(label: str) -> Response:
         """Hide a label until it is put again; idempotent."""
-        name = parse_item_id(label)
+        name = parse_item_id(label, "label")
         return service.change("delete_label", lambda: live.remove_labels([name]))
 
     return app

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,17 +11,40 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from beamtree.errors import DISK_FULL, short_message
+from beamtree.serve.http.schemas import Problem
+from beamtree.serve.http.validation import describe
 
 log = logging.getLogger("beamtree")
 HINTS = {
-    400: "send JSON as described in /openapi.json",
-    404: "see /openapi.json for the available paths",
-    405: "see /openapi.json for the methods of this path",
+    400: "send JSON as /docs describes it",
+    404: "see /docs for the paths",
+    405: "see /docs for the methods of this path",
     408: "send the body faster",
     413: "send less at once",
     415: "send the header Content-Type: application/json (curl: --json instead of -d)",
 }
-SCHEMA_HINT = "see /openapi.json for the schema"
+SCHEMA_HINT = "see /docs for the fields and examples"
+UNREADABLE = "the body cannot be read: it is nested too deeply, or has a number with thousands of digits"
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "Invalid JSON",
+        401: "A token is required",
+        403: "Changes are not allowed",
+        404: "Not found",
+        405: "Method not allowed",
+        408: "The body arrived too slowly",
+        409: "This service is read-only",
+        413: "Payload too large",
+        415: "Unsupported media type",
+        422: "Invalid request",
+        429: "Too many requests; retry after Retry-After seconds",
+        503: "Service unavailable; retry after Retry-After seconds",
+        504: "Deadline exceeded",
+        507: "The change was not stored: the disk is full",
+    }.items()
+}
 
 
 class ApiError(Exception):
@@ -61,7 +85,8 @@ def response_of(error: "ApiError | HTTPException") -> Response:
     if isinstance(error, ApiError):
         return error_response(error.status, error.error, error.hint, error.headers)
     hint = HINTS.get(error.status_code, SCHEMA_HINT)
-    return error_response(error.status_code, str(error.detail).lower(), hint, error.headers)
+    text = UNREADABLE if error.status_code == 400 else str(error.detail).lower()
+    return error_response(error.status_code, text, hint, error.headers)
 
 
 def internal_error() -> Response:
@@ -81,15 +106,8 @@ def add_error_handlers(app: FastAPI) -> None:
         return response_of(error)
 
     @app.exception_handler(RequestValidationError)
-    async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:
-        """The first validation error and where it is; the input is not repeated."""
-        errors = error.errors()
-        first = errors[0] if errors else {}
-        path = [str(part)[:80] for part in first.get("loc", ()) if part not in ("body", "query", "path")]
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        message = str(first.get("msg", "not valid")).removeprefix("Value error, ")
-        message = f"{'.'.join(path[:4])}{': ' if path else ''}{message[:300]}{more}"
-        return error_response(422, message, SCHEMA_HINT)
+    async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(422, *describe(error.errors(), error.body, request.scope["route"], app.openapi()))
 
     @app.exception_handler(Exception)
     async def handle_unexpected_error(_: Request, error: Exception) -> Response:

@@ -85,19 +85,21 @@ def parse_inference(body: InferBody, ids: Ids) -> RecommendRequest:
     for name, value in body.parameters.items():
         if name not in PARAMETERS:
             raise ApiError(422, f"parameters: {name[:80]!r} is unknown", f"the parameters are {', '.join(PARAMETERS)}")
-        is_flag = name == "exclude_seen" and isinstance(value, bool)
-        if value is not None and not is_flag and (type(value) is not int or not 1 <= value <= MAX_INT):
-            raise ApiError(422, f"parameters.{name} is not valid", "use a whole number from 1, or true or false")
+        expected = "true or false" if name == "exclude_seen" else "a whole number from 1"
+        is_valid = type(value) is bool if name == "exclude_seen" else type(value) is int and 1 <= value <= MAX_INT
+        if value is not None and not is_valid:
+            raise ApiError(422, f"parameters.{name}: this is not {expected}", f"give {expected}")
     if [tensor.name for tensor in body.inputs] != ["history"]:
         raise ApiError(422, "inputs: the only input is history", "send one tensor of this name")
     (tensor,) = body.inputs
     if len(tensor.shape) != 2 or tensor.datatype not in (BYTES, INT64):
-        raise ApiError(422, "history: send BYTES or INT64 of shape [B, T]", "see /v2/models/{name}")
+        error = "inputs[0]: shape and datatype are not those of a history"
+        raise ApiError(422, error, "send BYTES or INT64 of shape [B, T], as /v2/models/{name} says")
     # The values may be nested by rows, or flat.
     values = [value for entry in tensor.data for value in (entry if isinstance(entry, list) else [entry])]
     rows, width = tensor.shape
     if rows * width != len(values):
-        error = f"history: shape {tensor.shape} does not match {len(values)} values"
+        error = f"inputs[0]: shape {tensor.shape} does not match the {len(values)} values of data"
         raise ApiError(422, error, "send B times T values")
     names = [_item_id(value, tensor.datatype, ids) for value in values]
     histories = [[name for name in names[row * width : (row + 1) * width] if name] for row in range(rows)]
@@ -111,7 +113,7 @@ def _item_id(value: Any, datatype: str, ids: Ids) -> str:
         return as_id(value)
     if datatype == INT64 and type(value) is int:
         return "" if value == PAD else ids.name(value) if 0 <= value < len(ids) else f"number {value % MAX_INT}"
-    raise ApiError(422, f"history: a value is not {datatype}", "send ids as BYTES, or item numbers as INT64")
+    raise ApiError(422, f"inputs[0].data: a value is not {datatype}", "send ids as BYTES, or item numbers as INT64")
 
 
 def output_tensors(body: InferBody, response: RecommendResponse, m: int) -> list[dict[str, Any]]:

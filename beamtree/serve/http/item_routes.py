@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Body, Query
+from pydantic import Field
 from starlette.responses import Response
 
 from beamtree.data.catalogue import Catalogue, search_texts
@@ -30,7 +31,7 @@ from beamtree.serve.http.service import Service
 
 MAX_EVENTS = 1000  # of a user that are shown, the newest
 SearchText = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
-Limit = Annotated[int, WHOLE_NUMBER, Query(ge=1, le=100)]
+Limit = Annotated[int, Field(ge=1, le=100), WHOLE_NUMBER, Query()]
 Forget = Annotated[bool, Query(description="Whether to delete the item, so that a later PUT adds it as a new one.")]
 Before = Annotated[str, Query(max_length=100, description="A number or a date, like the times of events.")]
 
@@ -116,7 +117,7 @@ def item_routes(service: Service) -> APIRouter:
     @router.delete("/v1/events", responses={200: {"model": ChangeResult}})
     async def delete_events(before: Before) -> Response:
         """Drop all events before a time, also those that arrive later."""
-        time = parse_time(before)
+        time = parse_time(before, "before")
         count, version = await service.change("retire", lambda live: live.retire_events(time))
         return json_response({"changed": count > 0, "version": version, "count": count})
 
@@ -136,21 +137,21 @@ def item_json(model: TreeModel, catalogue: Catalogue, number: int) -> dict[str, 
     }
 
 
-def parse_item_id(item: str) -> str:
+def parse_item_id(item: str, field: str = "item") -> str:
     """An id that can be stored: one line, not empty, not too long."""
     name = as_id(item)
     if not name or len(name) > MAX_ID_LENGTH or not name.isprintable():
-        raise ApiError(422, "this is not a valid id", f"use one line of 1 to {MAX_ID_LENGTH} characters")
+        raise ApiError(422, f"{field}: this is not a valid id", f"use one line of 1 to {MAX_ID_LENGTH} characters")
     return name
 
 
 def item_fields(item: Item, service: Service) -> dict[str, Any]:
     """The fields of an item that were sent."""
     limits, histories = service.limits, item.histories or []
-    longest = max((len(values) for values in (item.like or (), item.vector or (), *histories)), default=0)
-    if longest > limits.history or len(histories) > limits.histories:
-        maximum = f"the limit is {limits.histories} histories of {limits.history} ids"
-        raise ApiError(422, f"the item has too much data: {maximum}", "send less")
+    check_limit("like", len(item.like or ()), limits.history, "ids")
+    check_limit("vector", len(item.vector or ()), limits.history, "numbers")
+    check_limit("histories", len(histories), limits.histories, "histories")
+    check_limit("histories", max(map(len, histories), default=0), limits.history, "ids in one")
     return item.model_dump(include=item.model_fields_set & set(NewItem._fields))
 
 
@@ -173,9 +174,9 @@ def parse_events(body: EventsRequest, service: Service) -> list[tuple[str, list[
     ]
 
 
-def parse_time(value: object) -> Time:
+def parse_time(value: object, field: str = "time") -> Time:
     """The time of an event."""
     try:
         return as_time(value)
     except ValueError as error:
-        raise ApiError(422, f"time: {error}", SCHEMA_HINT) from error
+        raise ApiError(422, f"{field}: {error}", SCHEMA_HINT) from error

@@ -1,5 +1,6 @@
 """Additions to /openapi.json: the limits of this service, and examples with ids that it knows."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,34 +9,52 @@ from fastapi.openapi.utils import get_openapi
 from beamtree.serve.http.access import Limits
 from beamtree.serve.http.service import Service
 
+Example = tuple[str, str, dict[str, Any]]  # a path, a method, and valid bodies by name
 
-def add_examples(app: FastAPI, service: Service) -> None:
-    """Add the limits and the ids of a service to the OpenAPI schema of its application."""
+
+def complete_openapi(app: FastAPI, complete: Callable[[dict[str, Any]], None]) -> None:
+    """Let /openapi.json have the token, and what `complete` adds to it when it is asked for first."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _add_limits(schema["components"]["schemas"], service.limits)
-            for path, method, examples in body_examples(service):
-                content = schema["paths"][path][method]["requestBody"]["content"]["application/json"]
-                content["examples"] = {name: {"value": value} for name, value in examples.items()}
-            data = service.loaded.data
-            parameter_examples = {
-                "item": service.loaded.ids.name(0),
-                "name": service.loaded.name,
-                "version": service.loaded.version,
-                "user": "someone" if data is None or not len(data.users) else data.users[0],
-                "before": "1990-01-01",
-            }
-            for methods in schema["paths"].values():
-                for operation in methods.values():
-                    for parameter in operation.get("parameters", []):
-                        if parameter["in"] == "path" or parameter.get("required"):
-                            parameter["example"] = parameter_examples[parameter["name"]]
+            schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{}, {"token": []}]  # where the service has one
+            complete(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def add_examples(app: FastAPI, service: Service) -> None:
+    """Add the limits and the ids of a service to the OpenAPI schema of its application."""
+
+    def complete(schema: dict[str, Any]) -> None:
+        _add_limits(schema["components"]["schemas"], service.limits)
+        data = service.loaded.data
+        parameter_examples = {
+            "item": service.loaded.ids.name(0),
+            "name": service.loaded.name,
+            "version": service.loaded.version,
+            "user": "someone" if data is None or not len(data.users) else data.users.name(0),
+            "before": "1990-01-01",
+        }
+        put_examples(schema, body_examples(service), parameter_examples)
+
+    complete_openapi(app, complete)
+
+
+def put_examples(schema: dict[str, Any], bodies: list[Example], parameters: Mapping[str, str]) -> None:
+    """Put examples of bodies, and of parameters by name, into a schema."""
+    for path, method, examples in bodies:
+        content = schema["paths"][path][method]["requestBody"]["content"]["application/json"]
+        content["examples"] = {name: {"value": value} for name, value in examples.items()}
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "path" or parameter.get("required"):
+                    parameter["example"] = parameters[parameter["name"]]
 
 
 def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
@@ -52,7 +71,7 @@ def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
     schemas["EventsRequest"]["properties"]["events"]["anyOf"][0]["maxItems"] = limits.changes
 
 
-def body_examples(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
+def body_examples(service: Service) -> list[Example]:
     """Valid bodies for every path and method that takes one."""
     names = service.loaded.ids.names[:3]
     tensor = {"name": "history", "datatype": "BYTES", "shape": [1, len(names)], "data": names}
@@ -76,7 +95,7 @@ def body_examples(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
         "a click": {"user": "someone", "items": names[:1]},
         "several users": {"events": events, "id": "a request"},
     }
-    explain = {"where an item was lost": {"history": names[:1], "items": names[-1:], "m": 5}}
+    explain = {"why an item, and where it was lost": {"history": names[:1], "items": names[-1:], "m": 5}}
     return [
         ("/v1/recommend", "post", recommend),
         ("/v1/explain", "post", explain),

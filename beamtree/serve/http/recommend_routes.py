@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
+from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import (
+    History,
     MaskCache,
     Recommendation,
     RecommendRequest,
@@ -29,9 +31,11 @@ from beamtree.query import (
     parse_rules,
     similar_request,
 )
+from beamtree.query.reasons import reason_columns, reasons
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, internal_error, json_response, response_of
 from beamtree.serve.http.schemas import WHOLE_NUMBER, ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
+from beamtree.tree import PAD
 
 log = logging.getLogger("beamtree")
 RECOMMEND = "/v1/recommend"
@@ -114,7 +118,7 @@ def recommend_routes(service: Service) -> APIRouter:
         return await recommend_response(service, parse_request(body), start, body.timeout_ms)
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
-    async def similar(item: str, m: Annotated[int, WHOLE_NUMBER, Query(ge=1)] = 10) -> Response:
+    async def similar(item: str, m: Annotated[int, Field(ge=1), WHOLE_NUMBER, Query()] = 10) -> Response:
         """The recommendations after a single event of this item."""
         start = time.perf_counter()
         try:
@@ -125,7 +129,7 @@ def recommend_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/explain", responses={200: {"model": ExplainResponse}})
     async def explain_search(body: ExplainBody) -> Response:
-        """The beam level by level, and where items were lost, by how much, to which node and why."""
+        """The beam level by level; for each of `items` what gives it its score, and where and why it was lost."""
         start = time.perf_counter()
         check_limit("items", len(body.items), MAX_EXPLAINED, "ids")
         request = parse_request(body)
@@ -133,7 +137,7 @@ def recommend_routes(service: Service) -> APIRouter:
         if request.beam_size is None:
             request = request._replace(beam_size=max(service.engine.beam_size, request.m))
         explanation = await service.read(
-            lambda searcher: explain_json(searcher, request, body.items, body.without), body.timeout_ms
+            lambda searcher: explain_json(searcher, request, body.items, body.without, body.reasons), body.timeout_ms
         )
         return json_response({"model": service.loaded.name, "milliseconds": _milliseconds(start), **explanation})
 
@@ -146,7 +150,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
     count = sum(value is not None for value in (body.history, body.user, histories, users))
     if count != 1:
         names = "history or user" if isinstance(body, ExplainBody) else "history, histories, user or users"
-        raise ApiError(422, f"give one of {names}, not {count}", "see /openapi.json for examples")
+        raise ApiError(422, f"give one of {names}, not {count}", "see /docs for examples")
     users = [body.user] if body.user is not None else users
     histories = [body.history] if body.history is not None else histories or []
     try:
@@ -210,12 +214,18 @@ def _result_json(response: RecommendResponse, result: Recommendation, user: str 
 
 
 def explain_json(
-    searcher: Searcher, request: RecommendRequest, items: list[Any], without: str | None
+    searcher: Searcher, request: RecommendRequest, items: list[Any], without: str | None, with_reasons: bool
 ) -> dict[str, Any]:
     """The explanation of the search for one history, as JSON; unknown ids are listed."""
     (history,), unknown_users = searcher.encode(request)
-    model = searcher.model if without is None else without_part(searcher.model, without)
-    numbers, catalogue = searcher.ids.find(items), searcher.catalogue
+    mask = searcher.mask_of(request.filter)[0]
+    if without is not None:
+        try:
+            model = without_part(searcher.model, without)
+        except ValueError as error:
+            raise ValueError(f"without: {error}") from error
+        searcher = replace(searcher, model=model, masks=MaskCache())
+    model, numbers, catalogue = searcher.model, searcher.ids.find(items), searcher.catalogue
     assert catalogue is not None
     device, hidden = model.tree.device, hidden_items(history, request.exclude_seen)
     explanation = explain(
@@ -224,7 +234,7 @@ def explain_json(
         beam_size=request.beam_size or request.m,
         m=request.m,
         items=[number for number in numbers if number is not None],
-        allowed=searcher.mask_of(request.filter)[0],
+        allowed=mask,
         exclude=torch.tensor([hidden], dtype=torch.int64, device=device) if hidden else None,
     )
 
@@ -238,8 +248,11 @@ def explain_json(
     unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
     unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]
     content = _finite(explanation.as_dict(describe))
+    content["popular"] = searcher.is_popular(history.items)
+    if with_reasons:
+        found = reasons_json(searcher, history, [path.item for path in explanation.items])
+        content["items"] = [{**path, **more} for path, more in zip(content["items"], found, strict=True)]
     if request.rules is not None:
-        searcher = searcher if without is None else replace(searcher, model=model, masks=MaskCache())
         (answer,) = searcher.recommend(request).results
         placed = searcher.ids.find_known(answer.items)
         rows = enumerate(zip(placed, answer.scores, answer.rules or (), strict=True), 1)
@@ -257,6 +270,24 @@ def explain_json(
             if number is not None and number not in placed
         ]
     return {"version": searcher.version, "unknown": unknown, "explanation": content}
+
+
+def reasons_json(searcher: Searcher, history: History, items: list[int]) -> list[dict[str, Any]]:
+    """What gives items their scores for a history: by part, and by event; nothing where an item has no leaf."""
+    tree = searcher.model.tree
+    leaves = tree.leaf_of_item(torch.tensor(items, dtype=torch.int64, device=tree.device)).tolist()
+    placed = [item for item, leaf in zip(items, leaves, strict=True) if leaf != PAD]
+    (found,) = reasons(searcher, [history], placed)
+    rows_of = dict(zip(placed, found, strict=True))
+    result = []
+    for item in items:
+        rows, parts = rows_of.get(item, []), dict[str, float]()
+        for row in rows:
+            parts[row.part] = parts.get(row.part, 0.0) + row.contribution
+        columns = reason_columns(searcher, rows)
+        records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        result.append({"parts": parts, "reasons": records})
+    return result
 
 
 def _finite(value: Any) -> Any:

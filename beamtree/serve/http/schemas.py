@@ -86,7 +86,10 @@ class ExplainBody(SearchBody):
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
     user: Id | None = Field(default=None, description="A user of the log.")
-    items: list[Id] = Field(default=[], description="Items to explain: where were they lost, and by how much?")
+    items: list[Id] = Field(
+        default=[], description="Items to explain: what gives them their scores, and where were they lost?"
+    )
+    reasons: StrictBool = Field(default=True, description="Whether to say what each event gives to `items`.")
     without: Text | None = Field(default=None, description="A part of the score to leave out; see parts in /v1/model.")
 
 
