@@ -57,7 +57,7 @@ def explain_items(
         given = {"users": list(dict.fromkeys(parse_ids(users, shop.users)))}
         if not given["users"]:
             raise ValueError("--users is empty: give ids of users of the log")
-    given["context"] = options.parse_context(context)
+    given |= {"context": options.parse_context(context), "unknown": "error"}
     key = "history" if users is None else "user"
     rows = shop.explain(items=items, **given).to_dicts()
     scores = shop.score(items=items, **given).to_dicts()
