@@ -53,6 +53,7 @@ ALSO = {
     "serve/batch/ray_cluster.py": {"polars", "ray"},
     "kernels/compiled_search.py": {"numba", "llvmlite"},
     "kernels/compiled_sparse.py": {"numba"},
+    "kernels/compiling.py": {"numba"},
     **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from beamtree.kernels import compiling
 from beamtree.kernels.sparse import spans, starts_of
 from beamtree.threads import parallel_map
 
@@ -26,7 +27,7 @@ def weigh(
     counts, columns = np.zeros(documents, np.int64), np.empty(len(tokens), np.int32)
     values = np.empty(len(tokens), np.float32)
     last, block_weights = np.array(ends), np.array(weights)
-    compiled = _compiled_training()
+    compiled = compiling.load("compiled_label_training")
     parallel_map(
         lambda span: compiled.weigh(*span, starts, tokens, idf, last, block_weights, counts, columns, values),
         spans(documents),
@@ -38,7 +39,7 @@ def weigh(
 
 def nearest_means(rows: Rows, means: np.ndarray) -> np.ndarray:
     """The mean [width, means] with the largest product for each row."""
-    compiled, nearest = _compiled_training(), np.empty(len(rows[0]) - 1, np.int64)
+    compiled, nearest = compiling.load("compiled_label_training"), np.empty(len(rows[0]) - 1, np.int64)
     parallel_map(lambda span: compiled.nearest_means(*span, *rows, means, nearest), spans(len(nearest)))
     return nearest
 
@@ -48,7 +49,7 @@ def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndar
 
     The others are given as rows by feature. Where fewer have a feature in common with a row, the rest is 0.
     """
-    compiled, count = _compiled(), len(rows[0]) - 1
+    compiled, count = compiling.load("compiled_classify"), len(rows[0]) - 1
     nearest, cosines = np.zeros((count, min(most, size)), np.int64), np.zeros((count, min(most, size)), np.float32)
 
     def find(span: tuple[int, int]) -> None:
@@ -61,7 +62,7 @@ def nearest_rows(rows: Rows, index: Rows, size: int, most: int) -> tuple[np.ndar
 
 def train_children(rows: Rows, width: int, task: Any, settings: tuple[float, float, int, float]) -> Any:
     """Linear classifiers of some children of a node: see `compiled_label_training.train_children`."""
-    return _compiled_training().train_children(*rows, width, *task, *settings)
+    return compiling.load("compiled_label_training").train_children(*rows, width, *task, *settings)
 
 
 def search(
@@ -76,7 +77,7 @@ def search(
         beam_size: k.
         m: labels per document.
     """
-    compiled, documents = _compiled(), len(rows[0]) - 1
+    compiled, documents = compiling.load("compiled_classify"), len(rows[0]) - 1
     found, scores = np.empty((documents, m), np.int64), np.empty((documents, m), np.float32)
 
     def find(span: tuple[int, int]) -> None:
@@ -104,16 +105,3 @@ def _scratch(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
     _SCRATCH.sizes = None  # until the search is done
     arrays: tuple[Any, ...] = _SCRATCH.arrays
     return arrays
-
-
-def _compiled() -> Any:
-    """The compiled functions, imported when they are needed: Numba takes a second."""
-    from beamtree.kernels import compiled_classify
-
-    return compiled_classify
-
-
-def _compiled_training() -> Any:
-    from beamtree.kernels import compiled_label_training
-
-    return compiled_label_training

@@ -1,7 +1,5 @@
 """What the compiled search on a CPU is given, and how it is called."""
 
-from functools import cache
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -10,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from beamtree.kernels import compiling
 from beamtree.mask import NodeMask
-from beamtree.progress import Reporter
 from beamtree.threads import parallel_map
 from beamtree.tree import Tree
 
@@ -86,20 +84,9 @@ def search_arrays(
 
 def _pack(weight: Tensor, bias: Tensor, slopes: Tensor) -> tuple[Any, Any, Any]:
     """A layer with weights [groups, in, LANES], the last group of outputs filled up with zeros."""
-    lanes = compiled().LANES
+    lanes = compiling.load("compiled_search").LANES
     weight, bias, slopes = (pad(each.detach().float(), (0, -len(bias) % lanes)) for each in (weight.T, bias, slopes))
     return weight.unflatten(1, (-1, lanes)).transpose(0, 1).contiguous().numpy(), bias.numpy(), slopes.numpy()
-
-
-@cache
-def compiled() -> Any:
-    """The compiled functions. The first time in an installation they are compiled, and that is said."""
-    from beamtree.kernels import compiled_search
-
-    folder = compiled_search.search.stats.cache_path
-    if folder is None or not any(Path(folder).glob("compiled_search.search-*.nbi")):
-        Reporter().line("Compiling the search for this machine: about ten seconds, once.")
-    return compiled_search
 
 
 def fold_in(
@@ -107,7 +94,7 @@ def fold_in(
 ) -> Tensor:
     """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16."""
     users = np.empty((len(x), rows.shape[1]), np.float32)
-    compiled().fold_in(
+    compiling.load("compiled_search").fold_in(
         x.contiguous().numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
         np.float32(penalty), np.float32(everywhere), users,
     )  # fmt: skip
@@ -122,7 +109,7 @@ def search(
 
     `users` are u(x) of the dot products [B, dim] each.
     """
-    function = compiled().search
+    function = compiling.load("compiled_search").search
     histories, leaf_of_item, item_of_slot = x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy()
     count, tables = x.shape[0], parts.products
     vectors = [*(user.contiguous().numpy() for user in users), *[NO_VECTORS] * (len(tables) - len(users))]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.kernels import compiling
 from beamtree.threads import parallel_map
 
 ROWS_AT_ONCE = 512  # that a thread solves for
@@ -31,7 +32,9 @@ def distinct_spans(
     offsets, items, values = np.empty(len(start) + 1, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
     own = np.empty(0, np.float32) if worth is None else worth.numpy()
     spans_of = (events.numpy(), start.numpy(), stop.numpy())
-    _compiled().compact_spans(*spans_of, newest_first, weights.numpy(), own, offsets, items, values)
+    compiling.load("compiled_sparse").compact_spans(
+        *spans_of, newest_first, weights.numpy(), own, offsets, items, values
+    )
     count = offsets[-1]
     return torch.from_numpy(offsets), torch.from_numpy(items[:count].copy()), torch.from_numpy(values[:count].copy())
 
@@ -41,13 +44,13 @@ def distinct_crops(start: Tensor, cut: Tensor, stop: Tensor) -> tuple[Tensor, Te
     each of them occurs [n].
     """
     crops, times = np.empty((3, start.numel()), np.int64), np.empty(start.numel(), np.float32)
-    count = _compiled().distinct_crops(start.numpy(), cut.numpy(), stop.numpy(), crops, times)
+    count = compiling.load("compiled_sparse").distinct_crops(start.numpy(), cut.numpy(), stop.numpy(), crops, times)
     return *torch.from_numpy(crops[:, :count]), torch.from_numpy(times[:count])
 
 
 def sum_products(first: Rows, second: Rows, size: int) -> Rows:
     """Σ_r a_ri b_rj over the rows of two matrices with columns 0 … size - 1, as rows of i whose columns j rise."""
-    compiled_sparse = _compiled()
+    compiled_sparse = compiling.load("compiled_sparse")
     a, b = ([part.numpy() for part in each] for each in (first, second))
     by_column = _transposed(b[0], b[1], b[2], size)
     counts = np.zeros(size, np.int64)
@@ -70,7 +73,7 @@ def sum_products(first: Rows, second: Rows, size: int) -> Rows:
 
 def multiply(rows: Rows, dense: Tensor) -> Tensor:
     """The product of a sparse matrix with a dense one."""
-    compiled_sparse, (offsets, columns, values) = _compiled(), (part.numpy() for part in rows)
+    compiled_sparse, (offsets, columns, values) = compiling.load("compiled_sparse"), (part.numpy() for part in rows)
     result = np.empty((len(offsets) - 1, dense.shape[1]), np.float32)
     factor = dense.contiguous().numpy()
     parallel_map(
@@ -89,13 +92,13 @@ def transposed(rows: Rows, size: int) -> Rows:
 def _transposed(offsets: Any, columns: Any, values: Any, size: int) -> tuple[Any, Any, Any]:
     """Arrays of rows for columns."""
     result = np.zeros(size + 1, np.int64), np.empty(len(columns), np.int32), np.empty(len(columns), np.float32)
-    _compiled().transpose(offsets, columns, values, *result)
+    compiling.load("compiled_sparse").transpose(offsets, columns, values, *result)
     return result
 
 
 def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: int) -> Rows:
     """`data.csr.strongest` as offsets, columns and values."""
-    compiled_sparse = _compiled()
+    compiled_sparse = compiling.load("compiled_sparse")
     start, order = np.zeros(num_rows + 1, np.int64), np.empty(len(row), np.int64)
     compiled_sparse.group(row.numpy(), start, order)
     counts = np.empty(num_rows, np.int64)
@@ -110,7 +113,7 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
 
 def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
     """The strongest entries of each row of a matrix [n, c] among the `per_column` strongest of their columns."""
-    compiled_sparse, rows = _compiled(), weights.contiguous().numpy()
+    compiled_sparse, rows = compiling.load("compiled_sparse"), weights.contiguous().numpy()
     least = np.zeros(rows.shape[1], np.float32)
     if per_column < len(rows):
         by_column = weights.T.contiguous().numpy()
@@ -129,7 +132,7 @@ def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
 
 def recalls(scores: Tensor, weights: Tensor, gain: Tensor, real: Tensor, cuts: list[int]) -> Tensor:
     """The recall of each user at each cut, of items in the order of weighted scores: see `compiled_sparse.recalls`."""
-    compiled_sparse, result = _compiled(), np.empty((len(scores), len(cuts)), np.float32)
+    compiled_sparse, result = compiling.load("compiled_sparse"), np.empty((len(scores), len(cuts)), np.float32)
     arrays = [tensor.contiguous().numpy() for tensor in (scores, weights, gain, real)]
     parallel_map(lambda span: compiled_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
     return torch.from_numpy(result)
@@ -161,7 +164,7 @@ def fold_in_rows(
 
     Their weights are 1 unless given.
     """
-    compiled_sparse = _compiled()
+    compiled_sparse = compiling.load("compiled_sparse")
     values = np.empty(0, np.float32) if weights is None else weights.numpy()
 
     def solve(each: Tensor) -> None:
@@ -178,7 +181,9 @@ def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most
     arrays, items = [part.numpy() for part in rows], block.numpy()
     chosen = np.empty(most + len(items), np.int64)
     total, _ = _zeros(len(diagonal))
-    count = _compiled().predictors(items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen)
+    count = compiling.load("compiled_sparse").predictors(
+        items, *arrays, diagonal.numpy(), np.float32(penalty), most, total, chosen
+    )
     best = torch.from_numpy(chosen[:count])
     return best, dense(rows, block, best).T
 
@@ -186,7 +191,9 @@ def predictors(rows: Rows, block: Tensor, diagonal: Tensor, penalty: float, most
 def dense(rows: Rows, which: Tensor, among: Tensor) -> Tensor:
     """Some rows of a matrix, of the columns `among` alone [rows, columns]."""
     result, arrays = np.zeros((len(which), len(among)), np.float32), [part.numpy() for part in rows]
-    _compiled().dense_rows(which.numpy(), among.numpy(), *arrays, _zeros(len(arrays[0]) - 1)[1], result)
+    compiling.load("compiled_sparse").dense_rows(
+        which.numpy(), among.numpy(), *arrays, _zeros(len(arrays[0]) - 1)[1], result
+    )
     return torch.from_numpy(result)
 
 
@@ -194,7 +201,7 @@ def dense_block(rows: Rows, chosen: Tensor, rank: Tensor, dense: Tensor) -> Tens
     """The block of some items of a symmetric matrix [S, S]: see `compiled_sparse`."""
     system = np.zeros((len(chosen), len(chosen)), np.float32)
     arrays = [part.numpy() for part in (*rows, rank, dense)]
-    _compiled().dense_block(chosen.numpy(), *arrays, _zeros(len(rank))[1], system)
+    compiling.load("compiled_sparse").dense_block(chosen.numpy(), *arrays, _zeros(len(rank))[1], system)
     return torch.from_numpy(system)
 
 
@@ -206,12 +213,12 @@ def solve_sparse(system: Tensor, right: Tensor) -> Tensor | None:
     most = int(READ * system.numel() / ROUNDS)
     offsets, columns = np.empty(len(system) + 1, np.int64), np.empty(most, np.int32)
     values = np.empty(most, np.float32)
-    count = _compiled().compress(system.numpy(), offsets, columns, values)
+    count = compiling.load("compiled_sparse").compress(system.numpy(), offsets, columns, values)
     if not 0 < count <= most:
         return None
     diagonal, rounds = system.diagonal().contiguous().numpy(), int(READ * system.numel() / count)
     solution = np.zeros(right.shape, np.float32)
-    converged = _compiled().conjugate_gradients(
+    converged = compiling.load("compiled_sparse").conjugate_gradients(
         offsets, columns, values, diagonal, right.contiguous().numpy(), rounds, TOLERANCE, solution
     )
     return torch.from_numpy(solution) if converged else None
@@ -221,7 +228,7 @@ def largest_of_columns(weights: Tensor, most: int) -> Tensor:
     """The rows of the largest absolute values of each column [most, columns]."""
     by_column = weights.T.contiguous().numpy()
     chosen = np.empty((len(by_column), most), np.int64)
-    _compiled().largest_of_rows(by_column, most, chosen)
+    compiling.load("compiled_sparse").largest_of_rows(by_column, most, chosen)
     return torch.from_numpy(chosen).T
 
 
@@ -232,7 +239,7 @@ def near_items(
 
     The event of the partner counts with its weight [E], 1 unless given.
     """
-    compiled_sparse, size = _compiled(), len(scale)
+    compiled_sparse, size = compiling.load("compiled_sparse"), len(scale)
     worth = np.empty(0, np.float32) if weights is None else weights.numpy()
     of_user = torch.repeat_interleave(offsets.diff()).numpy()
     starts, events = np.zeros(size + 1, np.int64), np.empty(len(items), np.int64)
@@ -257,9 +264,3 @@ def _zeros(size: int) -> tuple[Any, Any]:
         _SCRATCH.size, _SCRATCH.zeros = size, (np.zeros(size, np.float32), np.zeros(size, np.int32))
     zeros: tuple[Any, Any] = _SCRATCH.zeros
     return zeros
-
-
-def _compiled() -> Any:
-    from beamtree.kernels import compiled_sparse  # Numba takes a moment to import
-
-    return compiled_sparse

@@ -1,11 +1,11 @@
 """Splitting groups of items on a CPU: how the compiled functions are called."""
 
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.kernels import compiling
 from beamtree.kernels.sparse import spans, starts_of
 from beamtree.threads import parallel_map
 
@@ -13,7 +13,9 @@ from beamtree.threads import parallel_map
 def divide(size: Tensor, along: Tensor, arity: int) -> Tensor:
     """The part of each item [M], equally many for each of a group, in the order of `along` [M]; see `place_along`."""
     part, starts = np.empty(len(along), np.int64), starts_of(size.numpy())
-    parallel_map(lambda span: _compiled().divide(*span, starts, along.numpy(), arity, part), spans(len(size)))
+    parallel_map(
+        lambda span: compiling.load("compiled_tree").divide(*span, starts, along.numpy(), arity, part), spans(len(size))
+    )
     return torch.from_numpy(part)
 
 
@@ -22,13 +24,9 @@ def place_along(size: Tensor, vectors: Tensor, directions: Tensor, arity: int, i
     along, part, starts = np.empty(len(vectors), np.float32), np.empty(len(vectors), np.int64), starts_of(size.numpy())
     arrays = vectors.float().contiguous().numpy(), directions.float().numpy()
     parallel_map(
-        lambda span: _compiled().place_along(*span, starts, *arrays, arity, iterations, rounds, along, part),
+        lambda span: compiling.load("compiled_tree").place_along(
+            *span, starts, *arrays, arity, iterations, rounds, along, part
+        ),
         spans(len(size)),
     )
     return torch.from_numpy(along)
-
-
-def _compiled() -> Any:
-    from beamtree.kernels import compiled_tree  # Numba takes a moment to import
-
-    return compiled_tree
