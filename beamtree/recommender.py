@@ -28,8 +28,8 @@ from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
-from beamtree.live.content import Content, features_weight, with_similar_items
-from beamtree.live.live_model import SavedChanges
+from beamtree.live.content import Content, describe_features, features_weight, with_similar_items
+from beamtree.live.live_model import ItemCounts, SavedChanges
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import fitted_users, update_model
 from beamtree.live.users import Users
@@ -59,7 +59,7 @@ from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import holds_model
+from beamtree.storage.settings import fingerprint, holds_model
 from beamtree.storage.tuned import remove_stale_beam
 from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
@@ -171,6 +171,7 @@ class Recommender:
         self._data: Prepared | None = None
         self._run: dict[str, Any] = {}  # the content of run.json
         self._loaded: Path | None = None  # the run folder this object was loaded from
+        self._fingerprint = ""  # of the model in it
         self._data_source: tuple[Path, Path] | None = None  # run folder and data folder, opened when needed
         self._owns_data = False  # whether the prepared log was made for this object and is saved with it
         self.progress: Progress | None = None  # the result of training
@@ -282,10 +283,8 @@ class Recommender:
         reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
         options = self._options
         about_items = table_argument("items", items)
-        if about_items is not None:
-            if options.items is not None:
-                raise ValueError("there are two tables of items: give `items` to fit, or to Recommender for its tree")
-            options = replace(options, items=about_items)
+        if about_items is not None and options.items is not None:
+            raise ValueError("there are two tables of items: give `items` to fit, or to Recommender for its tree")
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
         began, backend = time_now(), current_backend()
         if about_items is not None and not backend.is_single:
@@ -321,7 +320,8 @@ class Recommender:
             self._read_catalogue, self._masks = None, MaskCache()
             if about_items is not None:
                 report.stage("Reading features")
-                for line in self.use_features(about_items):
+                self._update_items(about_items)
+                for line in describe_features(model, self.model):
                     report.line(line)
             report.line(f"Fitted in {clock(time_now() - began)}.")
         return self
@@ -677,70 +677,61 @@ class Recommender:
         context = context_names(model.scorer)
         return read_users(data, _ids(model), **columns, exclude_seen=exclude_seen, context=context)
 
-    def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
-        """Add items that can be recommended at once, all or none of them; returns how many were new or changed.
+    def update_items(self, items: Any) -> int:
+        """Add items and change those that there are, all or none of them; returns how many were new or changed.
 
         Args:
-            items: ids with what each comes with: `{"B9": {"like": ["B1"], "histories": [["B2", "B3"]]}}`. `like` names
-                similar items, `histories` are of users who chose it next, `category` is a category of other items,
-                `vector` is in the space of those the tree was built from, `title` is for display and, where there is a
-                table of the items, for placing the item too. A plain list of ids
-                adds items without any information.
+            items: what is to be known about items. A table, as a frame, an Arrow table or a file: a column of ids and
+                any other columns, such as price and stock. Or a dict by id, `{"B9": {"price": 9.5, "like": ["B1"]}}`,
+                of the columns of the table of the items, `title` and `category` and, for new items, of `like`, similar
+                items, `histories` of users who chose it next, and `vector`, in the space of those the tree was built
+                from. Or ids alone: such items are added, and hidden ones are shown as before.
 
-        An item that was removed is recommended as before. A field that is left out of an existing item keeps its value;
-        None clears it.
+        Of known items, what is given changes, and hidden ones stay hidden. What a dict leaves out stays as it is, and
+        None clears it; so do empty cells of a table, which may also bring new columns. Items that the model does not
+        have are recommended at once, placed by what is given or, where there is a table, by all of their columns. The
+        next `where`, rule or limit reads the new values, and `save` keeps them.
         """
-        new = items if isinstance(items, Mapping) else {str(item): NewItem() for item in id_list(items)}
         with self._changes:
-            return self._live_model().add_items(new)
+            return self._update_items(items).total
+
+    def _update_items(self, items: Any) -> ItemCounts:
+        """How many were added and changed. By new columns, items of the log may get partners with similar features."""
+        live, data, model = self._live_model(), self._training_data(), None
+        update = live.parse_update(items)
+        if update.new is not None and data is not None and not features_weight(live.model):
+            model = with_similar_items(live.model, Content(live.preview(update), live.model), data.val)
+        return live.update_items(update, model=model)
+
+    def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
+        """Deprecated: `update_items`, which leaves hidden items hidden where they come with changes."""
+        _deprecated("add_items", "update_items(items)")
+        with self._changes:
+            live = self._live_model()
+            return live.update_items(items, show=True).total
 
     def use_features(self, table: Any) -> list[str]:
-        """Use what a table says about the items, a frame or a file, as `fit` does with its table `items`.
-
-        Items with similar features become partners of each other, if validation users find more with that. Items of the
-        table that the model does not have are added. Of items in an earlier table, that is used. Returns what was done,
-        in sentences.
-        """
-        with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import read_catalogue
+        """Deprecated: `update_items(table)`, which also changes items that are in an earlier table."""
+        _deprecated("use_features", "update_items(table)")
         with self._changes:
-            lines, model, data, joined = list[str](), self.model, self._training_data(), self._joined(table)
-            if data is not None and not features_weight(model):
-                changed = with_similar_items(model, Content(read_catalogue(joined, self.ids), model), data.val)
-                if weight := features_weight(changed):
-                    self._model = changed
-                    if self._live is not None:
-                        self._live.replace_model(changed)
-                    lines.append(
-                        f"Validation users find more with items of similar features: their weight is {weight:.2g}."
-                    )
-            if added := self.add_listed_items(table):
-                lines.append(f"Added {added:,} items that have no events in training, by their features.")
-            return lines
+            before = self.model
+            self._update_items(self._unlisted(table))
+            return describe_features(before, self.model)
 
     def add_listed_items(self, table: Any) -> int:
-        """Add the items of a table, a frame or a file, that the model does not have; returns how many there were.
-
-        They are placed by what the columns of the table say, as `fit` does with its table `items`.
-        """
-        with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import other_items, read_catalogue
+        """Deprecated: `update_items(table)`, which also changes items that are in an earlier table."""
+        _deprecated("add_listed_items", "update_items(table)")
         with self._changes:
-            joined = self._joined(table)
-            new = other_items(joined, self.ids)
-            if new:
-                self._live_model().add_items(new, read_catalogue(joined, self.ids.extended(list(new))))
-            if new or self._catalogue() is None:
-                self._tables, self._run = {**self._tables, "items": joined}, {**self._run, "items": _file("items")}
-                self._read_catalogue = None  # copies of this object share the rest
-            return len(new)
+            return self._update_items(self._unlisted(table)).new
 
-    def _joined(self, table: Any) -> Any:
-        """The table of the items that is known, with the rows of other items in another table."""
+    def _unlisted(self, table: Any) -> Any:
+        """The rows of a table of items that an earlier one does not have."""
         with requires("", "reading a table of items"):
-            from beamtree.ingest.item_tables import joined_tables
-        known = self._catalogue()
-        return joined_tables(None if known is None else known.table, table_argument("items", table))
+            from beamtree.ingest.item_tables import read_listed
+        listed, live = read_listed(table_argument("items", table)), self._live_model()
+        if live.catalogue.table is None:
+            return listed.columns
+        return listed.columns.filter([not is_known for is_known in live.has_items(listed.ids.to_list())])
 
     def remove_items(self, items: Iterable[object]) -> int:
         """Hide items: they are not recommended until they are added again. Returns how many were visible."""
@@ -805,7 +796,8 @@ class Recommender:
             self._save(Path(folder))
 
     def _save(self, folder: Path) -> None:
-        model, run = self.model, {**self._run}
+        tables, run = self._with_changed_items()
+        model = self.model
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
@@ -818,29 +810,45 @@ class Recommender:
                     if self._loaded is None or self._loaded.resolve() != folder.resolve():
                         remove_training(folder)
                     replace_data(folder, source if source is not None and self._owns_data else None)
-                    self._save_tables(folder)
+                    self._save_tables(folder, tables)
                     save_changes(folder, self._live)
-            backend.save_model(model, folder)
+            if not self._is_saved(model, folder):
+                backend.save_model(model, folder)
             with backend.guard() as first:
                 if first:
                     remove_stale_beam(folder)
 
-    def _save_tables(self, folder: Path) -> None:
-        """Write tables given in memory into a run, and copy those of the run this object was loaded from."""
+    def _is_saved(self, model: TreeModel, folder: Path) -> bool:
+        """Whether a folder has the model that was loaded from it: with other attributes of items it stays the same."""
+        if self._loaded is None or model is not self._model or self._loaded.resolve() != folder.resolve():
+            return False
+        return holds_model(folder) and fingerprint(folder) == self._fingerprint
+
+    def _save_tables(self, folder: Path, tables: Mapping[str, Any]) -> None:
+        """Write tables from memory into a run, and copy those of the run this object was loaded from."""
         for name in TABLES:
-            table = self._tables.get(name)
+            table = tables.get(name)
             if table is None:
                 remove(folder / _file(name))
             else:
                 is_file = isinstance(table, Path)
                 save_table(folder, name, partial(shutil.copyfile, table) if is_file else table.write_parquet)
 
+    def _with_changed_items(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tables to save with a run, and the content of its run.json: with the table of the items as it is now."""
+        tables, run, live = dict(self._tables), dict(self._run), self._live
+        if live is not None and live.catalogue.table is not None and live.has_changed_table:
+            tables["items"], run["items"] = live.catalogue.table_to_save(), _file("items")
+        return tables, run
+
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""
         with self._changes:
             state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
             if self._live is not None:
+                tables, run = self._with_changed_items()
                 state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}
+                state |= {"_tables": tables, "_run": run}
         state["_changes"] = ChangeLock()
         if self._data is not None and self._data_source is None:
             folder = self._data.folder
@@ -888,7 +896,7 @@ class Recommender:
             recommender._data_source, recommender._owns_data = (folder, source), source == folder / DATA
         own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
         recommender._tables = {name: file for name, file in own.items() if file is not None}
-        recommender._loaded = folder
+        recommender._loaded, recommender._fingerprint = folder, fingerprint(folder)
         recommender.progress = progress_of(run)
         saved = load_changes(folder)
         recommender._live = None if saved is None else recommender._open_live(saved)
@@ -918,3 +926,8 @@ def _warn_of_unknown(users: list[str], count: int, what: str) -> None:
 def _file(name: str) -> str:
     """The file of a table in a run folder."""
     return f"{name}.parquet"
+
+
+def _deprecated(name: str, new: str) -> None:
+    """Warn that a method is gone in the next version."""
+    warnings.warn(f"{name} is deprecated and will be removed: use {new}", DeprecationWarning, stacklevel=3)

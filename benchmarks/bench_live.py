@@ -88,7 +88,7 @@ def main() -> None:
     records.append({"model": "without them", **recalls(bare, data, new_items)})
     live = LiveModel(bare, data=less)
     for item in new_items.tolist():
-        live.add_items(
+        live.update_items(
             {data.items[item]: NewItem(histories=histories(data, item, new_items, args.histories, generator))}
         )
     records.append({"model": f"added with {args.histories} histories each", **recalls(live.model, data, new_items)})

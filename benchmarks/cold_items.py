@@ -26,6 +26,7 @@ from beamtree.beam import retrieve
 from beamtree.closed_form.content import FeatureMatrix
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.kernels import sparse
+from beamtree.live.content import describe_features
 from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
 
@@ -79,8 +80,9 @@ def main() -> None:
         return shop
 
     def with_features(shop: bt.Recommender, about: pl.DataFrame) -> bt.Recommender:
-        began = time.process_time()
-        for line in shop.use_features(about):
+        began, before = time.process_time(), shop.model
+        shop.update_items(about)
+        for line in describe_features(before, shop.model):
             print(f"  {line}", flush=True)
         print(f"  used features in {time.process_time() - began:.0f} s of CPU time", flush=True)
         return shop

@@ -96,7 +96,7 @@ def _little_space(folder: Path, rng: random.Random, disk: Path | None) -> Iterat
 
 def _change(live: Any, name: str, title: str | None) -> None:
     if isinstance(live, LiveModel):
-        live.remove_items([name]) if title is None else live.add_items({name: {"title": title}})
+        live.remove_items([name]) if title is None else live.update_items({name: {"title": title}}, show=True)
     elif title is None:
         live.remove_labels([name])
     else:

@@ -26,7 +26,7 @@ FIELDS = (
     *("history", "histories", "user", "users", "m", "beam_size", "exclude_seen", "allowed", "exclude", "category"),
     *("timeout_ms", "items", "inputs", "parameters", "run", "title", "like", "vector", "outputs", "id"),
     *("where", "rules", "boosts", "at_most", "pins", "diversity", "factor", "time", "events", "context", "item"),
-    *("text", "texts", "features", "label", "labels", "name"),
+    *("text", "texts", "features", "label", "labels", "name", "price", "stock", "genres", "day"),
 )
 PATHS_TO_REJECT = (
     *("/../../etc/passwd", "/v1/items/../../../etc/passwd", "/v1/items/%2e%2e%2f%2e%2e%2fetc", "//v1//model", "/%00"),
@@ -70,7 +70,7 @@ def random_request(rng: random.Random) -> Request:
 def wrong_types(rng: random.Random) -> Request:
     fields = rng.sample(FIELDS, rng.randint(1, 5))
     body = json.dumps({field: value(rng) for field in fields})
-    return "wrong types", post(rng.choice(PATHS), body.encode(), rng.choice(("POST", "POST", "PUT", "DELETE")))
+    return "wrong types", post(rng.choice(PATHS), body.encode(), rng.choice(("POST", "POST", "PUT", "PATCH", "DELETE")))
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:

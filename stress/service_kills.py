@@ -21,6 +21,7 @@ class ServiceState:
 
     def __init__(self) -> None:
         self.items: dict[str, bool] = {}  # whether each is in the catalogue
+        self.titles: dict[str, str] = {}
         self.events: dict[str, int] = {}
         self.run: str | None = None
         self.pending: tuple[str, str] | None = None
@@ -54,6 +55,11 @@ def change(client: httpx.Client, state: ServiceState, items: list[str], runs: li
         state.pending = "events", user
         client.post("/v1/events", json={"user": user, "items": rng.sample(items, 2)}).raise_for_status()
         state.events[user] = state.events.get(user, 0) + 2
+    elif kind < 0.4:
+        item, title = rng.choice(items[40:]), f"title {rng.random()}"
+        state.pending = "title", item
+        client.patch(f"/v1/items/{item}", json={"title": title}).raise_for_status()
+        state.titles[item] = title
     else:
         item = rng.choice([f"new {rng.randrange(40)}", rng.choice(items[:40])])
         add = rng.random() < 0.6
@@ -89,6 +95,12 @@ def check(client: httpx.Client, state: ServiceState) -> list[str]:
         history = client.get(f"/v1/users/{user}").json().get("history", [])
         if len(history) < count:
             faults.append(f"{user} has {len(history)} events of {count}")
+    for item, title in state.titles.items():
+        shown = client.get(f"/v1/items/{item}").json()["title"]
+        if state.pending == ("title", item):
+            state.titles[item] = shown
+        elif shown != title:
+            faults.append(f"{item} has the title {shown!r}, and got {title!r}")
     served = client.get("/v1/model").json().get("run")
     if state.pending is not None and state.pending[0] == "run":
         state.run = served

@@ -42,7 +42,8 @@ class Shop:
             self.started[item] += 1
             self.hidden.pop(item, None)
             if kind < 0.5:
-                shop.add_items({item: {"like": [self.trained[-1]], "title": f"Title {rng.randrange(9)}"}})
+                shop.update_items([item])
+                shop.update_items({item: {"like": [self.trained[-1]], "title": f"Title {rng.randrange(9)}"}})
                 continue
             (shop.remove_items if kind < 0.8 or item in self.trained else shop.forget_items)([item])
             self.hidden[item] = self.started[item]

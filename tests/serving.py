@@ -5,15 +5,19 @@ import dataclasses
 import threading
 import time
 from concurrent.futures import Future
+from datetime import date
 from functools import partial
 
 import httpx
+import polars as pl
 import torch
 
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.ingest.item_tables import read_catalogue
 from beamtree.live import LiveModel
+from beamtree.live.live_model import ItemCounts, UnknownItemError
 from beamtree.query import History, RecommendRequest
 from beamtree.serve.engine.engine import Engine, EngineOptions, Job
 from beamtree.serve.engine.served_run import LoadedRun, open_run
@@ -132,10 +136,14 @@ class RecordingModel(LiveModel):
         self.snapshot = self.snapshot._replace(version=self.version + yes)
         return yes
 
-    def add_items(self, items):
+    def update_items(self, items, show=False, add=True):
+        unknown = [item for item in items if item not in self.added and not self.ids.find_known([item])]
+        if unknown and not add:
+            raise UnknownItemError(unknown[0])
+        self.parse_update(items)
         changed = [item for item, new in items.items() if self.added.get(item) != new]
         self.added |= items
-        return self._changed(len(changed))
+        return ItemCounts(self._changed(len(changed)), 0)
 
     def remove_items(self, items):
         return self._changed(sum(self.added.pop(item, None) is not None for item in items))
@@ -158,8 +166,21 @@ class RecordingModel(LiveModel):
         return History(list(self.chosen[user])) if user in self.chosen else super().history(user, ids)
 
 
-def open_changing(run):
+def priced(ids):
+    """Titles, and a table with columns of every kind."""
+    count = len(ids)
+    columns = {"price": [n / 2 for n in range(count)], "new": [n % 2 == 0 for n in range(count)]}
+    columns |= {
+        "genres": [["a", f"g{n % 3}"] for n in range(count)],
+        "day": [date(2026, 1, 1 + n % 28) for n in range(count)],
+    }
+    known = titles(ids)
+    texts = {"title": known.titles, "category": known.categories}
+    return read_catalogue(pl.DataFrame({"item": ids.names, **texts, **columns}), ids)
+
+
+def open_changing(run, catalogue=titles):
     """A run whose items have titles, and can change."""
     opened = open_shop(run)
-    live = RecordingModel(opened.live.model, catalogue=titles(opened.ids), data=opened.data)
+    live = RecordingModel(opened.live.model, catalogue=catalogue(opened.ids), data=opened.data)
     return dataclasses.replace(opened, live=live, read_only=False)

@@ -91,7 +91,7 @@ def test_items_of_a_table_are_seen_with_their_columns_or_not_at_all(monkeypatch)
         return {*shop.recommend(["i01"], where="price > 20 or price < 3", m=99, beam_size=99)["item"]}
 
     before = ask()
-    _, answer = beside(lambda: shop.add_listed_items(more), ask, monkeypatch, live_model, "with_items")
+    _, answer = beside(lambda: shop.update_items(more), ask, monkeypatch, live_model, "with_items")
     assert answer == before
     assert ask() == before | {"new 1", "new 2"}
 

@@ -419,6 +419,6 @@ def test_new_items_and_another_tree_keep_the_context(shop):
 def test_an_item_that_is_added_is_sold_where_similar_ones_are(shop, tmp_path):
     shop.save(tmp_path / "run")
     other = bt.Recommender.load(tmp_path / "run")
-    other.add_items({"new": {"like": ["i002"]}})
+    other.update_items({"new": {"like": ["i002"]}})
     scores = [other.score(["i002"], ["new"], context={"device": device})["score"][0] for device in DEVICES]
     assert scores[0] > 2 * scores[1]

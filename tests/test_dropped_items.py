@@ -69,20 +69,19 @@ def test_items_of_a_table_are_not_recommended_to_users_who_know_them(listed, tmp
 def update(shop):
     """i70 comes with an event of another user, i80 by itself."""
     shop.update(pl.DataFrame({"user": ["u005"], "item": ["i70"], "time": [30]}))
-    shop.add_items(["i80"])
+    shop.update_items(["i80"])
 
 
 @pytest.mark.parametrize(
     "add",
     [
-        lambda shop: shop.add_items(["i70", "i80"]),
-        lambda shop: shop.add_listed_items(TABLE),
-        lambda shop: shop.use_features(TABLE),
+        lambda shop: shop.update_items(["i70", "i80"]),
+        lambda shop: shop.update_items(TABLE),
         update,
         lambda shop: (
-            shop.add_items(["i70", "i80"]),
+            shop.update_items(["i70", "i80"]),
             shop.forget_items(["i70", "i80"]),
-            shop.add_items(["i70", "i80"]),
+            shop.update_items(["i70", "i80"]),
         ),
     ],
 )
@@ -155,7 +154,7 @@ def test_a_renewal_keeps_what_users_did_with_dropped_items(listed, tmp_path):
     renew(tmp_path / "run", pl.DataFrame(rows, schema=LOG.schema, orient="row"), force=True, verbose=False)
     shop = bt.Recommender.load(tmp_path / "run")
     assert unwanted(shop) == EXPECTED
-    shop.add_items(["i90"])
+    shop.update_items(["i90"])
     found = shop.recommend(users=USERS, m=1, allowed=["i90"])
     assert found["user"].to_list() == ["u000", "u001"]
     assert shop.users.names == sorted({*LOG["user"], *(f"v{n}" for n in range(9))})
@@ -171,7 +170,7 @@ def test_an_update_reads_dislikes_as_the_first_log_did(fitted, tmp_path):
     shop = copy(fitted)
     shop.update(new)
     assert "i80" not in shop.ids.names  # a dislike is no event
-    shop.add_items(["i80"])
+    shop.update_items(["i80"])
     shop.save(tmp_path / "run")
     renew(tmp_path / "run", new.with_columns(item=pl.lit("i09")), force=True, verbose=False)
     for each in (shop, pickle.loads(pickle.dumps(shop)), bt.Recommender.load(tmp_path / "run")):

@@ -237,7 +237,7 @@ def test_types_go_through_save_load_and_pickle(shop, run, tmp_path):
 
 
 def test_new_items_are_integers_everywhere(shop, tmp_path):
-    shop.add_items({77: {"like": [1000]}, "78": {"histories": [[1000, "1001"]]}})
+    shop.update_items({77: {"like": [1000]}, "78": {"histories": [[1000, "1001"]]}})
     shop.save(tmp_path / "run")
     for copy in (shop, pickle.loads(pickle.dumps(shop)), bt.Recommender.load(tmp_path / "run")):
         found = copy.recommend([1000], m=62, allowed=[77, 78, 1001])["item"]
@@ -252,14 +252,14 @@ def test_a_new_item_without_a_whole_number_is_refused_as_a_whole(shop):
     before = shop.recommend([1000], m=60)
     more = pl.DataFrame({"user": [7, 8], "item": ["1001", "lamp"], "time": [50, 51]})
     for change in (
-        lambda: shop.add_items({79: {}, "lamp": {}}),
-        lambda: shop.add_items(["lamp"]),
+        lambda: shop.update_items({79: {}, "lamp": {}}),
+        lambda: shop.update_items(["lamp"]),
         lambda: shop.update(more),
     ):
         with pytest.raises(ValueError, match=NOT_WHOLE):
             change()
     assert shop.recommend([1000], m=60).equals(before)
-    assert shop.add_items({"80": {}}) == 1
+    assert shop.update_items({"80": {}}) == 1
 
 
 def test_an_update_keeps_integers_and_text_users_make_users_text(shop):

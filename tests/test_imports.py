@@ -45,6 +45,7 @@ ALSO = {
     "data/frames.py": {"polars"},
     "data/attributes.py": {"polars"},
     "data/expressions.py": {"polars"},
+    "data/values.py": {"polars"},
     **{
         f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "prometheus_client"}
         for path in (PACKAGE / "serve" / "http").glob("*.py")

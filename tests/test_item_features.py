@@ -213,7 +213,7 @@ def test_they_can_be_filtered_and_are_saved(shop, tmp_path):
 def test_an_item_added_later_is_placed_by_its_title_and_category(shop, tmp_path):
     shop.save(tmp_path / "run")
     loaded = bt.Recommender.load(tmp_path / "run")
-    loaded.add_items({"later": {"title": "a word7"}, "other": {"title": "word1", "category": "group 0"}})
+    loaded.update_items({"later": {"title": "a word7"}, "other": {"title": "word1", "category": "group 0"}})
     assert "later" in loaded.recommend(["i36", "i37", "i38"], m=13)["item"].to_list()
     assert "other" in loaded.recommend(["i06", "i07", "i08"], m=13)["item"].to_list()
 
@@ -221,7 +221,7 @@ def test_an_item_added_later_is_placed_by_its_title_and_category(shop, tmp_path)
 def test_an_item_that_has_nothing_in_common_with_others_is_added_all_the_same(shop, tmp_path):
     shop.save(tmp_path / "run")
     loaded = bt.Recommender.load(tmp_path / "run")
-    loaded.add_items({"strange": {"title": "zzz"}})
+    loaded.update_items({"strange": {"title": "zzz"}})
     assert loaded.recommend(["i01"], m=1, allowed=["strange"])["item"].to_list() == ["strange"]
 
 
@@ -302,7 +302,7 @@ def test_a_memory_without_weight_gets_no_list(rare_log, plain, tmp_path):
     shop, names = copy(plain), plain.ids.names
     shop._model = plain.model.with_scorer(plain.model.scorer.with_parts({}).set_weights(memory=0.0))
     table = pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]})
-    shop.use_features(table)
+    shop.update_items(table)
     assert features_weight(shop.model) == 0
     assert bool(shop.model.scorer.part("memory").recency.isfinite().all())
     shop.model.scorer.hyperparameters["content"] = 0.1  # as after a training that set the weight of the memory to 0
@@ -315,9 +315,9 @@ def test_a_memory_without_weight_gets_no_list(rare_log, plain, tmp_path):
 def test_a_copy_uses_features_of_its_own(plain):
     names = plain.ids.names
     other, again = copy(plain), copy(plain)
-    other.use_features(pl.DataFrame({"item": names, "group": ["x"] * len(names)}))
+    other.update_items(pl.DataFrame({"item": names, "group": ["x"] * len(names)}))
     assert features_weight(other.model) == 0
-    again.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
+    again.update_items(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
     assert features_weight(again.model) > 0
     assert features_weight(plain.model) == 0
 
@@ -400,6 +400,6 @@ def test_more_items_can_be_added_from_a_table(shop, tmp_path):
     more = pl.DataFrame(
         {"item": ["new1", "more1", "more2"], "title": ["x", "word3", "word8"], "price": [1.0, 17.0, 41.0]}
     )
-    assert loaded.add_listed_items(more) == 2
+    assert loaded.update_items(more) == 3  # one is known, and has another title and price
     assert "more1" in loaded.recommend(["i13", "i14", "i15"], m=13)["item"].to_list()
-    assert loaded.add_listed_items(more) == 0
+    assert loaded.update_items(more) == 0

@@ -39,7 +39,7 @@ def change(live, draw):
             facts = {"like": like, "title": f"title {draw.randrange(100)}", "category": None}
             told = {name: facts[name] for name in draw.sample(sorted(facts), draw.randrange(4))}
             with contextlib.suppress(ValueError):  # like one that is not known
-                live.add_items({item: told})
+                live.update_items({item: told})
 
 
 def last_run(entries):
@@ -230,9 +230,9 @@ def test_a_shorter_file_whose_name_could_not_be_flushed_gets_the_next_changes(tm
 @pytest.mark.parametrize("kind", ["add", "move", "show", "remove", "forget", "events", "retire", "run"])
 def test_a_change_that_was_refused_is_seen_neither_now_nor_later(model, tmp_path, kind):
     changes = {
-        "add": lambda live: live.add_items({f"many {number}": {"like": ["i01"]} for number in range(20)}),
-        "move": lambda live: live.add_items({"new 0": {"like": ["i20"], "title": "Moved"}}),
-        "show": lambda live: live.add_items({"i02": {"title": "Back"}}),
+        "add": lambda live: live.update_items({f"many {number}": {"like": ["i01"]} for number in range(20)}),
+        "move": lambda live: live.update_items({"new 0": {"like": ["i20"], "title": "Moved"}}),
+        "show": lambda live: live.update_items({"i02": {"title": "Back"}}),
         "remove": lambda live: live.remove_items(["i01", "new 0"]),
         "forget": lambda live: live.forget_items(["i01", "new 0"]),
         "events": lambda live: live.record_events([("user 0", ["i05"], 7)], "request"),
@@ -241,7 +241,7 @@ def test_a_change_that_was_refused_is_seen_neither_now_nor_later(model, tmp_path
     }
     log = Journal(tmp_path)
     live = LiveModel(copy.deepcopy(model), journal=log, slot_cooldown=60.0)
-    live.add_items({"new 0": {"like": ["i03"]}})
+    live.update_items({"new 0": {"like": ["i03"]}})
     live.remove_items(["i02"])
     live.record_events([("user 0", ["i04"], 6)])
     before, freed = copy.deepcopy(state(live)), list(live._freed)

@@ -134,7 +134,7 @@ def test_the_model_that_was_given_goes_on_as_it_was(shop):
 
 def test_an_item_that_is_like_another_is_found_where_that_is(shop):
     before = best(shop, ["i03", "i04", "i05"], m=3)
-    assert shop.add_items({"new": {"like": [before[0]]}}) == 1
+    assert shop.update_items({"new": {"like": [before[0]]}}) == 1
     assert "new" in best(shop, ["i03", "i04", "i05"], m=11)
     found = shop.recommend(["i03", "i04"], m=5, beam_size=70, allowed=["new"])
     assert found["item"].to_list() == ["new"]
@@ -155,7 +155,7 @@ def test_changed_rows_are_seen_wherever_their_path_sums_happen_to_lie(shop):
 
 
 def test_an_item_is_placed_by_histories_of_those_who_chose_it(shop):
-    shop.add_items({"new": {"histories": [["i22", "i23", "i24"], ["i21", "i22", "i23"], ["i23", "i24", "i25"]]}})
+    shop.update_items({"new": {"histories": [["i22", "i23", "i24"], ["i21", "i22", "i23"], ["i23", "i24", "i25"]]}})
     near = shop.recommend(["i22", "i23", "i24"], m=62, beam_size=70)["item"].to_list().index("new")
     far = shop.recommend(["i42", "i43", "i44"], m=62, beam_size=70)["item"].to_list().index("new")
     assert near < far
@@ -163,7 +163,7 @@ def test_an_item_is_placed_by_histories_of_those_who_chose_it(shop):
 
 def test_a_full_tree_gets_another_level_and_still_finds_all(shop):
     height = shop.model.tree.height
-    shop.add_items({f"n{place}": {"like": ["i07"]} for place in range(20)})
+    shop.update_items({f"n{place}": {"like": ["i07"]} for place in range(20)})
     assert shop.model.tree.height == height + 1
     assert len(best(shop, ["i01"], m=70)) == 70
     assert set(best(shop, ["i01"], m=70, allowed=[f"n{place}" for place in range(20)])) == {
@@ -183,17 +183,19 @@ def test_a_removed_item_that_is_added_again_is_found_exactly_as_before(shop):
     slots, names = shop.model.tree.items().tolist(), before["item"].to_list()[:3]
     shop.remove_items(names)
     assert not set(names) & set(best(shop, ["i03", "i04"], m=50))
-    assert shop.add_items(names[:2]) == 2
-    assert shop.add_items({names[2]: {"title": "Back"}}) == 1
+    assert shop.update_items({name: {"title": "Back"} for name in names}) == 3
+    assert not set(names) & set(best(shop, ["i03", "i04"], m=50))
+    assert shop.update_items(names[:2]) == 2
+    assert shop.update_items({names[2]: {}}) == 1
     assert shop.model.tree.items().tolist() == slots
     assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
 
 
 def test_an_item_that_was_added_removed_and_added_again_is_found_as_before(shop):
-    shop.add_items({"new": {"like": ["i05"], "category": "Lamps"}})
+    shop.update_items({"new": {"like": ["i05"], "category": "Lamps"}})
     before = shop.recommend(["i03", "i04"], m=50, beam_size=70)
     shop.remove_items(["new"])
-    assert shop.add_items(["new"]) == 1
+    assert shop.update_items(["new"]) == 1
     assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
 
 
@@ -203,9 +205,9 @@ def test_a_forgotten_item_frees_its_slot_and_comes_back_as_a_new_one(shop):
     assert shop.forget_items(["i05"]) == 0
     assert not {"i05", "i06"} & set(best(shop, ["i04"], m=58))
     free = len(shop.model.tree.items()) - shop.model.tree.num_placed
-    shop.add_items([f"n{place}" for place in range(free)])
+    shop.update_items([f"n{place}" for place in range(free)])
     assert shop.model.tree.height == height
-    assert shop.add_items({"i05": {"like": ["i40"]}}) == 1  # it comes back, on a level more, beside another
+    assert shop.update_items({"i05": {"like": ["i40"]}}) == 1  # it comes back, on a level more, beside another
     assert shop.model.tree.height == height + 1
     assert "i05" in best(shop, ["i04"], m=10, allowed=["i05"])
     leaves = shop.model.tree.leaf_of_item(torch.tensor(shop.ids.find(["i05", "i40"])))
@@ -219,7 +221,7 @@ def test_hidden_items_are_saved_and_read(shop, tmp_path):
     again = bt.Recommender.load(tmp_path / "run")
     assert "i05" not in best(again, ["i03", "i04"], m=59)
     assert repr(again).startswith("Recommender(59 items")
-    again.add_items(["i05"])
+    again.update_items(["i05"])
     assert again.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
 
 
@@ -230,15 +232,15 @@ def test_a_search_that_began_before_an_item_was_hidden_or_shown_sees_one_moment(
     live.remove_items(["i05"])
     second = live.snapshot
     hidden = bt.retrieve(second.model, x, beam_size=70, m=60)
-    live.add_items({"i05": {}})
-    live.add_items({"new": {"like": ["i05"]}})
+    live.update_items({"i05": {}})
+    live.update_items({"new": {"like": ["i05"]}})
     for model, known in ((first.model, before), (second.model, hidden)):
         again = bt.retrieve(model, x, beam_size=70, m=60)
         assert all(torch.equal(one, other) for one, other in zip(again, known, strict=True))
 
 
 def test_the_words_for_an_object_count_items_that_can_be_found(shop):
-    shop.add_items(["new"])
+    shop.update_items(["new"])
     assert repr(shop).startswith("Recommender(61 items")
     shop.remove_items(["i01", "i02"])
     assert repr(shop).startswith("Recommender(59 items")
@@ -252,16 +254,16 @@ def test_histories_with_removed_items_are_answered(shop):
 
 def test_adding_twice_changes_nothing(shop):
     facts = {"new": {"like": ["i01"], "title": "New"}}
-    assert shop.add_items(facts) == 1
+    assert shop.update_items(facts) == 1
     slots = shop.model.tree.items().tolist()
-    assert shop.add_items(facts) == 0
+    assert shop.update_items(facts) == 0
     assert shop.model.tree.items().tolist() == slots
 
 
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"kind": 3}, "give a dict with some of title"),
+        ({"kind": 3}, "no field 'kind', but like, histories, vector, title, category; columns need a table"),
         ("like", "give a dict"),
         ({"vector": [1.0, 2.0]}, "not built from vectors"),
         ({"like": ["nobody"]}, "is like 'nobody', which is not known"),
@@ -270,18 +272,18 @@ def test_adding_twice_changes_nothing(shop):
 )
 def test_what_means_nothing_is_refused_and_nothing_changes(shop, facts, message):
     with pytest.raises(ValueError, match=message):
-        shop.add_items({"good": {"like": ["i05"]}, "new": facts})
+        shop.update_items({"good": {"like": ["i05"]}, "new": facts})
     assert len(best(shop, ["i01"], m=5, allowed=["good", "new"])) == 0
 
 
 def test_a_changed_recommender_is_saved_and_read(shop, tmp_path):
-    shop.add_items({"new": {"like": ["i05"]}, "other": {}})
+    shop.update_items({"new": {"like": ["i05"]}, "other": {}})
     shop.remove_items(["i06", "other"])
     before = shop.recommend(["i03", "i04"], m=30, beam_size=70)
     shop.save(tmp_path / "run")
     again = bt.Recommender.load(tmp_path / "run")
     assert again.recommend(["i03", "i04"], m=30, beam_size=70).equals(before)
-    assert again.add_items({"new": {"like": ["i05"]}, "more": {"like": ["i05"]}}) == 1
+    assert again.update_items({"new": {"like": ["i05"]}, "more": {"like": ["i05"]}}) == 1
     assert "more" in best(again, ["i03", "i04"], m=30)
     assert len(again.evaluate(m=10, beam_size=60).scores)
 
@@ -296,7 +298,7 @@ def test_m_items_come_back_wherever_m_are_allowed_after_any_changes(shop):
             there.remove(gone)
         else:
             name = draw.choice([*names, f"n{step}"])
-            shop.add_items({name: {"like": draw.sample(sorted(there), 2)}})
+            shop.update_items({name: {"like": draw.sample(sorted(there), 2)}})
             there.add(name)
         allowed = draw.sample(sorted(there), draw.randrange(1, len(there) + 1))
         found = best(shop, draw.sample(names, 3), m=10, allowed=allowed)
@@ -310,18 +312,18 @@ def test_m_items_come_back_wherever_m_are_allowed_after_any_changes(shop):
 
 def test_what_is_left_out_stays_as_it_is_and_none_clears_it(shop):
     live = LiveModel(shop.model)
-    live.add_items({"new": {"title": "Lamp", "category": "Home", "like": ["i05"]}})
+    live.update_items({"new": {"title": "Lamp", "category": "Home", "like": ["i05"]}})
     slots, (number,) = live.model.tree.items().tolist(), live.ids.find(["new"])
-    assert live.add_items({"new": {}}) == 0
-    assert live.add_items({"new": {"title": "Desk lamp"}})
+    assert live.update_items({"new": {}}).total == 0
+    assert live.update_items({"new": {"title": "Desk lamp"}}).total == 1
     assert live.model.tree.items().tolist() == slots
     assert (live.catalogue.titles[number], live.catalogue.categories[number]) == ("Desk lamp", "Home")
-    live.add_items({"new": {"title": None}})
+    live.update_items({"new": {"title": None}})
     assert (live.catalogue.titles[number], live.catalogue.categories[number]) == (None, "Home")
 
 
 def test_items_of_one_call_may_be_like_each_other(shop):
-    assert shop.add_items({"one": {"like": ["i05"]}, "two": {"like": ["one"]}}) == 2
+    assert shop.update_items({"one": {"like": ["i05"]}, "two": {"like": ["one"]}}) == 2
     assert set(best(shop, ["i04"], m=2, allowed=["one", "two"])) == {"one", "two"}
 
 
@@ -338,7 +340,7 @@ def test_an_item_with_a_category_stands_beside_it_after_fit_and_after_load(tmp_p
     shop = bt.Recommender(steps=0, tree="category", items=write_catalogue(tmp_path)).fit(cyclic_log(), test_users=10)
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
-        each.add_items({"new": {"category": "group 3"}, "other": {"category": "group 5"}})
+        each.update_items({"new": {"category": "group 3"}, "other": {"category": "group 5"}})
         found = best(each, ["i32", "i33", "i34"], m=62)
         assert found.index("new") < found.index("other")
 
@@ -348,14 +350,14 @@ def test_an_item_with_a_vector_stands_beside_those_nearest_after_fit_and_after_l
     columns = {f"v{each}": vectors[:, each].tolist() for each in range(6)}
     pl.DataFrame({"item": [f"i{place:02}" for place in range(60)], **columns}).write_parquet(tmp_path / "v.parquet")
     shop = bt.Recommender(steps=0, vectors=tmp_path / "v.parquet").fit(cyclic_log(), test_users=10)
-    shop.add_items(["before"])
+    shop.update_items(["before"])
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
-        each.add_items({"new": {"vector": [0, 0, 0, 1, 0, 0]}, "other": {"vector": [0, 0, 0, 0, 0, 1]}})
+        each.update_items({"new": {"vector": [0, 0, 0, 1, 0, 0]}, "other": {"vector": [0, 0, 0, 0, 0, 1]}})
         found = best(each, ["i32", "i33", "i34"], m=63)
         assert found.index("new") < found.index("other")
         with pytest.raises(ValueError, match="has 2 numbers"):
-            each.add_items({"bad": {"vector": [1, 2]}})
+            each.update_items({"bad": {"vector": [1, 2]}})
 
 
 # Users
@@ -416,10 +418,10 @@ def test_a_slot_rests_where_searches_run_beside_changes(shop):
     live = LiveModel(shop.model, slot_cooldown=3600.0)
     leaf = int(live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["i05"])))[0])
     live.forget_items(["i05"])
-    live.add_items({"new": NewItem(like=("i06",))})
+    live.update_items({"new": NewItem(like=("i06",))})
     places = live.model.tree.leaf_of_item(torch.tensor(live.ids.find(["new"])))
     assert int(places[0]) != leaf
-    live.add_items({"other": NewItem(like=("i06",))})
+    live.update_items({"other": NewItem(like=("i06",))})
     assert len(live.model.tree.items()) == 64
 
 
@@ -429,12 +431,12 @@ def test_a_slot_rests_where_searches_run_beside_changes(shop):
 def test_changes_are_replayed_to_the_same_answers(shop, tmp_path):
     first, journal = copy.deepcopy(shop.model), Journal(tmp_path)
     live = LiveModel(shop.model, journal=journal)
-    live.add_items({"new": NewItem(like=("i05",), title="New")})
-    live.add_items({"next": NewItem(like=("new", "i07"))})
+    live.update_items({"new": NewItem(like=("i05",), title="New")})
+    live.update_items({"next": NewItem(like=("new", "i07"))})
     live.remove_items(["i09"])
-    live.add_items({"i09": NewItem(like=("i01",))})
+    live.update_items({"i09": NewItem(like=("i01",))})
     live.forget_items(["i11"])
-    live.add_items({"i11": NewItem(like=("i01",))})
+    live.update_items({"i11": NewItem(like=("i01",))})
     live.remove_items(["i10"])
     record(live, "u001", ["i30", "new", "unknown"])
     record(live, "u001", ["i31"], 77)
@@ -500,7 +502,7 @@ def test_an_item_that_a_later_run_has_learned_stands_where_that_run_puts_it(shop
     assert shop.recommend(["i03", "i04"], m=50, beam_size=70).equals(before)
     assert live.catalogue.titles[live.ids.find(["i05"])[0]] == "A lamp"
     live.forget_items(["i07"])
-    live.add_items({"i07": {"like": ["i50"]}})
+    live.update_items({"i07": {"like": ["i50"]}})
     journal.close()
     changed = best(shop, ["i03", "i04"], m=50)
     assert changed != before["item"].to_list()

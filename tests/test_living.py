@@ -271,7 +271,7 @@ def test_the_service_places_an_item_by_the_table_that_its_run_names(tmp_path):
     pl.DataFrame(rows, schema=["item", "category"], orient="row").write_parquet(table)
     shop = bt.Recommender(steps=0, tree="category", items=table).fit(cyclic_log(), test_users=10)
     shop.save(tmp_path / "one")
-    shop.add_items({"new": {"category": "group 3"}})
+    shop.update_items({"new": {"category": "group 3"}})
     journal, service = started(tmp_path)
     with serving(service) as client:
         client.put("/v1/items/new", json={"category": "group 3"}).raise_for_status()
@@ -311,7 +311,7 @@ def test_a_run_that_takes_the_place_of_the_first_is_the_one_that_a_restart_serve
 
 
 def test_what_was_changed_through_the_object_is_served(shop, tmp_path):
-    shop.add_items({"new": {"like": ["i05"], "title": "New"}})
+    shop.update_items({"new": {"like": ["i05"], "title": "New"}})
     shop.update(pl.DataFrame({"user": ["u001", "ann"], "item": ["new", "i40"], "time": [50, 51]}))
     shop.remove_items(["i06"])
     shop.save(tmp_path / "one")

@@ -98,8 +98,8 @@ def test_vectors_of_items_have_finite_numbers(shop):
     live = LiveModel(shop.model, vectors=torch.ones(60, 2))
     for number in (10**400, math.nan, math.inf, "1_0"):
         with pytest.raises(ValueError, match=r"too large|NaN or infinity|not a number"):
-            live.add_items({"new": {"vector": [1.0, number]}})
-    assert live.add_items({"new": {"vector": [1.0, 2]}}) == 1
+            live.update_items({"new": {"vector": [1.0, number]}})
+    assert live.update_items({"new": {"vector": [1.0, 2]}}).new == 1
 
 
 def test_a_feature_of_zero_is_none():

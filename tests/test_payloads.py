@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("folders")
     table = pl.DataFrame({"item": [f"i{number:02}" for number in range(60)], "title": [f"T{n}" for n in range(60)]})
     shop = bt.Recommender(steps=2, batch_size=20, beam_size=10).fit(cyclic_log(), items=table, verbose=False)
-    shop.add_items({"new": {"like": ["i03"]}})
+    shop.update_items({"new": {"like": ["i03"]}})
     shop.remove_items(["i44"])
     shop.save(root / "run")
     save_tuned_beam(root / "run", {"beam_size": [30] * 7})

@@ -508,7 +508,7 @@ def live_run(tmp_path_factory):
     names = sorted(log["item"].unique())
     items = pl.DataFrame({"item": names, "title": [f"Title {name}" for name in names]})
     shop = bt.Recommender(steps=0).fit(log, items=items, verbose=False)
-    shop.add_items({"new": {"like": ["i03"], "title": "A kettle"}})
+    shop.update_items({"new": {"like": ["i03"], "title": "A kettle"}})
     shop.remove_items(["i44"])
     shop._live_model().record_events([("ann", ["i33", "i34"], 5)])
     shop.save(folder)
@@ -585,7 +585,7 @@ def test_a_run_without_checksums_of_its_own_is_read(live_run, tmp_path):
 def test_a_kill_while_a_table_is_saved_leaves_a_known_one(live_run, tmp_path, monkeypatch):
     run = shutil.copytree(live_run, tmp_path / "run")
     shop, answers = bt.Recommender.load(run), all_answers(run)
-    shop._tables = {"items": pl.DataFrame({"item": ["i01"], "title": ["Later"]})}
+    shop.update_items({"i01": {"title": "Later"}})
 
     def stop(*arguments):
         raise KeyboardInterrupt
@@ -593,7 +593,7 @@ def test_a_kill_while_a_table_is_saved_leaves_a_known_one(live_run, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(runs, "move_into_place", stop)
         with pytest.raises(KeyboardInterrupt):
-            shop._save_tables(run)
+            shop._save_tables(run, shop._with_changed_items()[0])
     assert all_answers(run) == answers
     shop.save(run)
     assert "Later" in all_answers(run)[1]

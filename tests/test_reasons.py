@@ -166,7 +166,7 @@ def test_items_that_are_hidden_forgotten_unknown_or_new(titled, tmp_path):
         shop.explain(HISTORY, ["i05", "zz"])
     with pytest.raises(ValueError, match="nothing to explain: give the ids of items"):
         shop.explain(HISTORY)
-    shop.add_items({"live": {"like": ["i05"], "title": "A live one"}})
+    shop.update_items({"live": {"like": ["i05"], "title": "A live one"}})
     live = shop.explain([*HISTORY, "i04", "live"], ["live", "i06", "new"])  # a forgotten item may be in a history
     assert set(live["title"]) == {"A live one", "The number 6", "The number new"}
     for item in ("live", "i06", "new"):

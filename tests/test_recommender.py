@@ -374,7 +374,7 @@ def test_a_recommender_is_pickled_and_copied_with_its_log(tmp_path):
     ours = bt.Recommender(**QUICK).fit(random_log("a", seed=1))
     best, known = ours.recommend(["a1", "a2"], m=5), ours.recommend(users=["u1"], m=5)
     copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
-    ours.add_items({"new": {"like": ["a1"]}})
+    ours.update_items({"new": {"like": ["a1"]}})
     live = pickle.loads(pickle.dumps(ours))
     assert live.recommend(["new"], m=3).equals(ours.recommend(["new"], m=3))
     del ours

@@ -329,7 +329,7 @@ def test_kinds_targets_and_dislikes_are_read_as_in_the_first_log(tmp_path, split
 
 def test_live_changes_stay_and_their_events_count_once(run):
     shop = bt.Recommender.load(run)
-    shop.add_items({"live": {"like": ["i33"], "title": "A kettle"}, "seen": {"like": ["i33"]}})
+    shop.update_items({"live": {"like": ["i33"], "title": "A kettle"}, "seen": {"like": ["i33"]}})
     shop.remove_items(["i07"])
     shop.forget_items(["i08"])
     shop.save(run)

@@ -247,7 +247,7 @@ BAD = [
     ({"history": ["i1"], "exclude": ["i1"] * 101}, "limit of 100"),
     ({"history": ["i1"], "excluded": ["i1"]}, "excluded"),
     ({"history": ["x" * 501]}, "500"),
-    ([], "dictionary"),
+    ([], "not an object"),
 ]
 
 

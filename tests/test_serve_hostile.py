@@ -8,12 +8,13 @@ import re
 import socket
 import time
 import warnings
+from functools import partial
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from serving import make_service, open_changing, save_run, serving
+from serving import make_service, open_changing, priced, save_run, serving
 from test_request_errors import check
 
 from beamtree.serve.http import middleware, server
@@ -47,7 +48,8 @@ CHECKS = [not_a_server_error, content_type_conformance, response_schema_conforma
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    service = make_service(save_run(folder / "shop"), open_changing, limits=Limits(body=1 << 20, seconds_of_body=0.5))
+    run, open_priced = save_run(folder / "shop"), partial(open_changing, catalogue=priced)
+    service = make_service(run, open_priced, limits=Limits(body=1 << 20, seconds_of_body=0.5))
     with serving(service) as client:
         yield client
 

@@ -85,7 +85,7 @@ def test_they_are_an_error_where_that_is_asked_for(shop):
 def test_without_a_log_everybody_would_be_unknown_so_that_is_an_error(shop, tmp_path):
     bt.save_model(shop.model, tmp_path / "model")
     alone = bt.Recommender.load(tmp_path / "model")
-    alone.add_items(["i99"])
+    alone.update_items(["i99"])
     for unknown in ("popular", "error"):
         with pytest.raises(ValueError, match="the log of this recommender is missing: load it with data=FOLDER"):
             alone.recommend(users=["u003"], unknown=unknown)

@@ -17,6 +17,7 @@ from beamtree.cli.explain import explain_items
 from beamtree.cli.explore import explore
 from beamtree.cli.export import export_run
 from beamtree.cli.inspect import inspect_run
+from beamtree.cli.items import change_items
 from beamtree.cli.options import command
 from beamtree.cli.paper import paper
 from beamtree.cli.prepare import prepare
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "tree": tree,
     "renew": renew_run,
+    "items": change_items,
     "evaluate": evaluate_run,
     "compare": compare_rows,
     "retrieve": retrieve_items,

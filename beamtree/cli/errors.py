@@ -29,7 +29,8 @@ from beamtree.files.staging import remove_leftovers, remove_leftovers_in
 from beamtree.train.loop import DivergedError
 
 MAX_LENGTH = 1000  # characters of an error message
-GUARDED = {"prepare", "simulate", "train", "renew", "compare", "retrieve"}  # commands that may need much memory
+# Commands that may need much memory
+GUARDED = {"prepare", "simulate", "train", "renew", "items", "compare", "retrieve"}
 CRASHES = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}  # by name: not every system has all of them
 PR_SET_PDEATHSIG = 1  # of prctl: a signal when the parent dies
 

@@ -19,6 +19,7 @@ from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
+from beamtree.live.content import describe_features
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
 from beamtree.storage.settings import holds_model
@@ -93,9 +94,8 @@ def train(
     use_threads(threads)
     if features is not None and items is not None:
         raise ValueError("there are two tables of items: give --features, or --items for the tree")
-    about_items = features.resolve() if features is not None else items
     training = TrainingOptions(
-        method=method, tree=tree, arity=arity, items=about_items, vectors=vectors, recipe=recipe, beam_size=beam_size,
+        method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
         nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         seed=seed, device=device, refit=refit, sequence=sequence,
     )  # fmt: skip
@@ -111,14 +111,18 @@ def train(
         prepared = load_data(data)
         settings = resolve_settings(prepared, training)
         run = describe_run(prepared.folder, training, settings)
+        if features is not None:  # it becomes the table of the items in the end, and a resumed run may have that
+            run["features"] = str(features.resolve())
+            del run["items"]
     backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
     with details() if verbose else nullcontext(), backend.lock(out_folder):
         _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
     if features is not None:
         shop = Recommender.load(out_folder, device=device)
-        if lines := shop.use_features(features):
-            shop.save(out_folder)
-        for line in lines:
+        before = shop.model
+        shop.update_items(features)
+        shop.save(out_folder)
+        for line in describe_features(before, shop.model):
             write(line)
 
 

@@ -17,7 +17,7 @@ rows first, so an expression with an error costs nothing. A constant is a series
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ def rows_where(frame: pl.DataFrame, where: str) -> np.ndarray:
 
     A ValueError in one line for anything that is not an expression over the columns.
     """
-    tokens = _tokens(frame, where)
+    tokens = _tokens(frame.columns, where)
     used = frame.select({token.text for token in tokens if token.kind == "column"})
     try:
         for rows in (used.clear(), used):
@@ -76,6 +76,11 @@ def rows_where(frame: pl.DataFrame, where: str) -> np.ndarray:
         raise ValueError(f"where={_quote(where)} is {_kind(result)}, not true or false: compare it with something")
     passes: np.ndarray = result.cast(pl.Boolean).fill_null(False).to_numpy()
     return np.broadcast_to(passes, (len(frame),)) if len(passes) == 1 else passes
+
+
+def columns_read(where: str, columns: Sequence[str]) -> list[str]:
+    """The columns that an expression reads, of some that there are; a ValueError as in `rows_where`."""
+    return list(dict.fromkeys(token.text for token in _tokens(columns, where) if token.kind == "column"))
 
 
 # Reading
@@ -89,7 +94,7 @@ class Token(NamedTuple):
     start: int
 
 
-def _tokens(frame: pl.DataFrame, where: str) -> list[Token]:
+def _tokens(columns: Sequence[str], where: str) -> list[Token]:
     """The words and signs of an expression; a ValueError for a word that is no keyword, column or function."""
     if len(where) > MAX_LENGTH:
         raise ValueError(f"where has {len(where):,} characters: at most {MAX_LENGTH:,} are possible")
@@ -105,9 +110,9 @@ def _tokens(frame: pl.DataFrame, where: str) -> list[Token]:
             raise ValueError(f"where: {text[:80]!r} is no function: use {', '.join(sorted(FUNCTIONS))}")
         if kind in ("quoted", "text"):
             text = text[1:-1].replace(text[0] * 2, text[0])
-        if kind in ("quoted", "column") and text not in frame.columns:
+        if kind in ("quoted", "column") and text not in columns:
             hint = " (text has single quotes)" if kind == "quoted" else ""
-            raise ValueError(f"where: {no_column(frame, text)}{hint}")
+            raise ValueError(f"where: {no_column(text, columns)}{hint}")
         kind = {"quoted": "column", "sign": text}.get(kind, kind)
         if kind != "space":
             tokens.append(Token(kind, text, match.start()))

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, overload
 
@@ -82,6 +83,11 @@ class Ids:
         """All ids as text, in the order of their numbers."""
         return [*self._source_names, *self._added] if self._added else self._source_names
 
+    @cached_property
+    def folded(self) -> list[str]:
+        """All ids in lower case, to search in."""
+        return [name.casefold() for name in self.names]
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has the ids themselves, not the file."""
         return partial(Ids, integer=self.integer), (self.names,)
@@ -145,6 +151,13 @@ class Ids:
                 name = as_id(name)
                 numbers[index] = find(name, self._added_numbers.get(name))
         return numbers
+
+    def numbers(self, names: Sequence[str]) -> np.ndarray:
+        """The number of each id as it is stored, and -1 if it is unknown [n]: for many ids."""
+        result = np.fromiter(map(self._source_numbers.get, names, repeat(-1)), np.int64, len(names))
+        for row in (result < 0).nonzero()[0].tolist():
+            result[row] = self._added_numbers.get(names[row], -1)
+        return result
 
     def find_known(self, names: Iterable[object]) -> list[int]:
         """The numbers of those ids that are known."""

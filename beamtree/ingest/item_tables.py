@@ -1,9 +1,9 @@
 """Tables of items: titles and categories, vectors, or a tree, from a file or from memory."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Ids
-from beamtree.data.catalogue import SEPARATORS, Catalogue, ItemTable
+from beamtree.data.attributes import Attribute, ItemTable
+from beamtree.data.catalogue import SEPARATORS, Catalogue, NewColumns
 from beamtree.data.ids import as_id
+from beamtree.data.values import display_texts, from_texts, inferred, kept, typed_column
 from beamtree.errors import short_message
 from beamtree.files.atomic import write_atomically
 from beamtree.ingest.columns import ITEM, usual_column
 from beamtree.ingest.readers import scan_file, text_id
-from beamtree.ingest.sources import column_names, is_frame, select_columns
+from beamtree.ingest.sources import PARQUET, column_names, is_frame, select_columns
 from beamtree.tree import PAD, Tree
 
 Table = Path | pl.DataFrame
@@ -51,68 +53,122 @@ def as_table(name: str, source: Any) -> pl.DataFrame:
     return pl.DataFrame({"item": items, "vector": vectors}, schema={"item": pl.String, "vector": pl.List(pl.Float32)})
 
 
-# Titles and categories
+# Titles, categories and other columns
+
+
+class ListedItems(NamedTuple):
+    """A table of items that was read."""
+
+    ids: pl.Series  # as text
+    columns: pl.DataFrame  # all of them
+    item: str  # the column of ids
+    is_text: bool  # whether it comes from a file of text, which has no types
 
 
 def read_catalogue(table: Table, ids: Ids) -> Catalogue:
     """The titles, categories and other columns of a table with an item column and at least one more.
 
-    They are None for items without a row, and titles and categories for empty texts. Rows of other items are ignored.
+    They are None for items without a row, and titles and categories for empty texts. Rows of other items are kept for
+    when these are added.
     """
-    frame, item = _open_table(table)
-    schema = frame.collect_schema()
-    item_column = _find_column(table, frame, ITEM, "item")
-    others = [name for name in schema.names() if name != item_column]
-    if not others:
-        raise ValueError(f"{_label(table)} says nothing about its items: it has no other column than {item_column!r}")
-    columns, texts = _titles_and_categories(schema, item_column)
-    rows = _by_item(table, frame.select(item=item, row=pl.struct(pl.all()), **texts), ids)
-    values: dict[str, list[str | None]] = {
-        role: rows[role].to_list() if role in texts else [None] * len(ids) for role in columns
-    }
-    read = ItemTable(
-        rows["row"].struct.unnest(), item_column, **columns, titles=values["title"], categories=values["category"]
+    ids_of_rows, frame, item, is_text = read_listed(table)
+    names = [name for name in frame.columns if name != item]
+    if not names:
+        raise ValueError(f"{_label(table)} says nothing about its items: it has no other column than {item!r}")
+    roles = _roles(names)
+    if is_text:
+        frame = frame.with_columns(inferred(frame[name]) for name in names if name not in roles.values())
+    row = pl.int_range(len(frame), eager=True, dtype=pl.Int64)
+    listed = pl.DataFrame({"item": ids_of_rows, "row": row}).filter(
+        pl.col("item").is_not_null() & (pl.col("item") != "")
     )
-    return Catalogue(ids, values["title"], values["category"], read)
-
-
-def other_items(table: Table, ids: Ids) -> dict[str, dict[str, str | None]]:
-    """The items of a table that are not among some, in order, with the title and category of each."""
-    frame, item = _open_table(table)
-    _, texts = _titles_and_categories(frame.collect_schema(), _find_column(table, frame, ITEM, "item"))
-    named = frame.select(item=item, **texts).filter(pl.col("item").is_not_null() & (pl.col("item") != ""))
-    rows = _collect(table, named.join(pl.LazyFrame({"item": ids.names}), on="item", how="anti", maintain_order="left"))
-    return {row.pop("item"): row for row in rows.unique("item", keep="first", maintain_order=True).to_dicts()}
-
-
-def joined_tables(known: ItemTable | None, more: Table) -> pl.DataFrame:
-    """The table of known items with the rows of others; columns may differ."""
-    frame, item = _open_table(more)
-    rows = _collect(more, frame.with_columns(item.alias(_find_column(more, frame, ITEM, "item"))))
-    if known is None:
-        return rows
-    rows = rows.rename({_find_column(more, frame, ITEM, "item"): known.item})
-    table: pl.DataFrame = known.frame.with_columns(pl.col(known.item).cast(pl.String)).filter(
-        pl.col(known.item).is_not_null()
+    rows = pl.DataFrame({"item": ids.names}).join(listed, on="item", how="left", maintain_order="left")
+    _check_unique(table, rows["item"])
+    columns = {name: Attribute(frame[name].gather(rows["row"])) for name in frame.columns}
+    missing = rows["row"].is_null().arg_true()
+    without_row = pl.Series(ids.names, dtype=pl.String).gather(missing)
+    columns[item] = columns[item].changed(missing.to_numpy(), kept(without_row, columns[item].dtype))
+    others = listed.join(rows, on="item", how="anti", maintain_order="left").unique(
+        "item", keep="first", maintain_order=True
     )
-    others = rows.join(table, on=known.item, how="anti", maintain_order="left")
-    return pl.concat([table, others], how="diagonal_relaxed")
+    other_rows = frame[others["row"]] if len(others) else None
+    titles, categories = (
+        [] if name is None else display_texts(columns[name].first(len(ids))) for name in roles.values()
+    )
+    return Catalogue(ids, titles, categories, ItemTable(columns, item, roles, other_rows, others["item"].to_list()))
 
 
-def _titles_and_categories(schema: pl.Schema, item_column: str) -> tuple[dict[str, str | None], dict[str, pl.Expr]]:
-    """The columns of titles and categories, None where there is none, and the texts of those that there are."""
-    others = [name for name in schema.names() if name != item_column]
-    columns = {"title": usual_column(others, TITLE), "category": usual_column(others, CATEGORY)}
-    return columns, {role: _display_text(name, schema[name]) for role, name in columns.items() if name is not None}
+class TableChanges(NamedTuple):
+    """What a table says about items, for a catalogue."""
+
+    ids: list[str]
+    values: dict[str, Any]  # by column of the catalogue
+    new: NewColumns | None  # columns that the catalogue does not have
 
 
-def _display_text(column: str, dtype: pl.DataType) -> pl.Expr:
-    """A column as text without surrounding white space; lists are joined to a path; null if empty."""
-    value = pl.col(column)
-    if isinstance(dtype, pl.List):
-        value = value.list.eval(pl.element().cast(pl.String)).list.join("/", ignore_nulls=True)
-    text = value.cast(pl.String).str.strip_chars()
-    return pl.when(text != "").then(text)
+def read_changes(listed: ListedItems, catalogue: Catalogue, leave_out: str | None = None) -> TableChanges:
+    """What a table says, in the types of a catalogue; a ValueError for an item that is named twice, or not at all.
+
+    Args:
+        listed: the table.
+        catalogue: that it changes.
+        leave_out: a column that is not an attribute.
+    """
+    check_items(listed)
+    items, table, values = listed.ids.to_list(), catalogue.table, dict[str, Any]()
+    new_roles = _roles([name for name in listed.columns.columns if name != listed.item]).values()
+    for name in listed.columns.columns:
+        if name in (listed.item, leave_out):
+            continue
+        column = None if table is None else table.column_of(name)
+        dtype, given = None if table is None or column is None else table.columns[column].dtype, listed.columns[name]
+        if (column or name) in values or (table is not None and name == table.item):
+            raise ValueError(f"the table has two columns for {column or name!r}: leave one out")
+        is_path = column is not None and table is not None and table.role_of(column) is not None
+        if is_path and dtype is not None and isinstance(dtype, pl.List) and given.dtype == pl.String:
+            given = from_texts(given.to_list(), dtype)
+        values[column or name] = typed_column(
+            name, dtype, given, items, is_text=listed.is_text and (column is not None or name not in new_roles)
+        )
+    known = () if table is None else table.columns
+    types = {name: column.dtype for name, column in values.items() if name not in known}
+    names = [name for name in (*known, *types) if table is None or name != table.item]
+    return TableChanges(items, values, NewColumns(types, _roles(names)) if types else None)
+
+
+def read_listed(table: Table) -> ListedItems:
+    """Read a table of items."""
+    frame, item = _open_table(table)
+    column, label = _find_column(table, frame, ITEM, "item"), "\0ids"
+    rows = _collect(table, frame.with_columns(item.alias(label)))
+    is_text = isinstance(table, Path) and not table.name.lower().endswith(PARQUET)
+    return ListedItems(rows[label], rows.drop(label), column, is_text)
+
+
+def check_items(listed: ListedItems) -> None:
+    """Raise a ValueError where a table has no item in a row, or the same in two."""
+    unnamed = listed.ids.is_null() | (listed.ids == "")
+    if unnamed.any():
+        raise ValueError(f"{int(unnamed.sum()):,} rows of the table have no item: remove them")
+    _check_unique(None, listed.ids)
+
+
+def vector_column(listed: ListedItems) -> str | None:
+    """The column of vectors in a table of items."""
+    name = usual_column(listed.columns.columns, VECTOR)
+    return name if name is not None and listed.columns[name].dtype.is_nested() else None
+
+
+def _roles(names: Sequence[str]) -> dict[str, str | None]:
+    """The columns of titles and categories among some."""
+    return {"title": usual_column(names, TITLE), "category": usual_column(names, CATEGORY)}
+
+
+def _check_unique(table: Table | None, ids: pl.Series) -> None:
+    twice = ids.filter(ids.is_duplicated())
+    if len(twice):
+        label = "the table" if table is None else _label(table)
+        raise ValueError(f"{label} has item {twice[0]!r} more than once: keep one row of each item")
 
 
 def read_categories(table: Table, ids: Ids) -> Tensor:
@@ -303,9 +359,7 @@ def _find_column(table: Table, frame: pl.LazyFrame, names: tuple[str, ...], role
 def _by_item(table: Table, rows: pl.LazyFrame, ids: Ids) -> pl.DataFrame:
     """One row for each item in order, with nulls if the table does not have it."""
     frame = _collect(table, rows)
-    twice = frame.filter(pl.col("item").is_duplicated() & pl.col("item").is_in(pl.Series(ids.names).implode()))
-    if len(twice):
-        raise ValueError(f"{_label(table)} has item {twice['item'][0]!r} more than once: keep one row of each item")
+    _check_unique(table, frame["item"].filter(frame["item"].is_in(ids.names)))
     return pl.DataFrame({"item": ids.names}).join(frame, on="item", how="left", maintain_order="left")
 
 

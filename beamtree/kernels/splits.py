@@ -1,6 +1,5 @@
 """Splitting groups of items on a CPU: how the compiled functions are called."""
 
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -181,6 +181,16 @@ def features_weight(model: TreeModel) -> float:
     return float(scorer.hyperparameters.get(CONTENT, 0.0)) if isinstance(scorer, SumScorer) else 0.0
 
 
+def describe_features(before: TreeModel, after: TreeModel) -> list[str]:
+    """What a table of items has changed, in sentences."""
+    lines, weight, added = [], features_weight(after), after.tree.num_placed - before.tree.num_placed
+    if weight != features_weight(before):
+        lines.append(f"Validation users find more with items of similar features: their weight is {weight:.2g}.")
+    if added:
+        lines.append(f"Added {added:,} items that have no events in training, by their features.")
+    return lines
+
+
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:
     """The means of the factors of similar items [n, dim]."""
     batches = zip(similar.split(AT_ONCE), shares.split(AT_ONCE), strict=True)

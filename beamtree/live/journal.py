@@ -10,19 +10,22 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from beamtree.data.catalogue import ROLES
 from beamtree.files.atomic import fsync
 from beamtree.files.staging import folder_lock
 from beamtree.live.events import Event, entry_events, entry_requests, events_entry, is_before
 
 log = logging.getLogger("beamtree")
 CHANGES = "changes.log"
-COMPACT_FROM = 10_000  # entries from which a journal is compacted, again when it is twice as long
+COMPACT_FROM = 10_000  # changes from which a journal is compacted, again when it is twice as long
+ROLES_OR_VALUES = {"kind", "item", "values", *ROLES}  # keys of an entry of one item that are not fields of their own
+SET_TOGETHER = 10_000  # items whose values are in one entry, at most
 
 
 class Journal:
@@ -41,8 +44,8 @@ class Journal:
             self._file = open_unbuffered(self.path)
             self._is_sound = False  # whether the file has these entries only, and they are on disk
             self._restore()
-            self._compact_at = COMPACT_FROM
-            if len(self.entries) >= COMPACT_FROM:
+            self._weight, self._compact_at = weight(self.entries), COMPACT_FROM
+            if self._weight >= COMPACT_FROM:
                 self._compact()
         except BaseException:
             self._lock.close()
@@ -63,7 +66,8 @@ class Journal:
         self._size += len(line)
         self._is_sound = True
         self.entries.extend(entries)
-        if len(self.entries) >= self._compact_at:
+        self._weight += weight(entries)
+        if self._weight >= self._compact_at:
             self._compact()
 
     def _restore(self) -> None:
@@ -77,7 +81,7 @@ class Journal:
         """Replace the file by a compacted one in one rename: a crash leaves the old file or the new one."""
         entries, new = compact(self.entries), self.path.with_name(CHANGES + ".new")
         content = b"".join(map(encode_line, entries))
-        self._compact_at = max(COMPACT_FROM, 2 * len(entries))
+        self._compact_at = max(COMPACT_FROM, 2 * weight(entries))
         try:
             new.unlink(missing_ok=True)
             with ExitStack() as stack:
@@ -89,9 +93,10 @@ class Journal:
         except OSError:  # on a full disk: keep the long file
             with suppress(OSError):
                 new.unlink(missing_ok=True)
-            self._compact_at = 2 * len(self.entries)
+            self._compact_at = 2 * self._weight
             return
         old, self._file, self._size, self.entries = self._file, file, len(content), entries
+        self._weight = weight(entries)
         self._is_sound = False
         with suppress(OSError):  # the entries are on disk; the name of their file is before the next append
             old.close()
@@ -124,7 +129,33 @@ def cut_off(file: FileIO, size: int) -> None:
 
 def count_changes(entries: Sequence[Mapping[str, Any]]) -> int:
     """How many changes the entries stand for."""
-    return sum(entry["changes"] if entry["kind"] == "before" else entry["kind"] != "requests" for entry in entries)
+    return sum(map(_changes_of, entries))
+
+
+def _changes_of(entry: Mapping[str, Any]) -> int:
+    if entry["kind"] == "before":
+        changes: int = entry["changes"]
+        return changes
+    return len(entry["items"]) if entry["kind"] == "set" else int(entry["kind"] != "requests")
+
+
+def weight(entries: Sequence[Mapping[str, Any]]) -> int:
+    """How long a journal is: one for each entry, and for each value that an entry sets."""
+    return sum(len(entry["items"]) * len(entry["values"]) if entry["kind"] == "set" else 1 for entry in entries)
+
+
+def set_entries(items: Sequence[str], values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Entries that set attributes of items that there are; `values` are by field, one for each item."""
+    for start in range(0, len(items), SET_TOGETHER):
+        some = slice(start, start + SET_TOGETHER)
+        columns = {field: list(column[some]) for field, column in values.items()}
+        yield {"kind": "set", "items": list(items[some]), "values": columns}
+
+
+def added_values(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes in an entry of one item; older ones have its title and category as fields of their own."""
+    values: dict[str, Any] = entry.get("values", {})
+    return {role: entry[role] for role in ROLES if role in entry} | values
 
 
 def unknown_kind(kind: object) -> ValueError:
@@ -148,9 +179,10 @@ def compact(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The entries about items that are still needed, found from the last to the first."""
+    values = _last_values(entries)
     result: list[dict[str, Any]] = []
     next_kind: dict[str, str] = {}  # the kind of an item's next kept entry
-    set_later: dict[str, set[str]] = {}  # fields that later entries set, since the item was last forgotten
+    set_later: dict[str, set[str]] = {}  # what later entries of an item alone set, since it was last forgotten
     forgotten: set[str] = set()  # items forgotten by a later entry
     referenced: set[str] = set()  # items that kept entries refer to
     chosen = {item for entry in entries if entry["kind"] == "events" for item in entry["items"]}
@@ -161,18 +193,19 @@ def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             needed = item in chosen
             chosen.discard(item)  # one entry is enough
         elif kind == "add":
-            fields = entry.keys() - {"kind", "item"}
+            later = set_later.get(item, set())
             if item not in referenced:
-                remaining = {key: value for key, value in remaining.items() if key not in set_later.get(item, ())}
+                remaining = _without(entry, later | {f"values.{field}" for field in values if item in values[field]})
             needed = item not in set_later or item in referenced or remaining.keys() > {"kind", "item"}
-            set_later.setdefault(item, set()).update(fields)
+            fields = {f"values.{field}" for field in added_values(entry)} | (entry.keys() - ROLES_OR_VALUES)
+            set_later[item] = later | fields
         elif kind == "remove":
             needed = item not in next_kind
         elif kind == "forget":
             needed = next_kind.get(item) != "forget"
             forgotten.add(item)
             set_later.pop(item, None)
-        elif kind in ("events", "retire", "requests", "run", "label", "before"):
+        elif kind in ("set", "events", "retire", "requests", "run", "label", "before"):
             continue
         else:
             raise unknown_kind(kind)
@@ -180,7 +213,41 @@ def _compact_items(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             result.append(remaining)
             next_kind[item] = kind
             referenced.update(remaining.get("like") or (), *(remaining.get("histories") or ()))
-    return result[::-1]
+    fields_of: dict[str, tuple[str, ...]] = {}  # of each item
+    for field in sorted(values):
+        for item in values[field]:
+            fields_of[item] = (*fields_of.get(item, ()), field)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for item, names in fields_of.items():
+        groups.setdefault(names, []).append(item)
+    last = (
+        (items, {name: [values[name][item] for item in items] for name in names}) for names, items in groups.items()
+    )
+    return [*result[::-1], *(entry for each in last for entry in set_entries(*each))]
+
+
+def _last_values(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By field and item: what entries of several items have set that no later entry sets or forgets."""
+    values: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry["kind"] == "set":
+            for field, column in entry["values"].items():
+                values.setdefault(field, {}).update(zip(entry["items"], column, strict=True))
+        elif entry["kind"] in ("add", "forget"):
+            for field in values if entry["kind"] == "forget" else values.keys() & added_values(entry).keys():
+                values[field].pop(entry["item"], None)
+    return values
+
+
+def _without(entry: Mapping[str, Any], obsolete: set[str]) -> dict[str, Any]:
+    """An entry of one item without some of its fields, attributes as `values.price`."""
+    values = {field: value for field, value in entry.get("values", {}).items() if f"values.{field}" not in obsolete}
+    rest = {
+        field: value
+        for field, value in entry.items()
+        if field != "values" and (f"values.{field}" if field in ROLES else field) not in obsolete
+    }
+    return rest | ({"values": values} if values else {})
 
 
 def _compact_events(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,33 +4,41 @@ import logging
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from beamtree.data import Ids, Prepared
-from beamtree.data.catalogue import Catalogue
+from beamtree.data.catalogue import ROLES, Catalogue
 from beamtree.data.ids import as_id, is_integer
 from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, Time, TrainingLog, UserEvents, events_entry, now
-from beamtree.live.journal import Journal, count_changes, unknown_kind
+from beamtree.live.item_update import (
+    ItemFields,
+    ItemUpdate,
+    independent_groups,
+    parse_update,
+    placing_fields,
+    recorded_update,
+    valid_id,
+)
+from beamtree.live.journal import Journal, added_values, count_changes, set_entries, unknown_kind
 from beamtree.live.placement import (
     BackgroundUsers,
     NewItem,
     Placement,
     average,
     is_placed_by_content,
-    item_fields,
     learn_placement,
     like_histories,
     like_items,
     like_popular,
     like_vector,
-    placement_fields,
 )
 from beamtree.live.users import Users
 from beamtree.model import TreeModel
@@ -40,7 +48,6 @@ from beamtree.tree import PAD
 
 log = logging.getLogger("beamtree")
 BACKGROUND_LOCK = threading.Lock()  # background users are searched for once, by one thread
-ItemFields = Mapping[str, Any]  # fields of a `NewItem`; a field that is left out keeps its value
 
 
 class Snapshot(NamedTuple):
@@ -51,10 +58,64 @@ class Snapshot(NamedTuple):
     catalogue: Catalogue
 
 
+class UnknownItemError(LookupError):
+    """An item that should be changed and that the model does not have."""
+
+
+class ItemCounts(NamedTuple):
+    """How many items an update added, and how many it changed or showed."""
+
+    new: int
+    changed: int
+
+    @property
+    def total(self) -> int:
+        return self.new + self.changed
+
+
+class ItemChange(NamedTuple):
+    """What an update of items does."""
+
+    update: ItemUpdate
+    snapshot: Snapshot  # after it
+    is_new: np.ndarray  # which of the items the model did not have [n]
+    differs: np.ndarray  # which are new, changed or shown [n]
+    has_entry: np.ndarray  # which have an entry of their own in a journal: new, moved or shown ones [n]
+    stays_hidden: np.ndarray  # which of these stay hidden [n]
+    known: Mapping[str, NewItem]  # what says where items are placed, where that changes
+
+    @property
+    def counts(self) -> ItemCounts:
+        """How many items are new and changed."""
+        new = int(self.is_new.sum())
+        return ItemCounts(new, int(self.differs.sum()) - new)
+
+    @property
+    def num_changes(self) -> int:
+        """How many changes a journal counts."""
+        return int(self.differs.sum() + self.stays_hidden.sum())
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """The changes as entries of a journal."""
+        items, catalogue, own = self.update.items, self.snapshot.catalogue, dict[int, dict[str, Any]]()
+        for rows, values in self.update.batches:
+            by_field = {catalogue.field_of(column): catalogue.as_json(each) for column, each in values.items()}
+            only = (self.differs & ~self.has_entry)[rows].nonzero()[0].tolist()
+            changed = {field: [each[index] for index in only] for field, each in by_field.items()}
+            yield from set_entries([items[row] for row in rows[only].tolist()], changed)
+            for index in self.has_entry[rows].nonzero()[0].tolist():
+                own.setdefault(int(rows[index]), {}).update({name: each[index] for name, each in by_field.items()})
+        for row in self.has_entry.nonzero()[0].tolist():
+            more = {"values": own[row]} if row in own else {}
+            yield {"kind": "add", "item": items[row], **self.update.fields_of(row), **more}
+        for row in self.stays_hidden.nonzero()[0].tolist():
+            yield {"kind": "remove", "item": items[row]}
+
+
 class SavedChanges(NamedTuple):
     """Changes made before a model was saved that are not part of the model itself."""
 
-    items: Mapping[str, NewItem]  # that were added or changed
+    items: Mapping[str, NewItem]  # what says where items are placed; titles and categories where there is no table
     added: Sequence[str]  # items that are not in the training log
     events: Mapping[str, Sequence[Event]]  # recorded since the training log ended
     dislikes: Mapping[str, Sequence[str]] = {}  # since then, items by user
@@ -94,10 +155,13 @@ class LiveModel:
             raise ValueError("the items of this model have no ids: only items with ids can change")
         saved = saved or SavedChanges({}, (), {})
         catalogue = catalogue or Catalogue.of_ids(model.ids)
-        self.snapshot = Snapshot(0, model, with_saved_fields(catalogue, model.ids, saved))
+        self.snapshot = Snapshot(0, model, with_saved_texts(catalogue, saved))
+        self._opened = catalogue
         self._data, self._vectors, self._journal, self._digest = data, vectors, journal, digest
-        self._items = dict(saved.items)  # that were added or changed
-        self._added = set(saved.added)  # items placed by what is in `_items`, and not by training
+        known = {name: item._replace(title=None, category=None) for name, item in saved.items.items()}
+        self._items = {name: item for name, item in known.items() if item != NewItem()}  # what says where they are
+        self._added = set(saved.added)  # items that are placed by that or by their attributes, and not by training
+        self._absent: dict[str, dict[str, Any]] = {}  # recorded values of items that this model does not have
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
         self._background: BackgroundUsers | None = None
@@ -119,8 +183,18 @@ class LiveModel:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Titles and categories."""
+        """What is known about the items."""
         return self.snapshot.catalogue
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the model was built from vectors of the items, which new items may have, too."""
+        return self._vectors is not None
+
+    @property
+    def has_changed_table(self) -> bool:
+        """Whether the table of the items is another one than at first."""
+        return self.catalogue.table is not self._opened.table
 
     @property
     def ids(self) -> Ids:
@@ -157,44 +231,59 @@ class LiveModel:
         """The changes to save beside the model."""
         events = {user: list(row) for user, row in self.events.items() if row}
         dislikes = {user: list(items) for user, items in self._dislikes.items()}
-        return SavedChanges(dict(self._items), sorted(self._added), events, dislikes)
+        items = dict(self._items)
+        if self.catalogue.table is None:  # which has them otherwise
+            for number, (title, category) in enumerate(
+                zip(self.catalogue.titles, self.catalogue.categories, strict=True)
+            ):
+                if title is not None or category is not None:
+                    name = self.ids.name(number)
+                    items[name] = items.get(name, NewItem())._replace(title=title, category=category)
+        return SavedChanges(items, sorted(self._added), events, dislikes)
 
     # Changes of items
 
-    def add_items(self, items: Mapping[str, NewItem | ItemFields], catalogue: Catalogue | None = None) -> int:
-        """Add or update items, all or none of them; returns how many were new, hidden, or changed.
+    def update_items(
+        self, items: Any, *, show: bool = False, add: bool = True, model: TreeModel | None = None
+    ) -> ItemCounts:
+        """Add items and change those that there are, all or none of them.
 
-        A hidden item becomes visible as it was. A field that is left out keeps its value, and None clears it. With a
-        `catalogue` go on with that one: it has the items too, in their order.
+        Args:
+            items: what `parse_update` takes, or what it returns.
+            show: whether hidden items become visible, as they were, also if they come with changes.
+            add: whether to add items that the model does not have; an UnknownItemError if not.
+            model: to go on with instead of the present one; it has the same items.
         """
-        new = {_valid_id(item): item_fields(item, fields) for item, fields in items.items()}
-        snapshot, freed, content = self.snapshot, list(self._freed), self._content
-        if catalogue is not None:
-            saved = SavedChanges(self._items, (), {})
-            snapshot = snapshot._replace(catalogue=with_saved_fields(catalogue, catalogue.ids, saved))
+        update = items if isinstance(items, ItemUpdate) else self.parse_update(items)
+        freed, background, content = list(self._freed), self._background, self._content
+        if model is not None:
+            self._background = None
+        if model is not None or update.new is not None:
             self._content = None
         try:
-            return self._add_items(snapshot, new)
+            snapshot = self.snapshot if model is None else self.snapshot._replace(model=model)
+            change = self._change(snapshot, update, show, add)
+            if change.num_changes and self._journal is not None:
+                self._journal.append(*change.entries())
         except BaseException:
-            self._freed, self._content = freed, content
+            self._freed, self._background, self._content = freed, background, content
             raise
+        self._apply(change)
+        return change.counts
 
-    def _add_items(self, snapshot: Snapshot, new: Mapping[str, ItemFields]) -> int:
-        updated, changed = dict[str, NewItem](), dict[str, ItemFields]()
-        for group in _independent_groups(new.items()):
-            visible = _visible(snapshot.model, group)
-            for name, fields in group.items():
-                updated[name] = self._items.get(name, NewItem())._replace(**fields)
-                if name not in visible or updated[name] != self._items.get(name, NewItem()):
-                    changed[name] = fields
-            group = {name: fields for name, fields in group.items() if name in changed}
-            for name, fields in group.items():
-                self._check_fields(snapshot, name, fields)
-            snapshot = self._with_items(snapshot, group, updated)
-        if changed:
-            self._write(*({"kind": "add", "item": name, **fields} for name, fields in changed.items()))
-            self._publish(snapshot, len(changed), {name: updated[name] for name in changed})
-        return len(changed)
+    def parse_update(self, items: Any) -> ItemUpdate:
+        """Changes of items: a mapping from id to fields, ids, or a table."""
+        return parse_update(items, self.catalogue, self.has_vectors)
+
+    def preview(self, update: ItemUpdate) -> Catalogue:
+        """What would be known of the present items after an update by a table."""
+        catalogue = self.catalogue if update.new is None else self.catalogue.with_columns(update.new)
+        numbers = self.ids.numbers(update.items)
+        for rows, values in update.batches:
+            is_known = numbers[rows] != PAD
+            known = {name: each.filter(is_known.tolist()) for name, each in values.items()}
+            catalogue = catalogue.changed(numbers[rows][is_known], known)[0]
+        return catalogue
 
     def remove_items(self, items: Iterable[str]) -> int:
         """Hide items until they are added again; returns how many were visible."""
@@ -224,7 +313,7 @@ class LiveModel:
     def warm_up(self) -> None:
         """Prepare what the first new item needs; safe in any thread, beside searches and changes."""
         if self._background_users() is not None and self.catalogue.table is not None:
-            self._content_of(self.snapshot)
+            self._content_of(self.catalogue, self.model)
 
     # Changes of events
 
@@ -271,17 +360,20 @@ class LiveModel:
         if self._journal is not None:
             self._journal.append(*entries)
 
-    def _publish(self, changed: Snapshot, count: int, items: Mapping[str, NewItem] | None = None) -> None:
-        """Make changes visible to searches.
-
-        Args:
-            changed: the state to search from now on; its version is set here.
-            count: how many changes it includes.
-            items: that were added or changed.
-        """
-        self._added.update((items or {}).keys() - _placed(self.model, items or {}).keys())
-        self._items.update(items or {})
+    def _publish(self, changed: Snapshot, count: int) -> None:
+        """Make changes visible to searches: `count` of them, whose number is added to the version."""
         self.snapshot = changed._replace(version=self.version + count)
+
+    def _apply(self, change: ItemChange) -> None:
+        """Make an update of items visible to searches."""
+        new = [change.update.items[row] for row in change.is_new.nonzero()[0].tolist()]
+        self._added.update(new)
+        for name in new if self._absent else ():
+            self._absent.pop(name, None)
+        self._items.update(change.known)
+        for name in [name for name, item in change.known.items() if item == NewItem()]:
+            del self._items[name]
+        self._publish(change.snapshot, change.num_changes)
 
     def _hide(self, names: Sequence[str]) -> None:
         hidden = self.model.tree.hidden().tolist() + self.ids.find_known(names)
@@ -291,8 +383,7 @@ class LiveModel:
         for name in names:
             self._items.pop(name, None)
             self._added.discard(name)
-        cleared = {name: {"title": None, "category": None} for name in names}
-        catalogue = _with_fields(self.catalogue, self.ids, cleared)
+        catalogue = self.catalogue.cleared(np.array(self.ids.find_known(names)))
         model = self._without_items(self.model, names)
         self._publish(self.snapshot._replace(model=model, catalogue=catalogue), len(names))
 
@@ -303,44 +394,138 @@ class LiveModel:
         self._freed += [(time.monotonic(), slot) for slot in slots]
         return without_items(model, numbers) if numbers else model
 
-    def _with_items(self, snapshot: Snapshot, new: Mapping[str, ItemFields], items: Mapping[str, NewItem]) -> Snapshot:
-        """A snapshot with new items, with hidden ones shown, and with new fields of existing ones.
+    def _change(
+        self, snapshot: Snapshot, update: ItemUpdate, show: bool, add: bool = True, check: bool = True
+    ) -> ItemChange:
+        """What an update does to a snapshot.
 
-        An item that was learned from the training log stays where it is.
+        Args:
+            snapshot: the present one.
+            update: of items.
+            show: whether all hidden items of the update become visible, and not only those without changes.
+            add: whether items that the model does not have are added.
+            check: whether what says where items are placed must be valid: in a journal it was, for another model.
         """
-        if not new:
-            return snapshot
-        model, placed, moved, shown = snapshot.model, list[str](), list[str](), set[int]()
-        has_leaf = _placed(model, new)
-        for name in new:
-            if name in has_leaf:
-                shown.add(has_leaf[name])
-                with_title = snapshot.catalogue.table is not None
-                before = placement_fields(self._items.get(name, NewItem()), with_title)
-                if name not in self._added or before == placement_fields(items[name], with_title):
-                    continue
-                moved.append(name)
-            placed.append(name)
-        ids = _ids(model)
-        unknown = [name for name, number in zip(placed, ids.find(placed), strict=True) if number is None]
-        catalogue = _with_fields(snapshot.catalogue, ids.extended(unknown) if unknown else ids, new)
-        placements = self._placements(snapshot, {name: items[name] for name in placed}, catalogue)
-        hidden = model.tree.hidden().tolist()
-        if shown & set(hidden):
-            model = with_hidden(model, [number for number in hidden if number not in shown])
+        names, model = update.items, snapshot.model
+        numbers = _ids(model).numbers(names)
+        leaves = model.tree.leaf_of_item(torch.from_numpy(numbers).to(model.tree.device)).cpu()
+        is_new = (leaves == PAD).numpy()
+        is_hidden = ~is_new & ~model.tree.mask.allows(leaves.to(model.tree.device)).cpu().numpy()
+        if not add and is_new.any():
+            raise UnknownItemError(f"there is no item {names[int(is_new.argmax())][:80]!r}")
+        # Attributes
+        catalogue = snapshot.catalogue if update.new is None else snapshot.catalogue.with_columns(update.new)
+        unknown = [valid_id(names[row]) for row in (numbers == PAD).nonzero()[0].tolist()]
+        if unknown:
+            numbers[numbers == PAD] = len(_ids(model)) + np.arange(len(unknown))
+            catalogue = catalogue.grown(_ids(model).extended(unknown), unknown)
+        if self._absent:
+            catalogue = self._with_absent(catalogue, [names[row] for row in is_new.nonzero()[0].tolist()])
+        differs = is_new.copy()
+        for rows, values in update.batches:
+            catalogue, changed = catalogue.changed(numbers[rows], values)
+            differs[rows] |= changed
+        # Places: an item that was learned from the training log stays where it is
+        known = self._known(update, is_new)
+        for row, item in known.items():
+            differs[row] |= item != self._items.get(names[row], NewItem())
+        moved = {
+            row
+            for row in ((differs & ~is_new).nonzero()[0].tolist() if self._added else ())
+            if names[row] in self._added
+            and self._is_moved(names[row], known.get(row), int(numbers[row]), snapshot.catalogue, catalogue)
+        }
+        is_placed = is_new.copy()
+        is_placed[[*moved]] = True
+        checked = [row for row, name in enumerate(names) if name in update.placing] if update.placing else []
+        read = sorted({*is_placed.nonzero()[0].tolist(), *known, *checked})
+        row_of = {names[row]: row for row in read}
+        for group in independent_groups((names[row], update.fields_of(row)) for row in read):
+            for name, fields in group.items() if check else ():
+                self._check_fields(model, name, fields)
+            items = {
+                name: known.get(row_of[name]) or self._items.get(name, NewItem())
+                for name in group
+                if is_placed[row_of[name]]
+            }
+            model = self._placed(model, items, [name for name in items if row_of[name] in moved], catalogue)
+        # Hidden items: one that is moved is visible at first
+        is_shown = is_hidden.copy()
+        if is_hidden.any() and not show:
+            is_shown &= np.array([name in update.bare for name in names])
+        if (is_hidden & (is_shown | is_placed)).any():
+            hidden = set(snapshot.model.tree.hidden().tolist()) - set(numbers[is_shown].tolist())
+            model = with_hidden(model, sorted(hidden))
+        differs |= is_shown
+        has_entry = is_placed | is_shown
+        has_entry[[row for row in known if differs[row]]] = True
+        return ItemChange(
+            update,
+            snapshot._replace(model=model, catalogue=catalogue),
+            is_new,
+            differs,
+            has_entry,
+            has_entry & is_hidden & ~is_shown,
+            {names[row]: item for row, item in known.items() if differs[row]},
+        )
+
+    def _known(self, update: ItemUpdate, is_new: np.ndarray) -> dict[int, NewItem]:
+        """What is known of items that come with anything that says where they are placed, by row of the update.
+
+        A vector says nothing about an item that was learned from the training log.
+        """
+        known = {}
+        for row, name in enumerate(update.items) if update.placing or update.vectors is not None else ():
+            is_learned = not is_new[row] and name not in self._added
+            if name in update.placing or (update.vectors is not None and not is_learned):
+                fields = update.fields_of(row)
+                used = {field: value for field, value in fields.items() if field != "vector" or not is_learned}
+                if used:
+                    known[row] = self._items.get(name, NewItem())._replace(**used)
+        return known
+
+    def _is_moved(self, name: str, known: NewItem | None, number: int, before: Catalogue, after: Catalogue) -> bool:
+        """Whether something changes by which an item was placed."""
+        item = self._items.get(name, NewItem())
+        if known is not None and known != item:
+            return True
+        roles = ROLES if after.table is not None else ("category",)  # titles are compared with those of a table
+        return is_placed_by_content(item) and any(
+            before.text(role, number) != after.text(role, number) for role in roles
+        )
+
+    def _with_absent(self, catalogue: Catalogue, names: Sequence[str]) -> Catalogue:
+        """The catalogue with what was recorded about new items before the model had them."""
+        names, values = [name for name in names if name in self._absent], defaultdict[str, dict[str, Any]](dict)
+        for name in names:
+            for field, value in self._absent[name].items():
+                values[field][name] = value
+        catalogue, update = recorded_update(names, values, catalogue)
+        numbers = np.array(catalogue.ids.find_known(names), np.int64)
+        for rows, columns in update.batches:
+            catalogue = catalogue.changed(numbers[rows], columns)[0]
+        return catalogue
+
+    def _placed(
+        self, model: TreeModel, items: Mapping[str, NewItem], moved: Sequence[str], catalogue: Catalogue
+    ) -> TreeModel:
+        """The model with items on new places, of which some have moved."""
+        if not items:
+            return model
+        placements = self._placements(model, items, catalogue)
+        before = model.tree.height
         if moved:
             model = self._without_items(model, moved)
-        if placements:
-            self._freed = [(at, slot) for at, slot in self._freed if time.monotonic() < at + self._slot_cooldown]
-            model = with_items(model, placements, [slot for _, slot in self._freed])
-        if model.tree.height > snapshot.model.tree.height:  # its tables are new: no search reads their slots
+        self._freed = [(at, slot) for at, slot in self._freed if time.monotonic() < at + self._slot_cooldown]
+        model = with_items(model, placements, [slot for _, slot in self._freed])
+        if model.tree.height > before:  # its tables are new: no search reads their slots
             self._freed.clear()
-        return snapshot._replace(model=model, catalogue=_with_fields(catalogue, _ids(model), {}))
+        return model
 
-    def _check_fields(self, snapshot: Snapshot, name: str, fields: ItemFields) -> None:
+    def _check_fields(self, model: TreeModel, name: str, fields: ItemFields) -> None:
         """Raise a ValueError for an unknown item in `like`, and for a vector that does not fit."""
         like = fields.get("like") or ()
-        placed = _placed(snapshot.model, like) if like else {}
+        placed = _placed(model, like) if like else {}
         unknown = next((item for item in like if item not in placed), None)
         if unknown is not None:
             raise ValueError(f"item {name!r} is like {unknown!r}, which is not known: add that first, or leave it out")
@@ -354,40 +539,37 @@ class LiveModel:
         if not all(map(math.isfinite, vector)):
             raise ValueError("the vector holds NaN or infinity: give finite numbers")
 
-    def _placements(
-        self, snapshot: Snapshot, items: Mapping[str, NewItem], catalogue: Catalogue
-    ) -> dict[str, Placement]:
-        """Where items go: by what they are where there is a table of the items and nothing else is known of them.
-
-        The catalogue has these items already.
-        """
+    def _placements(self, model: TreeModel, items: Mapping[str, NewItem], catalogue: Catalogue) -> dict[str, Placement]:
+        """Where items go: by what they are where there is a table of the items and nothing else is known of them."""
         by_content = [name for name, item in items.items() if is_placed_by_content(item)]
         found = {}
         if by_content and catalogue.table is not None:
-            rows = catalogue.attributes[catalogue.ids.find_known(by_content)]
-            placed = self._content_of(snapshot).placements(snapshot.model, rows, self._background_users())
+            rows = catalogue.rows(catalogue.ids.find_known(by_content))
+            placed = self._content_of(catalogue, model).placements(model, rows, self._background_users())
             found = {name: each for name, each in zip(by_content, placed, strict=True) if len(each.items)}
-        return {name: found.get(name) or self._placement(snapshot, name, item) for name, item in items.items()}
+        return {name: found.get(name) or self._placement(model, name, item, catalogue) for name, item in items.items()}
 
-    def _placement(self, snapshot: Snapshot, name: str, new: NewItem) -> Placement:
+    def _placement(self, model: TreeModel, name: str, new: NewItem, catalogue: Catalogue) -> Placement:
         """Where a new item goes: the mean of what it comes with; its category only if there is nothing else."""
-        parts, ids = [], _ids(snapshot.model)
-        like = _with_leaf(snapshot.model, ids.find_known(new.like))
+        parts, ids = [], _ids(model)
+        like = _with_leaf(model, ids.find_known(new.like))
         if len(like) < len(new.like):
             log.warning("item %r: %d items that it is like are not known", name, len(new.like) - len(like))
         if like:
             parts.append(like_items(torch.tensor(like)))
-        histories = [_with_leaf(snapshot.model, ids.find_known(history)) for history in new.histories]
+        histories = [_with_leaf(model, ids.find_known(history)) for history in new.histories]
         if any(histories):
-            parts.append(self._placement_by_histories(snapshot.model, [history for history in histories if history]))
+            parts.append(self._placement_by_histories(model, [history for history in histories if history]))
         if new.vector is not None and self._vectors is not None and len(new.vector) == self._vectors.shape[1]:
-            has_leaf = _leaves(snapshot.model, range(len(self._vectors))) != PAD
+            has_leaf = _leaves(model, range(len(self._vectors))) != PAD
             parts.append(like_vector(self._vectors, new.vector, has_leaf))
         elif new.vector is not None:
             log.warning("item %r: its vector does not fit those that this model was built from", name)
-        if not parts and new.category:
-            same = [number for number in snapshot.catalogue.in_category(new.category) if number < len(ids)]
-            parts += [like_popular(snapshot.model, torch.tensor(same))] if same else []
+        (number,) = catalogue.ids.find([name])
+        category = None if number is None else catalogue.text("category", number)
+        if not parts and category:
+            same = [other for other in catalogue.in_category(category) if other < len(ids) and other != number]
+            parts += [like_popular(model, torch.tensor(same))] if same else []
         return average(parts)
 
     def _placement_by_histories(self, model: TreeModel, histories: list[list[int]]) -> Placement:
@@ -403,46 +585,79 @@ class LiveModel:
             self._background = users = self._background or BackgroundUsers(self.model, self._data)
             return users
 
-    def _content_of(self, snapshot: Snapshot) -> Content:
+    def _content_of(self, catalogue: Catalogue, model: TreeModel) -> Content:
         """The features of the items, read once."""
         with BACKGROUND_LOCK:
-            self._content = content = self._content or Content(snapshot.catalogue, snapshot.model)
+            self._content = content = self._content or Content(catalogue, model)
             return content
 
     # Replaying the journal
 
     def _replay(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Apply entries in order; items that do not refer to each other are added together."""
-        pending: list[tuple[str, ItemFields]] = []
+        """Apply entries in order, those of a kind together."""
+        base = self.catalogue
+        added: list[tuple[str, Mapping[str, Any]]] = []  # entries of items
+        values = defaultdict[str, dict[str, Any]](dict)  # by field and item
 
-        def add_pending() -> None:
-            for group in _independent_groups(pending):
-                items = {name: self._items.get(name, NewItem())._replace(**fields) for name, fields in group.items()}
-                self._publish(self._with_items(self.snapshot, group, items), len(items), items)
-            pending.clear()
+        def apply_pending() -> None:
+            for group in independent_groups(added):
+                self._replay_added(group)
+            added.clear()
+            self._replay_values(values)
+            values.clear()
 
         for entry in entries:
             kind, name = entry["kind"], entry.get("item", "")
+            if kind in ("add", "set") and (values if kind == "add" else added):
+                apply_pending()
             if kind == "add" and self.ids.integer and not is_integer(name):  # written for another model
                 log.warning("item %r is left out: the ids of this model are whole numbers", name)
             elif kind == "add":
-                fields = {key: value for key, value in entry.items() if key in NewItem._fields}
-                pending.append((name, item_fields(name, fields)))
+                added.append((name, entry))
+            elif kind == "set":
+                for field, given in entry["values"].items():
+                    values[field].update(zip(entry["items"], given, strict=True))
             elif kind == "remove":
-                add_pending()
+                apply_pending()
                 if self.is_visible(name):
                     self._hide([name])
             elif kind == "forget":
-                add_pending()
-                self._replay_forget(name, entry.get("model", ""))
+                apply_pending()
+                self._replay_forget(name, entry.get("model", ""), base)
             elif kind not in ("events", "requests", "retire", "run", "before"):
                 raise unknown_kind(kind)
-        add_pending()
+        apply_pending()
         self._user_events.replay(entries, self._digest)
         self.snapshot = self.snapshot._replace(version=count_changes(entries))
 
-    def _replay_forget(self, name: str, digest: str) -> None:
+    def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add items, or show them, with what their entries say."""
+        values, placing = defaultdict[str, dict[str, Any]](dict), dict[str, ItemFields]()
+        for name, entry in entries.items():
+            for field, value in added_values(entry).items():
+                values[field][name] = value
+            placing[name] = placing_fields(entry)
+        catalogue, update = recorded_update(list(entries), values, self.catalogue)
+        update = update._replace(placing=placing)
+        self._apply(self._change(self.snapshot._replace(catalogue=catalogue), update, show=True, check=False))
+
+    def _replay_values(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change attributes. Those of an item that this model does not have wait until it is added."""
+        if not values:
+            return
+        placed = _placed(self.model, dict.fromkeys(name for by_item in values.values() for name in by_item))
+        for field, by_item in values.items():
+            for name in by_item.keys() - placed.keys():
+                self._absent.setdefault(name, {})[field] = by_item[name]
+        known = {
+            field: {name: by_item[name] for name in by_item if name in placed} for field, by_item in values.items()
+        }
+        catalogue, update = recorded_update(list(placed), known, self.catalogue)
+        self._apply(self._change(self.snapshot._replace(catalogue=catalogue), update, show=False, check=False))
+
+    def _replay_forget(self, name: str, digest: str, base: Catalogue) -> None:
         """Forget an item; one that this model has learned, and an earlier one forgot, is only hidden."""
+        self._absent.pop(name, None)
         if not _placed(self.model, [name]):
             return
         if name in self._added or digest == self._digest:
@@ -450,26 +665,8 @@ class LiveModel:
         else:
             self._items.pop(name, None)
             self._hide([name])
-
-
-def _independent_groups(new: Iterable[tuple[str, ItemFields]]) -> Iterator[dict[str, ItemFields]]:
-    """Items in order, in groups in which no item refers to another."""
-    group: dict[str, ItemFields] = {}
-    for name, fields in new:
-        histories = fields.get("histories") or ()
-        if group.keys() & {name, *(fields.get("like") or ()), *(item for history in histories for item in history)}:
-            yield group
-            group = {}
-        group[name] = fields
-    if group:
-        yield group
-
-
-def _valid_id(item: object) -> str:
-    name = as_id(item)
-    if not name or not name.isprintable():
-        raise ValueError(f"{item!r} is not an id: give one line of text")
-    return name
+            catalogue = self.catalogue.restored(np.array(self.ids.find_known([name])), base)
+            self._publish(self.snapshot._replace(catalogue=catalogue), 0)
 
 
 def _ids(model: TreeModel) -> Ids:
@@ -502,23 +699,12 @@ def _visible(model: TreeModel, items: Iterable[str]) -> set[str]:
     return {name for name, is_allowed in zip(placed, allowed.tolist(), strict=True) if is_allowed}
 
 
-def with_saved_fields(catalogue: Catalogue, ids: Ids, saved: SavedChanges) -> Catalogue:
-    """The catalogue with the titles and categories of saved changes."""
-    fields = {name: item_fields(name, item) for name, item in saved.items.items()}
-    return _with_fields(catalogue, ids, fields) if fields else catalogue
-
-
-def _with_fields(catalogue: Catalogue, ids: Ids, new: Mapping[str, ItemFields]) -> Catalogue:
-    """The catalogue with new titles and categories."""
-    changed = {name: fields for name, fields in new.items() if fields.keys() & {"title", "category"}}
-    if not changed and len(ids) == len(catalogue.titles):
-        return catalogue if catalogue.ids is ids else replace(catalogue, ids=ids)
-    missing = [None] * (len(ids) - len(catalogue.titles))
-    titles, categories = [*catalogue.titles, *missing], [*catalogue.categories, *missing]
-    for name, fields in changed.items():
-        (number,) = ids.find([name])
-        assert number is not None
-        for column, field in ((titles, "title"), (categories, "category")):
-            if field in fields:
-                column[number] = fields[field]
-    return replace(catalogue, ids=ids, titles=titles, categories=categories)
+def with_saved_texts(catalogue: Catalogue, saved: SavedChanges) -> Catalogue:
+    """The catalogue with the titles and categories of saved changes; those of a run with a table are in the table."""
+    for role in ROLES:
+        texts = {name: getattr(item, role) for name, item in saved.items.items() if getattr(item, role) is not None}
+        names = [name for name, number in zip(texts, catalogue.ids.find(texts), strict=True) if number is not None]
+        if names:
+            column, values = catalogue.typed(role, [texts[name] for name in names], names)
+            catalogue, _ = catalogue.changed(np.array(catalogue.ids.find_known(names)), {column: values})
+    return catalogue

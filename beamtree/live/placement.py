@@ -41,19 +41,6 @@ class NewItem(NamedTuple):
     vector: tuple[float, ...] | None = None  # in the space of the vectors the tree was built from
 
 
-def item_fields(item: object, fields: NewItem | Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are set: the keys of a mapping, or what is not empty in a `NewItem`.
-
-    A ValueError names an item that comes with anything else.
-    """
-    if isinstance(fields, NewItem):
-        values = new_item(fields._asdict())._asdict()
-        return {name: value for name, value in values.items() if value not in (None, ())}
-    if not isinstance(fields, Mapping) or not fields.keys() <= set(NewItem._fields):
-        raise ValueError(f"item {str(item)[:80]!r}: give a dict with some of {', '.join(NewItem._fields)}")
-    return {name: value for name, value in new_item(fields)._asdict().items() if name in fields}
-
-
 def new_item(fields: Mapping[str, Any]) -> NewItem:
     """A new item from fields such as those of JSON."""
     vector = fields.get("vector")
@@ -64,16 +51,6 @@ def new_item(fields: Mapping[str, Any]) -> NewItem:
         tuple(tuple(map(as_id, id_list(history))) for history in id_list(fields.get("histories") or ())),
         None if vector is None else tuple(map(as_float, vector)),
     )
-
-
-def placement_fields(new: NewItem, with_title: bool) -> object:
-    """The fields that determine where an item is placed: what it is only if there is nothing else.
-
-    Its title says what it is `with_title`, where there are titles of other items.
-    """
-    if is_placed_by_content(new):
-        return (new.title, new.category) if with_title else new.category
-    return new.like, new.histories, new.vector
 
 
 def is_placed_by_content(new: NewItem) -> bool:

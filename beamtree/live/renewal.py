@@ -9,7 +9,7 @@ new run takes the place of the old one in one step, and the old one is kept besi
 import copy
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from beamtree.errors import explain_full_disk, requires, short_message
 from beamtree.evaluate import evaluate
 from beamtree.files.atomic import check_replaceable
 from beamtree.files.staging import (
+    copy_linked,
     exchange,
     folder_lock,
     move_into_place,
@@ -410,6 +411,21 @@ def compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[flo
 # Files
 
 
+def edit_run(run: str | Path, change: Callable[[Path], bool]) -> None:
+    """Let a function change a copy of a run, which takes the place of the run in one step if it returns true.
+
+    Nobody else can write to the run meanwhile, and after an error it is as it was.
+    """
+    folder = Path(run).resolve()
+    _recover(folder)
+    check_run(folder)
+    check_replaceable(folder)
+    with explain_full_disk(folder), folder_lock(folder), staging_folder(folder) as draft:
+        copy_linked(folder, draft / folder.name)
+        if change(draft / folder.name):
+            swap(folder, draft / folder.name)
+
+
 def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) -> None:
     """Copy tables and the training log, and write live changes, without those that the log now has."""
     if (folder / LOG).is_file():
@@ -440,16 +456,9 @@ def _beside(folder: Path) -> tuple[Path, Path]:
 
 def _keep(folder: Path) -> None:
     """Copy a run to RUN.kept, by links where the system has them: no file of a run is changed in place."""
-
-    def link(source: str, target: str) -> None:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
-
     _, kept = _beside(folder)
     with staging_folder(kept) as draft:
-        shutil.copytree(folder, draft / kept.name, copy_function=link)
+        copy_linked(folder, draft / kept.name)
         move_into_place(draft / kept.name, kept)
 
 

@@ -13,7 +13,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.errors import short_message
 from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.live.events import Event
-from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_fields
+from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_texts
 from beamtree.live.placement import new_item
 from beamtree.live.users import Users
 from beamtree.train.runs import read_run, table_file
@@ -43,7 +43,7 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
 def read_run_catalogue(folder: Path, ids: Ids) -> Catalogue | None:
     """The catalogue of a run's table, with the titles and categories saved since; None where there is neither."""
     catalogue, saved = read_items(None, read_run(folder), folder, ids), load_changes(folder)
-    return catalogue if saved is None else with_saved_fields(catalogue or Catalogue.of_ids(ids), ids, saved)
+    return catalogue if saved is None else with_saved_texts(catalogue or Catalogue.of_ids(ids), saved)
 
 
 def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Tensor | None:

@@ -37,7 +37,7 @@ def update_model(
         data: the training log, if available.
         seed: of the refit.
     """
-    live.add_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
+    live.update_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )

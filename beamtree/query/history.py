@@ -68,7 +68,7 @@ def parse_histories(histories: Any) -> tuple[str, Sequence[Any] | np.ndarray, li
         name = repr(as_id(histories)[:80])
         usage = f"recommend([{name}]) for a history of one item, recommend(users={name}) for a user of the log"
         raise ValueError(f"{name} is not a list of ids: use {usage}")
-    if _is_frame(histories):
+    if is_frame(histories):
         return _group_by_user(histories)
     if isinstance(histories, Mapping):
         return "user", as_given(list(histories)), [id_list(row) for row in histories.values()]
@@ -80,7 +80,7 @@ def parse_histories(histories: Any) -> tuple[str, Sequence[Any] | np.ndarray, li
 
 def id_list(value: Any) -> list[Any]:
     """One id, or any iterable of ids, as a list; a ValueError for containers of something else."""
-    if isinstance(value, Tensor | NodeMask | Mapping) or _is_frame(value) or hasattr(value, "batch"):
+    if isinstance(value, Tensor | NodeMask | Mapping) or is_frame(value) or hasattr(value, "batch"):
         kind = type(value).__name__
         raise ValueError(f"a {kind} is not a list of ids: pass a list of ids, or a dict from user to list")
     return [value] if _is_id(value) else list(value)
@@ -91,7 +91,8 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "ndim", None) == 0
 
 
-def _is_frame(value: object) -> bool:
+def is_frame(value: object) -> bool:
+    """Whether this is a table in memory: of Polars, of pandas or of Arrow."""
     return hasattr(type(value), "columns")
 
 

@@ -5,10 +5,10 @@ encodes the histories, calls `beamtree.beam.retrieve` and translates the items b
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -138,58 +138,100 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
     if filter.where is not None:
         if catalogue is None:
             raise ValueError(NO_ATTRIBUTES)
-        meets = torch.zeros_like(passes)
-        meets[catalogue.where(filter.where)] = True
-        passes &= meets
+        passes &= torch.from_numpy(np.array(catalogue.passes(filter.where)))
     passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
 
+def columns_read(filter: Filter | None, rules: Rules | None, catalogue: Catalogue | None) -> dict[str, object]:
+    """The columns of a catalogue on which a filter and rules depend, by name; their values do not change."""
+    if catalogue is None:
+        return {}
+    expressions = [] if rules is None else [boost.where for boost in rules.boosts]
+    expressions += [] if filter is None else [filter.where]
+    names = [column for where in expressions if where is not None for column in catalogue.columns_read(where)]
+    names += [] if rules is None else [column for column, _ in rules.at_most]
+    names += ["category"] if filter is not None and filter.category is not None else []
+    return {name: catalogue.column(name) for name in names}
+
+
+class Cached(NamedTuple):
+    """What a cache keeps, and the columns that it was made from."""
+
+    value: Any
+    columns: Mapping[str, object]
+
+    def is_valid(self, catalogue: Catalogue | None) -> bool:
+        """Whether none of the columns has changed."""
+        return all(catalogue is not None and catalogue.column(name) is each for name, each in self.columns.items())
+
+
 class MaskCache:
-    """The masks of the most recently used filters and rules, for one model and one catalogue at a time."""
+    """The masks of the most recently used filters and rules, for one model at a time.
+
+    They stay when the catalogue changes, but for those that read a column that has changed.
+    """
 
     def __init__(self) -> None:
         self._lock = ChangeLock()
         self._model: TreeModel | None = None
-        self._catalogue: Catalogue | None = None
-        self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
-        self._rules: OrderedDict[tuple[Filter | None, Rules], AppliedRules] = OrderedDict()
+        self._masks: OrderedDict[Filter, Cached] = OrderedDict()
+        self._rules: OrderedDict[tuple[Filter | None, Rules], Cached] = OrderedDict()
 
     def get(
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> tuple[NodeMask, int]:
         """The mask of a filter, and how many items it allows."""
+
+        def make() -> tuple[NodeMask, int]:
+            mask = model.tree.allow(allowed_items(filter, ids, catalogue))
+            return mask, int((mask.slots & (model.tree.items() != PAD)).sum())
+
         with self._lock:
-            self._begin(model, catalogue)
-            entry = self._masks.get(filter)
-            if entry is None:
-                mask = model.tree.allow(allowed_items(filter, ids, catalogue))
-                entry = self._masks[filter] = mask, int((mask.slots & (model.tree.items() != PAD)).sum())
-                if len(self._masks) > CACHED_MASKS:
-                    self._masks.popitem(last=False)
-            self._masks.move_to_end(filter)
-            return entry
+            self._begin(model)
+            result: tuple[NodeMask, int] = self._cached(
+                self._masks, filter, make, lambda: columns_read(filter, None, catalogue), catalogue, CACHED_MASKS
+            )
+            return result
 
     def apply(
         self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> AppliedRules:
         """Rules for the items that a filter allows."""
-        with self._lock:
-            self._begin(model, catalogue)
-            entry = self._rules.get((filter, rules))
-            if entry is None:
-                mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
-                entry = self._rules[filter, rules] = AppliedRules.of(rules, model.tree, ids, catalogue, mask)
-                if len(self._rules) > CACHED_RULES:
-                    self._rules.popitem(last=False)
-            self._rules.move_to_end((filter, rules))
-            return entry
 
-    def _begin(self, model: TreeModel, catalogue: Catalogue | None) -> None:
-        if model is not self._model or catalogue is not self._catalogue:
-            self._model, self._catalogue = model, catalogue
+        def make() -> AppliedRules:
+            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
+            return AppliedRules.of(rules, model.tree, ids, catalogue, mask)
+
+        with self._lock:
+            self._begin(model)
+            key, columns = (filter, rules), lambda: columns_read(filter, rules, catalogue)
+            result: AppliedRules = self._cached(self._rules, key, make, columns, catalogue, CACHED_RULES)
+            return result
+
+    def _begin(self, model: TreeModel) -> None:
+        if model is not self._model:
+            self._model = model
             self._masks.clear()
             self._rules.clear()
+
+    @staticmethod
+    def _cached(
+        cache: OrderedDict[Any, Cached],
+        key: object,
+        make: Callable[[], Any],
+        columns: Callable[[], dict[str, object]],
+        catalogue: Catalogue | None,
+        size: int,
+    ) -> Any:
+        """The entry of a cache, made if there is none that is valid."""
+        entry = cache.get(key)
+        if entry is None or not entry.is_valid(catalogue):
+            entry = cache[key] = Cached(make(), columns())
+            if len(cache) > size:
+                cache.popitem(last=False)
+        cache.move_to_end(key)
+        return entry.value
 
 
 @dataclass(eq=False)

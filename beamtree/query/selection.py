@@ -57,7 +57,7 @@ class AppliedRules:
             catalogue = Catalogue.of_ids(ids)
         boosts = np.zeros(len(ids), np.int64)
         for index, boost in enumerate(rules.boosts):
-            boosts[ids.find_known(boost.items) if boost.where is None else catalogue.where(boost.where)] |= 1 << index
+            boosts[ids.find_known(boost.items) if boost.where is None else catalogue.passes(boost.where)] |= 1 << index
         values = tuple(catalogue.values(column) for column, _ in rules.at_most)
         leaves = tree.leaf_of_item(torch.arange(len(ids), device=tree.device))
         allowed = (mask or tree.mask).allows(leaves).cpu().numpy()

@@ -13,8 +13,7 @@ from beamtree.errors import short_message
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
 from beamtree.serve.engine.engine import Engine
-from beamtree.serve.engine.served_run import LoadedRun, OpenRun
-from beamtree.storage.settings import fingerprint
+from beamtree.serve.engine.served_run import LoadedRun, OpenRun, run_state
 
 log = logging.getLogger("beamtree")
 T = TypeVar("T")
@@ -114,7 +113,7 @@ class RunWatcher:
                 continue
             self._tried = state
             try:
-                if fingerprint(self._run) != self._engine.loaded.digest:
+                if run_state(self._run) != self._engine.loaded.state:
                     self._slot.load(self._run, self._run.name).result()
             except OSError as error:  # such as a full disk
                 log.warning("%s: tried again", short_message(error))

@@ -14,12 +14,12 @@ import torch
 from beamtree.beam import BeamSize, retrieve, widths
 from beamtree.data import Ids, Prepared
 from beamtree.live import Journal, LiveModel
-from beamtree.live.saved import load_changes, read_items, read_vectors
+from beamtree.live.saved import LIVE, load_changes, read_items, read_vectors
 from beamtree.model import TreeModel
 from beamtree.query import MaskCache, Searcher
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, load_tuned_beam
-from beamtree.train.runs import ids_of, open_data, open_model, read_run
+from beamtree.train.runs import CHECKSUMS, ids_of, open_data, open_model, read_run
 
 log = logging.getLogger("beamtree")
 SLOT_COOLDOWN_SECONDS = 60.0  # before the slot of a forgotten item is used again: longer than any search
@@ -32,6 +32,7 @@ class LoadedRun:
     live: LiveModel
     name: str
     digest: str  # identifies the model
+    state: object = None  # of its folder: changes with the model, and with what is known about the items
     run: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of run.json
     data: Prepared | None = None  # the log, where it is available
@@ -107,7 +108,7 @@ def open_run(
         journal: changes to apply, and to append to; read-only unless given.
         load_model: loads the model of a run's folder, where other ranks hold parts of it.
     """
-    digest = fingerprint(run)
+    digest, state = fingerprint(run), run_state(run)
     model = (open_model(run, device) if load_model is None else load_model(run)).eval()
     ids, training_log, settings = ids_of(run, model), open_log(run, model, data), read_run(run)
     ids.find(["warm up"])  # builds the index of ids, so that no request has to wait for it
@@ -134,6 +135,7 @@ def open_run(
         live,
         name,
         digest,
+        state,
         run=run,
         settings=settings,
         data=training_log,
@@ -141,6 +143,12 @@ def open_run(
         read_only=journal is None,
         warm_up=warm_up,
     )
+
+
+def run_state(run: Path) -> object:
+    """What is served of a run's folder: the model, the tables, and the changes that are saved with it."""
+    live = run / LIVE
+    return fingerprint(run), read_run(run).get(CHECKSUMS), live.read_bytes() if live.is_file() else b""
 
 
 def open_log(run: Path, model: TreeModel, data: Path | None) -> Prepared | None:

@@ -170,6 +170,8 @@ def model_json(service: Service) -> dict[str, Any]:
         "changes": loaded.live.version,
         "since": loaded.since,
         "titles": loaded.live.catalogue.has_titles,
+        "columns": loaded.live.catalogue.kinds,
+        "vectors": loaded.live.has_vectors,
         "users": len(loaded.live.users),
         "limits": service.limits._asdict(),
         "last_reload": None if last_reload is None else last_reload._asdict(),

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from beamtree.data.catalogue import Catalogue, search_texts
 from beamtree.data.ids import as_id
-from beamtree.live import NewItem
 from beamtree.live.events import Time, as_time
+from beamtree.live.live_model import UnknownItemError
 from beamtree.model import TreeModel
 from beamtree.query import Searcher
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
@@ -29,6 +29,7 @@ from beamtree.serve.http.schemas import (
 )
 from beamtree.serve.http.service import Service
 
+NO_ITEM = "there is no such item"
 MAX_EVENTS = 1000  # of a user that are shown, the newest
 SearchText = Annotated[str, Query(max_length=200, description="Any part of an id or a title.")]
 Limit = Annotated[int, Field(ge=1, le=100), WHOLE_NUMBER, Query()]
@@ -51,29 +52,42 @@ def item_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/items/{item:path}", responses={200: {"model": CatalogueItem}})
     def get_item(item: str) -> Response:
-        """An item's title, category and number of events."""
+        """An item's title, category, attributes and number of events."""
         _, model, catalogue = service.loaded.live.snapshot
         (number,) = catalogue.ids.find([item])
         if number is None:
-            raise ApiError(404, "there is no such item", "search with /v1/items?query=…")
-        return json_response(item_json(model, catalogue, number))
+            raise ApiError(404, NO_ITEM, "search with /v1/items?query=…")
+        table = catalogue.table
+        attributes = {} if table is None else {"attributes": table.described(number)}
+        return json_response({**item_json(model, catalogue, number), **attributes})
 
     @router.put("/v1/items/{item:path}", responses={200: {"model": ChangeResult}})
     async def put_item(item: str, new: Annotated[Item | None, Body()] = None) -> Response:
-        """Add an item, show a removed one again, or update its fields; idempotent."""
+        """Add an item, or change its fields and show it where it was removed; idempotent."""
         items = {parse_item_id(item): item_fields(new or Item(), service)}
-        count, version = await service.change("put_item", lambda live: live.add_items(items))
-        return json_response({"changed": count > 0, "version": version})
+        counts, version = await service.change("put_item", lambda live: live.update_items(items, show=True))
+        return json_response({"changed": counts.total > 0, "version": version})
+
+    @router.patch("/v1/items/{item:path}", responses={200: {"model": ChangeResult}})
+    async def patch_item(item: str, changes: Item) -> Response:
+        """Change fields of an item that there is; a removed one stays so. Idempotent."""
+        items = {parse_item_id(item): item_fields(changes, service)}
+        try:
+            counts, version = await service.change("patch_item", lambda live: live.update_items(items, add=False))
+        except UnknownItemError as error:
+            raise ApiError(404, NO_ITEM, "add it with PUT") from error
+        return json_response({"changed": counts.total > 0, "version": version})
 
     @router.post("/v1/items", responses={200: {"model": ChangeResult}})
     async def put_items(body: ItemsRequest) -> Response:
-        """Add or update many items, all or none of them."""
+        """Add items and change others, all or none of them; a removed one is shown if it comes without fields."""
         check_limit("items", len(body.items), service.limits.changes, "items")
         items = {parse_item_id(as_id(entry.item)): item_fields(entry, service) for entry in body.items}
         if len(items) < len(body.items):
             raise ApiError(422, "items: an id occurs twice", "list every item once")
-        count, version = await service.change("put_item", lambda live: live.add_items(items), len(items))
-        return json_response({"changed": count > 0, "version": version, "count": count})
+        counts, version = await service.change("put_item", lambda live: live.update_items(items), len(items))
+        numbers = {"count": counts.total, "added": counts.new}
+        return json_response({"changed": counts.total > 0, "version": version, **numbers})
 
     @router.delete("/v1/items/{item:path}", responses={200: {"model": ChangeResult}})
     async def delete_item(item: str, forget: Forget = False) -> Response:
@@ -130,8 +144,8 @@ def item_json(model: TreeModel, catalogue: Catalogue, number: int) -> dict[str, 
     in_tree = number < tree.num_items
     return {
         "item": catalogue.ids.name(number),
-        "title": catalogue.titles[number],
-        "category": catalogue.categories[number],
+        "title": catalogue.text("title", number),
+        "category": catalogue.text("category", number),
         "events": None if popularity is None or number >= len(popularity) else int(popularity[number]),
         "hidden": in_tree and not bool(tree.mask.allows(tree.leaf_of_item(torch.tensor([number], device=tree.device)))),
     }
@@ -152,7 +166,8 @@ def item_fields(item: Item, service: Service) -> dict[str, Any]:
     check_limit("vector", len(item.vector or ()), limits.history, "numbers")
     check_limit("histories", len(histories), limits.histories, "histories")
     check_limit("histories", max(map(len, histories), default=0), limits.history, "ids in one")
-    return item.model_dump(include=item.model_fields_set & set(NewItem._fields))
+    fields = item.model_dump(include=item.model_fields_set - {"item"})
+    return {**fields, **(item.model_extra or {})}
 
 
 def parse_events(body: EventsRequest, service: Service) -> list[tuple[str, list[str], Time | None]]:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from beamtree.data.catalogue import Catalogue
 from beamtree.serve.http.access import Limits
 from beamtree.serve.http.service import Service
 
@@ -32,6 +33,7 @@ def add_examples(app: FastAPI, service: Service) -> None:
 
     def complete(schema: dict[str, Any]) -> None:
         _add_limits(schema["components"]["schemas"], service.limits)
+        _add_columns(schema["components"]["schemas"], service.loaded.live.catalogue)
         data = service.loaded.data
         parameter_examples = {
             "item": service.loaded.ids.name(0),
@@ -71,9 +73,24 @@ def _add_limits(schemas: dict[str, Any], limits: Limits) -> None:
     schemas["EventsRequest"]["properties"]["events"]["anyOf"][0]["maxItems"] = limits.changes
 
 
+def _add_columns(schemas: dict[str, Any], catalogue: Catalogue) -> None:
+    """The columns of the table of items as fields of an item."""
+    types = {"numbers": "number", "text": "string", "true or false": "boolean"}
+    for name in ("Item", "NamedItem"):
+        schemas[name]["additionalProperties"] = False
+        for field, kind in catalogue.kinds.items():
+            is_list, kind = kind.startswith("lists of "), kind.removeprefix("lists of ")
+            one = {"type": types.get(kind, "string")}
+            value = {"type": "array", "items": {"anyOf": [one, {"type": "null"}]}} if is_list else one
+            description = f"A column of the table of items: {catalogue.kinds[field]}."
+            schemas[name]["properties"].setdefault(
+                field, {"anyOf": [value, {"type": "null"}], "description": description}
+            )
+
+
 def body_examples(service: Service) -> list[Example]:
     """Valid bodies for every path and method that takes one."""
-    names = service.loaded.ids.names[:3]
+    names, catalogue = service.loaded.ids.names[:3], service.loaded.live.catalogue
     tensor = {"name": "history", "datatype": "BYTES", "shape": [1, len(names)], "data": names}
     numbers = {"name": "history", "datatype": "INT64", "shape": [2, 1], "data": [[0], [-1]]}
     infer = {
@@ -86,7 +103,9 @@ def body_examples(service: Service) -> list[Example]:
         "allowed items only": {"history": names[:1], "m": 2, "allowed": names, "beam_size": 100},
         "unknown items": {"history": ["an unknown id"], "exclude": names[:1]},
     }
-    items = [{"item": "a new item", "like": names[:2]}, {"item": names[0]}]
+    described = {} if catalogue.table is None else catalogue.table.described(0)
+    attributes = {name: described[name] for name in catalogue.kinds if name in described} or {"title": "A title"}
+    items = [{"item": "a new item", "like": names[:2]}, {"item": names[0]}, {"item": names[1], **attributes}]
     events = [
         {"user": "someone", "items": names[:1], "time": "2026-12-31T23:59:59Z"},
         {"user": 17, "items": names[1:]},
@@ -102,7 +121,8 @@ def body_examples(service: Service) -> list[Example]:
         ("/v2/models/{name}/infer", "post", infer),
         ("/v2/models/{name}/versions/{version}/infer", "post", infer),
         ("/v1/items/{item}", "put", {"like others": {"title": "A new item", "like": names[:2]}}),
-        ("/v1/items", "post", {"two items": {"items": items}}),
+        ("/v1/items/{item}", "patch", {"some columns": attributes}),
+        ("/v1/items", "post", {"three items": {"items": items}}),
         ("/v1/events", "post", post_events),
         ("/v1/model", "post", {"the same run": {"run": service.run.name}}),
     ]

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from beamtree.data.catalogue import ROLES
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
 from beamtree.query import (
@@ -205,7 +206,7 @@ def _result_json(response: RecommendResponse, result: Recommendation, user: str 
     }
     if response.catalogue is not None and response.catalogue.has_titles:
         catalogue, numbers = response.catalogue, response.catalogue.ids.find(result.items)
-        content["titles"] = [None if number is None else catalogue.titles[number] for number in numbers]
+        content["titles"] = [None if number is None else catalogue.text("title", number) for number in numbers]
     if result.rules is not None:
         content["rules"] = result.rules
     if user is not None:
@@ -239,11 +240,8 @@ def explain_json(
     )
 
     def describe(item: int) -> dict[str, Any]:
-        return {
-            "item": searcher.ids.name(item),
-            "title": catalogue.titles[item],
-            "category": catalogue.categories[item],
-        }
+        texts = {role: catalogue.text(role, item) for role in ROLES}
+        return {"item": searcher.ids.name(item), **texts}
 
     unknown_items = [str(item) for item, number in zip(items, numbers, strict=True) if number is None]
     unknown = [*unknown_users, *history.unknown, *unknown_items][:MAX_UNKNOWN]

@@ -94,10 +94,12 @@ class ExplainBody(SearchBody):
 
 
 class Item(RequestBody):
-    """The fields of an item: a missing field stays as it is, and null clears it."""
+    """The fields of an item, and any column of the table of items: what is missing stays, and null clears it."""
+
+    model_config = ConfigDict(extra="allow")  # columns, which `Catalogue.typed` checks
 
     title: Text | None = None
-    category: Text | None = None
+    category: Text | list[Text] | None = None
     like: list[Id] | None = Field(default=None, description="Similar items; all must be known.")
     histories: list[list[Id]] | None = Field(
         default=None, description="Histories of users before they chose this item, oldest first."
@@ -114,7 +116,7 @@ class NamedItem(Item):
 
 
 class ItemsRequest(RequestBody):
-    """Items to add or update, all or none."""
+    """Items to add or change, all or none."""
 
     items: list[NamedItem] = Field(min_length=1)
 
@@ -205,6 +207,7 @@ class CatalogueItem(BaseModel):
     category: str | None = None
     events: int | None = None
     hidden: bool = False
+    attributes: dict[str, Any] | None = Field(default=None, description="The columns of the table of items.")
 
 
 class Items(BaseModel):
@@ -261,6 +264,7 @@ class ChangeResult(BaseModel):
     changed: bool
     version: str
     count: int | None = None  # changed items or events, for requests with several
+    added: int | None = None  # items among them that are new
     known: int | None = None  # events of known items
 
 
