@@ -8,27 +8,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, retrieve_each, widths
 from beamtree.data import Ids
-from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
+from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.query.history import History, encode_history, id_list, in_context, model_input, pad_rows
-from beamtree.query.rules import POOL, Rules
-from beamtree.query.selection import AppliedRules, Found, Selection
+from beamtree.query.rules import POOL, Boost, Rules
+from beamtree.query.selection import AppliedRules, Found, Groups, Selection, Values, Where, values_of, where_of
 from beamtree.scorers import context_part
-from beamtree.threads import ChangeLock
+from beamtree.threads import ChangeLock, one_thread
 from beamtree.tree import PAD
 
+K = TypeVar("K")
+V = TypeVar("V")
 CACHED_MASKS = 32
 CACHED_RULES = 8
 
@@ -124,8 +126,8 @@ def similar_request(ids: Ids, items: Sequence[object], m: int) -> RecommendReque
     return RecommendRequest([[item] for item in items], m=m, exclude_seen=True)
 
 
-def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:
-    """The numbers of the items that pass a filter; unknown ids are ignored."""
+def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None, where: Where | None = None) -> Tensor:
+    """The numbers of the items that pass a filter; unknown ids are ignored. `where` evaluates its expression."""
     passes = torch.full((len(ids),), filter.allowed is None)
     if filter.allowed is not None:
         passes[ids.find_known(filter.allowed)] = True
@@ -134,59 +136,98 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
         in_category[[] if catalogue is None else catalogue.in_category(filter.category)] = True
         passes &= in_category
     if filter.where is not None:
-        if catalogue is None:
-            raise ValueError(NO_ATTRIBUTES)
         meets = torch.zeros_like(passes)
-        meets[catalogue.where(filter.where)] = True
+        meets[(where or where_of(catalogue))(filter.where)] = True
         passes &= meets
     passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
 
+class Recent(Generic[K, V]):
+    """The most recently used of values that are made when they are asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key."""
+        if key not in self._values:
+            self._values[key] = make()
+            if len(self._values) > self._size:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+
+
 class MaskCache:
-    """The masks of the most recently used filters and rules, for one model and one catalogue at a time."""
+    """The masks of the most recently used filters and rules, for one model and one catalogue at a time.
+
+    What takes longest is kept apart: what expressions and columns say about the items stays where only the model
+    changes, as when an item is hidden, and the groups of boosted items where a request has other pins or limits.
+    """
 
     def __init__(self) -> None:
         self._lock = ChangeLock()
         self._model: TreeModel | None = None
         self._catalogue: Catalogue | None = None
-        self._masks: OrderedDict[Filter, tuple[NodeMask, int]] = OrderedDict()
-        self._rules: OrderedDict[tuple[Filter | None, Rules], AppliedRules] = OrderedDict()
+        self._where: Recent[str, Sequence[int]] = Recent(CACHED_MASKS)
+        self._values: Recent[str, np.ndarray] = Recent(CACHED_RULES)
+        self._masks: Recent[Filter, tuple[NodeMask, int]] = Recent(CACHED_MASKS)
+        self._groups: Recent[tuple[Filter | None, tuple[Boost, ...]], Groups] = Recent(CACHED_RULES)
+        self._rules: Recent[tuple[Filter | None, Rules], AppliedRules] = Recent(CACHED_RULES)
 
     def get(
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> tuple[NodeMask, int]:
         """The mask of a filter, and how many items it allows."""
+
+        def make() -> tuple[NodeMask, int]:
+            mask = model.tree.allow(allowed_items(filter, ids, catalogue, self._where_of(catalogue)))
+            return mask, int((mask.slots & (model.tree.items() != PAD)).sum())
+
         with self._lock:
             self._begin(model, catalogue)
-            entry = self._masks.get(filter)
-            if entry is None:
-                mask = model.tree.allow(allowed_items(filter, ids, catalogue))
-                entry = self._masks[filter] = mask, int((mask.slots & (model.tree.items() != PAD)).sum())
-                if len(self._masks) > CACHED_MASKS:
-                    self._masks.popitem(last=False)
-            self._masks.move_to_end(filter)
-            return entry
+            return self._masks.get(filter, make)
 
     def apply(
         self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> AppliedRules:
         """Rules for the items that a filter allows."""
+        tree = model.tree
+
+        def make_groups() -> Groups:
+            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
+            return Groups.of(rules.boosts, tree, ids, mask, self._where_of(catalogue))
+
+        def make() -> AppliedRules:
+            groups = self._groups.get((filter, rules.boosts), make_groups)
+            return AppliedRules.in_groups(groups, rules, tree, ids, self._values_of(catalogue))
+
         with self._lock:
             self._begin(model, catalogue)
-            entry = self._rules.get((filter, rules))
-            if entry is None:
-                mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
-                entry = self._rules[filter, rules] = AppliedRules.of(rules, model.tree, ids, catalogue, mask)
-                if len(self._rules) > CACHED_RULES:
-                    self._rules.popitem(last=False)
-            self._rules.move_to_end((filter, rules))
-            return entry
+            return self._rules.get((filter, rules), make)
+
+    def _where_of(self, catalogue: Catalogue | None) -> Where:
+        where = where_of(catalogue)
+        return lambda expression: self._where.get(expression, lambda: where(expression))
+
+    def _values_of(self, catalogue: Catalogue | None) -> Values:
+        values = values_of(catalogue)
+        return lambda column: self._values.get(column, lambda: values(column))
 
     def _begin(self, model: TreeModel, catalogue: Catalogue | None) -> None:
+        if catalogue is not self._catalogue:
+            self._where.clear()
+            self._values.clear()
         if model is not self._model or catalogue is not self._catalogue:
             self._model, self._catalogue = model, catalogue
             self._masks.clear()
+            self._groups.clear()
             self._rules.clear()
 
 
@@ -272,7 +313,7 @@ class Searcher:
         x = model_input(self.model, rows)
         exclude = pad_rows(hidden, max(map(len, hidden))).to(x.device) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
-        scores = log_p.exp()
+        scores = probabilities(log_p)
         use_popular = [self.is_popular(row.items) for row in rows]
         if any(use_popular):
             items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
@@ -311,36 +352,45 @@ class Searcher:
         model, names, exclude_seen = self.model, self.ids.names, request.exclude_seen
         applied = self.apply(request.rules, request.filter)
         least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
-        beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
+        each = [max(width, least) for width in widths(model, beam_size, max(sizes))]
+        count = each[-1]  # candidates of a search
+        beam = count if len(set(each)) == 1 else each  # one number need not be checked for every level again
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         x = model_input(model, histories)
         use_popular = [self.is_popular(history.items) for history in histories]
 
-        def search(rows: Sequence[int], mask: NodeMask, known: Sequence[int] = ()) -> list[Found]:
-            """The best items that a mask allows for some histories, without those that are known."""
+        def search(rows: Sequence[int], masks: Sequence[NodeMask], known: Sequence[int] = ()) -> list[list[Found]]:
+            """For each mask, the best items that it allows for some histories, without those that are known."""
             exclude = [[*hidden[row], *known] for row in rows]
             excluded = pad_rows(exclude, max(map(len, exclude))).to(x.device)
-            items, log_p = retrieve(model, x[rows], beam_size=beam, m=beam[-1], allowed=mask, exclude=excluded)
-            scores = log_p.exp()
-            for index, row in enumerate(rows):
-                if use_popular[row]:
-                    items[index], scores[index] = popular_items(
-                        model, beam[-1], mask, exclude[index], histories[row].context
-                    )
-            counts = (items != PAD).sum(1).tolist()  # PAD comes last
-            lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
-            return [Found(row[:count], row_scores[:count]) for row, row_scores, count in lists]
+            results = []
+            for mask, (items, log_p) in zip(
+                masks, retrieve_each(model, x[rows], masks, beam_size=beam, m=count, exclude=excluded), strict=True
+            ):
+                scores = probabilities(log_p)
+                for index, row in enumerate(rows):
+                    if use_popular[row]:
+                        items[index], scores[index] = popular_items(
+                            model, count, mask, exclude[index], histories[row].context
+                        )
+                counts = (items != PAD).sum(1).tolist()  # PAD comes last
+                lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
+                results.append([Found(row[:number], row_scores[:number]) for row, row_scores, number in lists])
+            return results
 
         def find(row: int, items: np.ndarray, known: Sequence[int]) -> Found:
-            return search([row], model.tree.allow(torch.from_numpy(items.nonzero()[0])), known)[0]
+            return search([row], [model.tree.allow(torch.from_numpy(items.nonzero()[0]))], known)[0][0]
 
         def vectors(items: Sequence[int]) -> np.ndarray:
-            result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
-            return result
+            with one_thread():
+                result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
+                return result
 
         every = list(range(len(histories)))
-        by_group = [search(every, group.mask) for group in applied.groups]
-        pinned = search(every, applied.pin_mask) if applied.pins else [Found((), ())] * len(every)
+        by_group = search(
+            every, [*(group.mask for group in applied.groups), *([applied.pin_mask] if applied.pins else [])]
+        )
+        pinned = by_group.pop() if applied.pins else [Found((), ())] * len(every)
         results = []
         for row, history in enumerate(histories):
             answer = Selection(
@@ -348,7 +398,7 @@ class Searcher:
                 sizes[row],
                 find=partial(find, row),
                 first=[found[row] for found in by_group],
-                count=beam[-1],
+                count=count,
                 pinned=dict(zip(*pinned[row], strict=True)),
                 vectors=vectors,
             ).fill()
@@ -377,6 +427,12 @@ class Searcher:
                 available = total - int((mask or tree.mask).allows(leaves).sum())
                 short += len(result.items) < min(request.m, available)
         return short
+
+
+def probabilities(log_p: Tensor) -> Tensor:
+    """The probabilities of `retrieve`."""
+    with one_thread():  # few numbers, as in `retrieve`
+        return log_p.exp()
 
 
 def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
