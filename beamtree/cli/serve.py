@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,8 @@ def serve_run(
                 note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
             note(f"{service.loaded.name} is served at {url_of(listening)}")
             make_server(make_app(service), service, drain).run(sockets=[listening])
+        if any(thread.daemon and thread.name.startswith("beamtree-") for thread in threading.enumerate()):
+            _exit_without_threads()
 
     ranks = connect(device)
     if ranks.size == 1:
@@ -151,6 +154,14 @@ def serve_run(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     run_on_first(ranks, "serve", run, device, serve, _exit_without_peer)
+
+
+def _exit_without_threads() -> None:
+    """Exit although threads still prepare what nobody will need: they could go on for half a minute."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _exit_without_peer(error: PeerLostError) -> None:

@@ -64,9 +64,8 @@ class ModelSlot:
                 loaded.live.record_run(name)
         except OSError as error:
             self._report(Reload(run.name, short_message(error), time.time()))
-            loaded.close()
             raise
-        self._engine.swap(loaded).close()
+        self._engine.swap(loaded)
         self._report(Reload(run.name, None, time.time()))
         return loaded
 
@@ -77,9 +76,8 @@ class ModelSlot:
             self._on_reload(reload)
 
     def close(self) -> None:
-        """Finish pending changes, and close the run in use."""
+        """Finish pending changes."""
         self._pool.shutdown(wait=True)
-        self._engine.loaded.close()
 
 
 def smoke_test(run: LoadedRun, beam_size: int) -> None:

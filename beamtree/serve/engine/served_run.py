@@ -37,7 +37,6 @@ class LoadedRun:
     data: Prepared | None = None  # the log, where it is available
     tuned_beam: BeamSize | None = None  # by `beamtree tune`
     read_only: bool = True  # whether changes are rejected
-    warm_up: threading.Thread | None = None  # runs `LiveModel.warm_up`
     since: float = field(default_factory=time.time)
 
     @property
@@ -76,11 +75,6 @@ class LoadedRun:
             masks=masks or MaskCache(),
             round_shapes=model.tree.device.type == "cuda",
         )
-
-    def close(self) -> None:
-        """Wait for the background thread."""
-        if self.warm_up is not None:
-            self.warm_up.join()
 
 
 OpenRun = Callable[[Path], LoadedRun]
@@ -126,10 +120,8 @@ def open_run(
         digest=digest,
         slot_cooldown=SLOT_COOLDOWN_SECONDS,
     )
-    warm_up = None
-    if journal is not None:  # prepares for items with histories, while the model is served already
-        warm_up = threading.Thread(target=live.warm_up, name="beamtree-warm-up", daemon=True)
-        warm_up.start()
+    if journal is not None:  # prepare for new items, while the model is served already; nothing waits for it
+        threading.Thread(target=live.warm_up, name="beamtree-warm-up", daemon=True).start()
     return LoadedRun(
         live,
         name,
@@ -139,7 +131,6 @@ def open_run(
         data=training_log,
         tuned_beam=read_tuned_beam(run, model),
         read_only=journal is None,
-        warm_up=warm_up,
     )
 
 
