@@ -218,8 +218,9 @@ class LiveModel:
         self._background = self._content = None
 
     def record_run(self, run: str) -> None:
-        """Record which run is served from now on."""
-        self._write({"kind": "run", "run": run})
+        """Record that this model, whose run has this name, is served from now on."""
+        self._write({"kind": "run", "run": run, **({"model": self._digest} if self._digest else {})})
+        self.snapshot = self.snapshot._replace(version=self.version + (self._journal is not None))
 
     def warm_up(self) -> None:
         """Prepare what the first new item needs; safe in any thread, beside searches and changes."""
@@ -411,8 +412,13 @@ class LiveModel:
 
     # Replaying the journal
 
-    def _replay(self, entries: Sequence[Mapping[str, Any]]) -> None:
+    def apply(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Apply entries of a journal that another process writes, in order, while searches run."""
+        self._replay(entries, more_follow=True)
+
+    def _replay(self, entries: Sequence[Mapping[str, Any]], more_follow: bool = False) -> None:
         """Apply entries in order; items that do not refer to each other are added together."""
+        version = self.version + count_changes(entries)
         pending: list[tuple[str, ItemFields]] = []
 
         def add_pending() -> None:
@@ -436,8 +442,8 @@ class LiveModel:
             elif kind not in ("events", "requests", "retire", "run", "before"):
                 raise unknown_kind(kind)
         add_pending()
-        self._user_events.replay(entries, self._digest)
-        self.snapshot = self.snapshot._replace(version=count_changes(entries))
+        self._user_events.replay(entries, self._digest, more_follow)
+        self.snapshot = self.snapshot._replace(version=version)
 
     def _replay_forget(self, name: str, digest: str) -> None:
         """Forget an item; one that this model has learned, and an earlier one forgot, is only hidden."""
