@@ -234,7 +234,16 @@ def test_a_heartbeat_goes_on_when_a_full_disk_has_space_again(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://writer", "http://", "http://writer:port", "http://writer:99999999", "http://w/?a=b", "://x"]
+    "url",
+    [
+        "ftp://writer",
+        "http://",
+        "http://writer:port",
+        "http://writer:99999999",
+        "http://w/?a=b",
+        "http://me:secret@w",
+        "://x",
+    ],
 )
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="is not the address of a writer"):

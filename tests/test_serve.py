@@ -1,6 +1,7 @@
 """The service over HTTP: what it answers, what it refuses and how, what it counts, and how it stops."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from sample_logs import random_log
 from serving import ITEMS, Gate, SteadyLoad, make_service, open_changing, save_run, serving
 
 import beamtree as bt
-from beamtree.live.journal import CHANGES, read_entries
+from beamtree.live.journal import CHANGES, Journal, read_entries
 from beamtree.serve.engine import served_run
 from beamtree.serve.http.access import Access, Limits, is_local, is_read_only
 from beamtree.serve.http.app import sibling_folder
@@ -389,8 +390,9 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
 # The description
 
 
-def test_every_example_of_the_description_is_answered(log_run):
-    with serving(make_service(log_run, open_changing)) as client:
+def test_every_example_of_the_description_is_answered(log_run, tmp_path):
+    log = Journal(tmp_path)
+    with contextlib.closing(log), serving(make_service(log_run, open_changing, journal=log)) as client:
         tried = 0
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():

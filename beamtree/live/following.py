@@ -42,7 +42,7 @@ class Lines(NamedTuple):
 
     content: bytes  # complete lines
     position: str | None  # after them; None if the one that was asked about is not valid any more
-    has_writer: bool  # whether there was a sign of the writer
+    has_writer: bool  # whether there was a sign that the writer is there
 
 
 class Changes(Protocol):
@@ -130,7 +130,7 @@ class FolderChanges:
         end, has_writer = time.monotonic() + wait, False
         while True:
             content, after = self._read(position)
-            has_writer |= self._has_beaten() or bool(content)
+            has_writer |= self._has_beaten()
             left = end - time.monotonic()
             if content or after is None or left <= 0:
                 return Lines(content, after, has_writer)
@@ -277,7 +277,8 @@ class UrlChanges:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
+        more = parts.username or parts.password or parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or more:
             raise ValueError(f"{url[:200]!r} is not the address of a writer: give http://HOST:PORT, or a folder")
         self.writer = url.rstrip("/")
         self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
@@ -294,13 +295,13 @@ class UrlChanges:
             raise OSError(f"{self.writer} does not answer: {short_message(error) or type(error).__name__}") from error
         if status == 410:
             return Lines(b"", None, True)
-        if status >= 500:
-            self.close()
-            raise OSError(f"{self.writer} answers with status {status}")
         after = next((value for name, value in headers.items() if name.lower() == POSITION.lower()), None)
-        if status != 200 or after is None:
-            raise ValueError(f"{self.writer} gives no changes to follow: {_reason(status, content)}")
-        return Lines(content, after, True)
+        if status == 200 and after is not None:
+            return Lines(content, after, True)
+        self.close()
+        if status >= 500:
+            raise OSError(f"{self.writer} answers with status {status}")
+        raise ValueError(f"{self.writer} gives no changes to follow: {_reason(status, content)}")
 
     def _get(self, path: str, wait: float) -> tuple[int, Mapping[str, str], bytes]:
         """The answer to a request; the connection is kept for the next one."""

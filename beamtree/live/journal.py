@@ -51,6 +51,11 @@ class Journal:
             self._lock.close()
             raise
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries, all or none of them; when this returns they are on disk. On an OSError none of them is."""
         line = encode_line(*entries)
