@@ -1,6 +1,7 @@
 """Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
 from beamtree.scorers.base import histories_of
 from beamtree.scorers.compiled import search_parts
+from beamtree.threads import one_thread, parallel_map
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
@@ -185,22 +187,59 @@ def retrieve(
         return no_items, no_items.float().fill_(-torch.inf)
 
     def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
-        excluded = mask.excluded(model.tree.leaf_of_item(exclude[0])) if exclude else None
-        parts = None if model.chained else search_parts(model.scorer, model.tree, x)
-        if parts is not None:
-            histories = histories_of(model.scorer, x)
-            items, scores = cpu.search(model.tree, mask, *parts, histories, excluded, model.first_level, sizes, m)
-        else:
-            *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
-            items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
-            items, scores = _best(items, last.scores, m)
-        return items, model.scores_to_log_prob(scores)
+        ((items, scores),) = _search(model, x, (mask,), exclude[0] if exclude else None, sizes, m)
+        return items, _log_prob(model, scores)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     if not kernels.fits(x) or not model.scorer.capturable or (allowed is not None and _is_rare(mask)):
         return search(*inputs)
     items, scores = _graphs_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
     return items, scores
+
+
+@torch.no_grad()
+def retrieve_each(
+    model: TreeModel, x: Tensor, masks: Sequence[NodeMask], *, beam_size: BeamSize, m: int, exclude: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """`retrieve` with each of some masks: on a CPU they are searched beside each other, and users encoded once."""
+    if len(masks) < 2 or x.device.type != "cpu" or not x.shape[0] or any(mask.is_empty for mask in masks):
+        return [retrieve(model, x, beam_size=beam_size, m=m, allowed=mask, exclude=exclude) for mask in masks]
+    sizes, m = widths(model, beam_size, m), positive_int("m", m)
+    _check_users(model, x)
+    items, scores = zip(*_search(model, x, masks, exclude if exclude.shape[1] else None, sizes, m), strict=True)
+    return list(zip(items, _log_prob(model, torch.cat(scores)).split(len(x)), strict=True))
+
+
+def best_scores(model: TreeModel, x: Tensor, *, beam_size: int, m: int) -> Tensor:
+    """What the items of `retrieve` were compared by, best first, -inf where there are fewer [B, m]."""
+    ((_, scores),) = _search(model, x, (model.tree.mask,), None, widths(model, beam_size, m), m)
+    return scores
+
+
+@torch.no_grad()
+def _search(
+    model: TreeModel, x: Tensor, masks: Sequence[NodeMask], exclude: Tensor | None, sizes: tuple[int, ...], m: int
+) -> list[tuple[Tensor, Tensor]]:
+    """For each mask, the m best items of the last beam and their scores [B, m], PAD and -inf where there are fewer."""
+    leaves = None if exclude is None else model.tree.leaf_of_item(exclude)
+    parts = None if model.chained else search_parts(model.scorer, model.tree, x)
+
+    def search(mask: NodeMask) -> tuple[Tensor, Tensor]:
+        excluded = None if leaves is None else mask.excluded(leaves)
+        if parts is not None:
+            histories = histories_of(model.scorer, x)
+            return cpu.search(model.tree, mask, *parts, histories, excluded, model.first_level, sizes, m)
+        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
+        items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
+        return _best(items, last.scores, m)
+
+    return [search(mask) for mask in masks] if len(masks) == 1 or parts is None else parallel_map(search, masks)
+
+
+def _log_prob(model: TreeModel, scores: Tensor) -> Tensor:
+    """log p_g of the scores of a search. On a busy CPU, waiting for a second thread takes longer than the search."""
+    with one_thread() if scores.device.type == "cpu" else nullcontext():
+        return model.scores_to_log_prob(scores)
 
 
 def _is_rare(mask: NodeMask) -> bool:

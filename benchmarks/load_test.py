@@ -5,6 +5,7 @@ due, so that a stalled service is charged for all requests of that time. Delays 
 reported.
 
     python benchmarks/load_test.py http://localhost:8000 --rate 200 --seconds 60 --m 10 --beam-size 100
+    python benchmarks/load_test.py http://localhost:8000 --rate 50 --rules '{"at_most": {"brand": 2}, "diversity": 0.2}'
 
 Run it on another machine than the service if possible.
 """
@@ -12,6 +13,7 @@ Run it on another machine than the service if possible.
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import math
 import os
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 
-from beamtree.query import parse_ids
+from beamtree.query import parse_ids, parse_rules
 
 try:
     from uvloop import run as run_loop
@@ -229,6 +231,7 @@ def load_test(
     seconds: float,
     options: Mapping[str, Any],
     histories: Sequence[Sequence[str]] | None = None,
+    rules: Sequence[Mapping[str, Any]] = (),
     constant: bool = False,
     seed: int = 0,
     token: str | None = None,
@@ -241,6 +244,7 @@ def load_test(
         seconds: duration.
         options: of every request beside its history, such as {"m": 10}.
         histories: lists of ids; drawn from the items of the service unless given.
+        rules: sent with the requests in turn, beginning again after the last.
         constant: space requests evenly instead of a Poisson process.
         seed: of arrivals and drawn histories.
         token: the bearer token of the service, if it has one.
@@ -257,7 +261,9 @@ def load_test(
                 raise ValueError(f"{url!r} is not the URL of a service: give http://HOST:PORT") from error
             except httpx.HTTPError as error:
                 raise ValueError(f"{url} does not answer: start the service with `beamtree serve RUN`") from error
-            bodies = [json.dumps({**options, "history": each}).encode() for each in chosen[:BODIES]]
+            more = itertools.cycle([{"rules": each} for each in rules] or [{}])
+            contents = [{**options, **next(more), "history": each} for each in chosen[:BODIES]]
+            bodies = [json.dumps(content).encode() for content in contents]
             target = client.build_request("POST", "v1/recommend", headers={"Content-Type": "application/json"})
             lines = [f"POST {target.url.raw_path.decode()} HTTP/1.1"]
             lines += [f"{name}: {value}" for name, value in target.headers.items() if name != "content-length"]
@@ -300,6 +306,16 @@ def read_histories(path: Path) -> list[list[str]]:
     return histories
 
 
+def read_rules(text: str) -> list[dict[str, Any]]:
+    """Rules of requests from JSON, or from a file of it: one object, or a list of objects."""
+    is_json = text.lstrip().startswith(("{", "["))
+    content = json.loads(text if is_json else Path(text).read_text(encoding="utf-8"))
+    rules = content if isinstance(content, list) else [content]
+    for each in rules:
+        parse_rules(each)
+    return rules
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", help="of a service, such as http://localhost:8000")
@@ -308,6 +324,7 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=10, help="items per request")
     parser.add_argument("--beam-size", help="k, or one width per level; the service's default unless given")
     parser.add_argument("--history", type=Path, help="a file with one history per line; random items unless given")
+    parser.add_argument("--rules", help="JSON, or a file of it: rules of all requests, or a list to send in turn")
     parser.add_argument("--constant", action="store_true", help="space requests evenly instead of a Poisson process")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and random histories")
     parser.add_argument("--token", default=os.environ.get("BEAMTREE_READ_TOKEN"), help="the bearer token, if needed")
@@ -322,6 +339,7 @@ def main() -> None:
         report = load_test(
             args.url, rate=args.rate, seconds=args.seconds, options=options, constant=args.constant, seed=args.seed,
             token=args.token, histories=read_histories(args.history) if args.history else None,
+            rules=read_rules(args.rules) if args.rules else (),
         )  # fmt: skip
     except (ValueError, OSError) as error:
         print(f"load_test: {error}", file=sys.stderr)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -27,19 +28,36 @@ class ServiceState:
         self.pending: tuple[str, str] | None = None
 
 
-def start(run: Path, changes: Path) -> tuple[subprocess.Popen[str], httpx.Client]:
-    """Start a service, and a client for it."""
-    words = [sys.executable, "-m", "beamtree", "serve", str(run), "--port", "0", "--changes", str(changes)]
+def launch(run: Path, *options: str, port: int = 0) -> subprocess.Popen[str]:
+    """Start a service, which may not answer yet."""
+    words = [sys.executable, "-m", "beamtree", "serve", str(run), "--port", str(port), *options]
     words += ["--timeout", "60000"]  # the first item with histories waits for a slow machine
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def connect(process: subprocess.Popen[str]) -> httpx.Client:
+    """A client of a service, once it answers."""
     assert process.stderr is not None
     lines = []
     for line in process.stderr:
         lines.append(line)
         if "is served at" in line:
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, httpx.Client(base_url=line.split()[-1], timeout=90)
+            threading.Thread(target=_read_to_end, args=(process.stderr,), daemon=True).start()
+            return httpx.Client(base_url=line.split()[-1], timeout=90)
+    process.stderr.close()
+    process.wait()
     raise RuntimeError(f"the service did not start: {''.join(lines)[-500:]}")
+
+
+def _read_to_end(stream: IO[str]) -> None:
+    with stream:
+        stream.read()
+
+
+def start(run: Path, *options: str) -> tuple[subprocess.Popen[str], httpx.Client]:
+    """Start a service, and a client for it once it answers."""
+    process = launch(run, *options)
+    return process, connect(process)
 
 
 def change(client: httpx.Client, state: ServiceState, items: list[str], runs: list[str], rng: random.Random) -> None:
@@ -121,7 +139,7 @@ def main() -> int:
         for name in runs:
             shutil.copytree(args.run, Path(folder, name), symlinks=True)
         for kill in range(args.kills):
-            process, client = start(Path(folder, "one"), Path(folder, "changes"))
+            process, client = start(Path(folder, "one"), "--changes", str(Path(folder, "changes")))
             faults = check(client, state)
             failures += bool(faults)
             if faults:

@@ -88,7 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("one", "two"):
             shutil.copytree(args.run, Path(folder, name), symlinks=True)
-        process, client = start(Path(folder, "one"), Path(folder, "changes"))
+        process, client = start(Path(folder, "one"), "--changes", str(Path(folder, "changes")))
         items = trained_items(client)
         readers = Readers(str(client.base_url), items[40:], args.rate)
         start_time = printed = time.monotonic()

@@ -374,7 +374,7 @@ def test_another_run_in_the_same_place_is_found_and_a_broken_one_is_not_served(t
             changed.notify()
 
     slot = ModelSlot(engine, open_shop, hear)
-    watcher = RunWatcher(place, engine, slot, 0.01)
+    watcher = RunWatcher(lambda: place, engine, lambda: slot.load(place, place.name).result(), 0.01)
 
     def point(folder):
         with changed:

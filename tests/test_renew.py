@@ -381,7 +381,7 @@ def test_a_worse_model_is_not_saved_unless_forced(run, tmp_path, monkeypatch, fi
     assert done.returncode == 3, done.stderr
     assert "Not saved" in done.stdout
     record = json.loads((tmp_path / "r.json").read_text())
-    assert not record["saved"]
+    assert (record["result"], record["saved"]) == ("worse", False)
     assert record["recall"][0]["high"] < 0
     assert record["recall"][0]["after"] < record["recall"][0]["before"]
     assert fingerprint(run) == before
@@ -401,7 +401,41 @@ def test_a_run_can_be_rolled_back_and_forward(run, tmp_path, fitted):
     assert "new" not in best(run, ["i23", "i24"], m=12)
     beamtree("renew", "run", "--roll-back", folder=tmp_path)
     assert fingerprint(run) == after
-    assert "adds nothing" in beamtree("renew", "run", today, folder=tmp_path, check=False).stderr
+
+
+def no_rows(log):
+    return log.clear()
+
+
+def the_same_rows(log):
+    return log
+
+
+@pytest.mark.parametrize("tonight", [no_rows, the_same_rows])
+def test_a_night_with_nothing_new_leaves_the_run_unchanged_and_is_no_error(renewed, tmp_path, tonight):
+    run = shutil.copytree(renewed[0], tmp_path / "run")
+    before, rows = fingerprint(run), tonight(TODAY)
+    rows.write_csv(tmp_path / "tonight.csv")
+    done = beamtree("renew", "run", "tonight.csv", "--force", "--json", "r.json", folder=tmp_path)
+    assert done.stdout == f"Unchanged: the log has {len(rows):,} rows, and nothing in them is new.\n"
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert (record["result"], record["saved"], record["events"]) == ("unchanged", False, 0)
+    assert (record["repeated"], record["unchanged"], record["recall"]) == (len(rows), 1.0, [])
+    assert fingerprint(run) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "run", "tonight.csv"]
+
+
+def test_dislikes_that_are_known_are_nothing_new(tmp_path):
+    kind = pl.col("time").replace_strict({1: "dislike"}, default="view")
+    log, today = (rows.with_columns(kind=kind) for rows in (LOG, TODAY))
+    bt.Recommender(steps=0).fit(log, verbose=False, kinds={"view": 1, "dislike": -1}).save(tmp_path / "run")
+    assert renew(tmp_path / "run", today, verbose=False).result == "saved"
+    assert renew(tmp_path / "run", today, verbose=False).result == "unchanged"
+
+
+def test_a_log_of_which_no_row_can_be_used_is_an_error(run):
+    with pytest.raises(ValueError, match="none of the 722 rows of the log can be used"):
+        renew(run, TODAY.with_columns(user=pl.lit(None, pl.String)), verbose=False)
 
 
 def test_a_run_can_be_renewed_every_night(renewed, tmp_path):

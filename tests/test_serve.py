@@ -1,6 +1,7 @@
 """The service over HTTP: what it answers, what it refuses and how, what it counts, and how it stops."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from sample_logs import random_log
 from serving import ITEMS, Gate, SteadyLoad, make_service, open_changing, save_run, serving
 
 import beamtree as bt
+from beamtree.live.journal import CHANGES, Journal, read_entries
 from beamtree.serve.engine import served_run
 from beamtree.serve.http.access import Access, Limits, is_local, is_read_only
 from beamtree.serve.http.app import sibling_folder
@@ -388,8 +390,9 @@ def test_the_protocol_tells_of_its_model_and_refuses_others(client):
 # The description
 
 
-def test_every_example_of_the_description_is_answered(log_run):
-    with serving(make_service(log_run, open_changing)) as client:
+def test_every_example_of_the_description_is_answered(log_run, tmp_path):
+    log = Journal(tmp_path)
+    with contextlib.closing(log), serving(make_service(log_run, open_changing, journal=log)) as client:
         tried = 0
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():
@@ -586,6 +589,32 @@ def test_the_command_serves_and_stops_in_peace(runs):
             assert "very-secret" not in child.stderr.read()
         finally:
             child.kill()
+
+
+PREPARES_FOR_LONG = """
+import time
+from beamtree.__main__ import main
+from beamtree.live import LiveModel
+from beamtree.threads import parallel_map
+LiveModel.warm_up = lambda self: parallel_map(time.sleep, [600, 600])
+main()
+"""
+
+
+def test_a_service_that_still_prepares_for_new_items_stops_at_once(runs, tmp_path):
+    words = [sys.executable, "-c", PREPARES_FOR_LONG, "serve", str(runs / "run0"), "--port", "0"]
+    with subprocess.Popen(
+        [*words, "--changes", str(tmp_path / "changes"), "--drain", "0"], stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            address = re.search(r"http://\S+", child.stderr.readline())[0]
+            assert httpx.get(f"{address}/readyz", timeout=60).status_code == 200
+            assert httpx.put(f"{address}/v1/items/new", json={"like": ["i1"]}, timeout=60).status_code == 200
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+    assert len(read_entries(tmp_path / "changes" / CHANGES)[0]) == 1
 
 
 def test_a_port_that_is_taken_is_told_in_one_line():

@@ -42,8 +42,9 @@ def renew_run(
     Columns, kinds of events and targets are those of the first log. Events with times count once, so the last days can
     be given every night.
 
-    Both models are compared on the newest events of some users. The renewed one is saved unless it is worse. Exit
-    codes: 0 saved, 3 worse and not saved, 2 an error with a message; after 2 and 3 the run is as it was.
+    Both models are compared on the newest events of some users. The renewed one is saved unless it is worse. A log in
+    which nothing is new leaves the run unchanged. Exit codes: 0 saved or unchanged, 3 worse and not saved, 2 an error
+    with a message; after 2 and 3 the run is as it was.
 
     The run before the renewal is kept in RUN.previous.
     """
@@ -65,5 +66,5 @@ def renew_run(
     if json is not None:
         write_json(json, result.as_dict())
     write(str(result))
-    if not result.saved:
+    if result.result == "worse":
         raise typer.Exit(WORSE)

@@ -4,7 +4,8 @@ import logging
 import os
 import signal
 import sys
-from contextlib import closing, nullcontext
+import threading
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from beamtree.cli.console import note
 from beamtree.distributed.command import OpenModel, run_on_first
 from beamtree.distributed.group import PeerLostError, connect, should_report
 from beamtree.errors import requires
+from beamtree.files.staging import InUseError
 
 
 def option(name: str, help: str, variable: str = "", **limits: Any) -> Any:
@@ -43,6 +45,13 @@ def serve_run(
         option(
             "changes",
             "A folder that stores changes of items and events across restarts; without it nothing can be changed.",
+        ),
+    ] = None,
+    follow: Annotated[
+        str | None,
+        option(
+            "follow",
+            "The changes of another service to apply: its folder of changes, or its address, http://HOST:PORT.",
         ),
     ] = None,
     device: Annotated[str, option("device", "cpu or cuda.")] = "cpu",
@@ -81,9 +90,12 @@ def serve_run(
 
     Under load the beam gets narrower, and responses say so. Beyond that, requests get 429 with Retry-After.
 
+    Changes are made through one service, with --changes FOLDER. Any number of others apply them with --follow FOLDER,
+    or --follow http://HOST:PORT.
+
     Every option can be an environment variable. Two settings are only variables, so that no list of processes shows
-    them: BEAMTREE_READ_TOKEN, needed for every request, and BEAMTREE_CHANGE_TOKEN, needed for changes. Without the
-    second, only this machine may make changes.
+    them: BEAMTREE_READ_TOKEN, needed for every request, and BEAMTREE_CHANGE_TOKEN, needed for changes and to follow
+    them by an address. Without the second, only this machine may do so.
 
     SIGTERM stops the server: requests in flight are finished, and the exit code is 0.
 
@@ -95,11 +107,17 @@ def serve_run(
 
     def serve(load_model: OpenModel | None) -> None:
         """Listen, load the run and serve it. `load_model` opens a model that is divided over ranks."""
-        if changes is not None and load_model is not None:
-            raise ValueError("items cannot change while a model is searched over ranks: leave out `changes`")
+        if load_model is not None and (changes, follow) != (None, None):
+            raise ValueError(
+                "items cannot change while a model is searched over ranks: leave out `changes` and `follow`"
+            )
+        if changes is not None and follow is not None:
+            raise ValueError("`changes` and `follow`: a service makes changes, or follows those of another")
         with requires("serve", "`beamtree serve`"):
             from beamtree.live import Journal
+            from beamtree.live.following import Heartbeat, open_changes
             from beamtree.serve.engine.engine import EngineOptions
+            from beamtree.serve.engine.follower import Follower
             from beamtree.serve.engine.served_run import last_served_run, open_run
             from beamtree.serve.http.access import Limits, access_from_environment
             from beamtree.serve.http.app import make_app
@@ -107,20 +125,30 @@ def serve_run(
             from beamtree.serve.http.service import Service
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        listening = listen(host, port)
-        with nullcontext() if changes is None else closing(Journal(changes)) as journal:
+        with ExitStack() as stack:
+            listening = stack.enter_context(closing(listen(host, port)))
+            try:
+                journal = None if changes is None else stack.enter_context(closing(Journal(changes)))
+            except InUseError as error:
+                raise ValueError(f"{changes} has the changes of another service: `follow` them instead") from error
+            open_it = partial(
+                open_run,
+                name=name or run.absolute().name,
+                device=device,
+                items=items,
+                data=data,
+                journal=journal,
+                follows=follow is not None,
+                load_model=load_model,
+            )
+            follower = None
+            if follow is not None:
+                token = os.environ.get("BEAMTREE_CHANGE_TOKEN") or None
+                follower = Follower(run, open_it, partial(open_changes, follow, token))
             first = run if journal is None else last_served_run(run, journal)
             service = Service(
                 run,
-                partial(
-                    open_run,
-                    name=name or run.absolute().name,
-                    device=device,
-                    items=items,
-                    data=data,
-                    journal=journal,
-                    load_model=load_model,
-                ),
+                open_it,
                 first=first,
                 options=EngineOptions(
                     beam_size=beam_size, window=window / 1000, max_batch=batch, max_queue=queue, slow=slow / 1000
@@ -135,13 +163,21 @@ def serve_run(
                     body=max_body,
                     changes=max_changes,
                 ),
-                access=access_from_environment(host),
+                access=access_from_environment(host, follows=follow is not None),
                 watch=watch,
+                journal=journal,
+                follower=follower,
             )
+            if changes is not None:
+                stack.enter_context(closing(Heartbeat(changes, url_of(listening, for_others=True))))
             if first.absolute() != run.absolute():
                 note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
+            if follower is not None:
+                note(f"the changes of {follower.writer} are followed")
             note(f"{service.loaded.name} is served at {url_of(listening)}")
             make_server(make_app(service), service, drain).run(sockets=[listening])
+        if any(thread.daemon and thread.name.startswith("beamtree-") for thread in threading.enumerate()):
+            _exit_without_threads()
 
     ranks = connect(device)
     if ranks.size == 1:
@@ -151,6 +187,14 @@ def serve_run(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     run_on_first(ranks, "serve", run, device, serve, _exit_without_peer)
+
+
+def _exit_without_threads() -> None:
+    """Exit although threads still prepare what nobody will need: they could go on for half a minute."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _exit_without_peer(error: PeerLostError) -> None:

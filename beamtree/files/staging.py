@@ -33,6 +33,13 @@ ATTEMPTS = 20  # to lock a folder that other processes move at the same time
 _locked: set[tuple[int, int]] = set()  # folders locked by this process
 
 
+class InUseError(ValueError):
+    """Another process is writing an output."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(f"{out} is being written by another process: wait for it, or choose another name")
+
+
 class Lock(NamedTuple):
     """A folder locked by this process."""
 
@@ -75,7 +82,7 @@ def staging_folder(out: Path) -> Iterator[Path]:
         except FileNotFoundError:  # another process just moved it into place
             continue
     if lock is None:
-        raise ValueError(_in_use(out))
+        raise InUseError(out)
     try:
         for path in folder.iterdir():
             remove(path)
@@ -112,7 +119,7 @@ def temporary_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
         except (FileNotFoundError, ValueError):  # another process has just removed it as left behind
             continue
         return folder, partial(_remove_locked, folder, lock)
-    raise ValueError(_in_use(folder))
+    raise InUseError(folder)
 
 
 def _remove_locked(folder: Path, lock: Lock | None) -> None:
@@ -216,7 +223,7 @@ def _lock(folder: Path, out: Path) -> Lock | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(_in_use(out)) from None
+            raise InUseError(out) from None
         except OSError:  # a file system without locks
             pass
         if _inode(os.stat(folder)) != inode:
@@ -238,10 +245,6 @@ def _unlock(lock: Lock | None) -> None:
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _in_use(out: Path) -> str:
-    return f"{out} is being written by another process: wait for it, or choose another name"
 
 
 def _restore_old(out: Path) -> None:

@@ -30,6 +30,14 @@ from beamtree.ingest.times import WHITESPACE, unix_unit
 OLD_FILES = {"item": "events.npy", "time": "times.npy", "weight": "weights.npy", "context": "context.npy"}
 
 
+class NothingNewError(ValueError):
+    """A log in which nothing is new, because it has no rows, or because all were added before."""
+
+    def __init__(self, folder: Path, rows: int, repeated: int) -> None:
+        super().__init__(f"the log adds nothing to {folder}: of its {rows:,} rows {repeated:,} were added before")
+        self.rows, self.repeated = rows, repeated
+
+
 class Appended(NamedTuple):
     """What was appended to prepared data."""
 
@@ -53,7 +61,7 @@ def append_log(
     time: str | None = None,
     time_format: str | None = None,
 ) -> Appended:
-    """Write a folder of prepared data with the events of `data` and those of a new log.
+    """Write a folder of prepared data with the events of `data` and those of a new log; a NothingNewError if not one.
 
     Args:
         data: the old data, split by halves or leave-one-out.
@@ -100,9 +108,13 @@ def append_log(
         events = events.sort("time", maintain_order=True)
     events = events.sort("user", maintain_order=True)
     is_new = events["is_new"].to_numpy()
-    if not is_new.any() and not len(disliked):
-        raise ValueError(f"the log adds nothing to {data.folder}: it has no usable rows, or all were added before")
-
+    pairs = read_pairs(data)
+    new_dislikes = disliked.lazy().join(pairs["dislikes.npy"], on=["user", "item"], how="anti").collect()
+    if not is_new.any() and not len(new_dislikes):
+        repeated = len(usable) + len(disliked)
+        if len(rows) and not repeated:
+            raise ValueError(f"none of the {len(rows):,} rows of the log can be used: check its users, items and times")
+        raise NothingNewError(data.folder, len(rows), repeated)
     lengths = np.bincount(events["user"].to_numpy(), minlength=len(users))
     before = np.full(len(users), -1)
     before[owners["number"].to_numpy()] = section
@@ -129,9 +141,8 @@ def append_log(
         write_ids(folder / "items.txt", items["item"])
         if "context" in tables:
             write_ids(folder / "contexts.txt", tables["context"]["context"])
-        pairs = read_pairs(data)
-        pairs["dislikes.npy"] = pl.concat([pairs["dislikes.npy"], disliked.lazy()])
-        write_pairs(folder, pairs, names_of_rows, items["item"])
+        dislikes = pl.concat([pairs["dislikes.npy"], new_dislikes.lazy()])
+        write_pairs(folder, {**pairs, "dislikes.npy": dislikes}, names_of_rows, items["item"])
         report = data.description["report"]
         return {
             "num_users": len(users),

@@ -174,6 +174,8 @@ class UserEvents:
 
     def __init__(self, log: TrainingLog | None, saved: Mapping[str, Sequence[Event]]) -> None:
         self.by_user: dict[str, list[Event]] = {user: list(events) for user, events in saved.items()}  # oldest first
+        self._saved = saved
+        self._replayed: dict[str, list[tuple[Event, bool]]] = {}  # what `replay` was given, where it keeps it
         self._log = log
         self._timed: set[tuple[str, str, Time]] = set()  # (user, item, time) of recorded events
         self._requests: dict[str, int] = {}  # request ids, and when they were received
@@ -222,8 +224,12 @@ class UserEvents:
         self._timed = {key for key in self._timed if key[2] >= before}
         self._requests = {name: at for name, at in self._requests.items() if at >= before}
 
-    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str) -> None:
-        """Apply journal entries. Events recorded on other models are left out where the training log contains them."""
+    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False) -> None:
+        """Apply journal entries. Events recorded on other models are left out where the training log contains them.
+
+        Which these are depends on all events of a user: where `more_follow`, those of such users are kept, so that
+        entries that are applied one after another lead to the same as all at once.
+        """
         rows: dict[str, list[tuple[Event, bool]]] = {}  # by user; whether an event was recorded on this model
         before = [entry["before"] for entry in entries if entry["kind"] == "retire"]
         for entry in entries:
@@ -234,12 +240,18 @@ class UserEvents:
                 self._requests |= entry_requests(entry)
         for user, row in rows.items():
             self._note_times({user: [event for event, _ in row]})
+            saved, present = set(self._saved.get(user, ())), self.by_user.get(user, [])
+            if user in self._replayed or not all(is_current for _, is_current in row):
+                earlier = [(event, True) for event in present if event not in saved]
+                row = [*self._replayed.get(user, earlier), *row]
+                present = [event for event in present if event in saved]
+                if more_follow:
+                    self._replayed[user] = row
             others = [event for event, is_current in row if not is_current]
             logged = iter([False] * len(others) if self._log is None else self._log.contains(user, others))
             recorded = [event for event, is_current in row if is_current or not next(logged)]
-            saved = set(self.by_user.get(user, ()))
             recorded = [event for event in recorded if event.time is None or event not in saved]
-            self.by_user.setdefault(user, []).extend(recorded)
+            self.by_user[user] = [*present, *(event for event in recorded if not is_before(event, self._before))]
         if before:
             self.retire(max(before))
 

@@ -3,7 +3,8 @@
 A line is a checksum and a JSON object, or a list of objects that were sent together. A last line without its end was
 cut short by a crash: it was never acknowledged, and is dropped. Any other line with a wrong checksum is an error.
 
-The journal is compacted from time to time: entries made obsolete by later ones are removed.
+The journal is compacted from time to time: entries made obsolete by later ones are removed. The first line of the new
+file says which file it replaced, so that a reader that had read that one to its end need not read the new one.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from beamtree.data.catalogue import ROLES
 from beamtree.files.atomic import fsync
@@ -23,6 +24,8 @@ from beamtree.live.events import Event, entry_events, entry_requests, events_ent
 
 log = logging.getLogger("beamtree")
 CHANGES = "changes.log"
+AFTER = "after"  # in the first entry of a compacted file: the file before it, its size, and bytes after that entry
+HEAD = 512  # bytes at the beginning of a file that identify it, or its first line if that is shorter
 COMPACT_FROM = 10_000  # changes from which a journal is compacted, again when it is twice as long
 ROLES_OR_VALUES = {"kind", "item", "values", *ROLES}  # keys of an entry of one item that are not fields of their own
 SET_TOGETHER = 10_000  # items whose values are in one entry, at most
@@ -50,6 +53,11 @@ class Journal:
         except BaseException:
             self._lock.close()
             raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries, all or none of them; when this returns they are on disk. On an OSError none of them is."""
@@ -80,9 +88,12 @@ class Journal:
     def _compact(self) -> None:
         """Replace the file by a compacted one in one rename: a crash leaves the old file or the new one."""
         entries, new = compact(self.entries), self.path.with_name(CHANGES + ".new")
-        content = b"".join(map(encode_line, entries))
+        content = b"".join(map(encode_line, entries[1:]))
         self._compact_at = max(COMPACT_FROM, 2 * weight(entries))
         try:
+            with self.path.open("rb") as replaced:
+                entries[0][AFTER] = {"file": file_id(replaced), "size": self._size, "rest": len(content)}
+            content = encode_line(entries[0]) + content
             new.unlink(missing_ok=True)
             with ExitStack() as stack:
                 file = stack.enter_context(open_unbuffered(new))
@@ -113,6 +124,13 @@ class Journal:
 def open_unbuffered(path: Path) -> FileIO:
     """A file to append to; without a buffer nothing of a failed write can appear later."""
     return path.open("ab", buffering=0)
+
+
+def file_id(file: BinaryIO) -> str:
+    """Identifies a file of changes, as long as it has the same complete first line."""
+    file.seek(0)
+    head = file.read(HEAD).partition(b"\n")[0]
+    return f"{os.fstat(file.fileno()).st_ino:x}-{zlib.crc32(head):08x}"
 
 
 def write_all(file: FileIO, content: bytes) -> None:
@@ -285,8 +303,8 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
     while start < len(content):
         end = content.find(b"\n", start)
         line = content[start:] if end < 0 else content[start:end]
-        decoded = None if end < 0 else _decode_line(line)
-        if end < 0 and _decode_line(line[:-1]) is None:  # else its end is there, but damaged
+        decoded = None if end < 0 else decode_line(line)
+        if end < 0 and decode_line(line[:-1]) is None:  # else its end is there, but damaged
             log.warning("%s: the last change was cut short by a crash before it was acknowledged: dropped", path)
             break
         if decoded is None:
@@ -296,7 +314,7 @@ def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
     return entries, start
 
 
-def _decode_line(line: bytes) -> list[dict[str, Any]] | None:
+def decode_line(line: bytes) -> list[dict[str, Any]] | None:
     """The entries of a line; None if it is damaged."""
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):

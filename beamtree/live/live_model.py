@@ -156,7 +156,7 @@ class LiveModel:
         saved = saved or SavedChanges({}, (), {})
         catalogue = catalogue or Catalogue.of_ids(model.ids)
         self.snapshot = Snapshot(0, model, with_saved_texts(catalogue, saved))
-        self._opened = catalogue
+        self._opened, self._unchanged = catalogue, self.catalogue  # the latter with saved changes, before the journal
         self._data, self._vectors, self._journal, self._digest = data, vectors, journal, digest
         known = {name: item._replace(title=None, category=None) for name, item in saved.items.items()}
         self._items = {name: item for name, item in known.items() if item != NewItem()}  # what says where they are
@@ -307,8 +307,9 @@ class LiveModel:
         self._background = self._content = None
 
     def record_run(self, run: str) -> None:
-        """Record which run is served from now on."""
-        self._write({"kind": "run", "run": run})
+        """Record that this model, whose run has this name, is served from now on."""
+        self._write({"kind": "run", "run": run, **({"model": self._digest} if self._digest else {})})
+        self.snapshot = self.snapshot._replace(version=self.version + (self._journal is not None))
 
     def warm_up(self) -> None:
         """Prepare what the first new item needs; safe in any thread, beside searches and changes."""
@@ -593,9 +594,13 @@ class LiveModel:
 
     # Replaying the journal
 
-    def _replay(self, entries: Sequence[Mapping[str, Any]]) -> None:
+    def apply(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Apply entries of a journal that another process writes, in order, while searches run."""
+        self._replay(entries, more_follow=True)
+
+    def _replay(self, entries: Sequence[Mapping[str, Any]], more_follow: bool = False) -> None:
         """Apply entries in order, those of a kind together."""
-        base = self.catalogue
+        version = self.version + count_changes(entries)
         added: list[tuple[str, Mapping[str, Any]]] = []  # entries of items
         values = defaultdict[str, dict[str, Any]](dict)  # by field and item
 
@@ -623,12 +628,12 @@ class LiveModel:
                     self._hide([name])
             elif kind == "forget":
                 apply_pending()
-                self._replay_forget(name, entry.get("model", ""), base)
+                self._replay_forget(name, entry.get("model", ""))
             elif kind not in ("events", "requests", "retire", "run", "before"):
                 raise unknown_kind(kind)
         apply_pending()
-        self._user_events.replay(entries, self._digest)
-        self.snapshot = self.snapshot._replace(version=count_changes(entries))
+        self._user_events.replay(entries, self._digest, more_follow)
+        self.snapshot = self.snapshot._replace(version=version)
 
     def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Add items, or show them, with what their entries say."""
@@ -655,7 +660,7 @@ class LiveModel:
         catalogue, update = recorded_update(list(placed), known, self.catalogue)
         self._apply(self._change(self.snapshot._replace(catalogue=catalogue), update, show=False, check=False))
 
-    def _replay_forget(self, name: str, digest: str, base: Catalogue) -> None:
+    def _replay_forget(self, name: str, digest: str) -> None:
         """Forget an item; one that this model has learned, and an earlier one forgot, is only hidden."""
         self._absent.pop(name, None)
         if not _placed(self.model, [name]):
@@ -665,7 +670,7 @@ class LiveModel:
         else:
             self._items.pop(name, None)
             self._hide([name])
-            catalogue = self.catalogue.restored(np.array(self.ids.find_known([name])), base)
+            catalogue = self.catalogue.restored(np.array(self.ids.find_known([name])), self._unchanged)
             self._publish(self.snapshot._replace(catalogue=catalogue), 0)
 
 

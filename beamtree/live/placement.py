@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.beam import walk
+from beamtree.beam import best_scores
 from beamtree.checks import as_float
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
@@ -141,18 +141,13 @@ class BackgroundUsers:
         self.shown = min(SHOWN, max(1, model.tree.num_placed // 10))
         with torch.no_grad():
             batches = self.x.split(BATCH)
-            scores = torch.cat([_scores_shown(model, x, self.shown) for x in batches]).cpu()
+            beam = max(BEAM, self.shown)
+            scores = torch.cat([best_scores(model, x, beam_size=beam, m=self.shown) for x in batches]).cpu()
             self.threshold, self.first = scores[:, -1], max(1, self.shown // 10)
             self.first_threshold = scores[:, min(self.first, scores.shape[1]) - 1]  # of the first tenth
             self.factors = torch.cat([_user_factors(model, x) for x in batches])
         self.x = self.x.cpu()
         self.prior = PopularityPrior(events, model.tree.num_items, generator)
-
-
-def _scores_shown(model: TreeModel, x: Tensor, shown: int) -> Tensor:
-    """The scores of the items that each user is shown, largest first [B, shown]."""
-    *_, last = walk(model.query(x), max(BEAM, shown), skip_full_levels=True)
-    return last.scores.topk(min(shown, last.scores.shape[1])).values
 
 
 def _user_factors(model: TreeModel, x: Tensor) -> Tensor:

@@ -87,30 +87,39 @@ class RecallChange:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Renewal:
     """What a renewal did; it prints as a report."""
 
     saved: bool
-    events: int  # new ones
-    users: int  # new ones
-    items: int  # new ones
+    events: int = 0  # new ones
+    users: int = 0  # new ones
+    items: int = 0  # new ones
     repeated: int  # rows that the log of the run had already
     dropped: int  # rows that could not be used
-    recall: list[RecallChange]  # on the newest events, which neither model was fitted to
-    evaluated: int  # users behind these numbers
-    unchanged: float  # share of the first 10 answers that stay, for users of yesterday's log
-    shown: int  # new items among these answers
-    growth: float  # of the catalogue since the tree was built
-    rebuilt: str | None  # whether the tree was built again, or why not; None if it was not due
-    steps: int  # training steps
+    recall: Sequence[RecallChange] = ()  # on the newest events, which neither model was fitted to
+    evaluated: int = 0  # users behind these numbers
+    unchanged: float = 1.0  # share of the first 10 answers that stay, for users of yesterday's log
+    shown: int = 0  # new items among these answers
+    growth: float = 0.0  # of the catalogue since the tree was built
+    rebuilt: str | None = None  # whether the tree was built again, or why not; None if it was not due
+    steps: int = 0  # training steps
     seconds: float
+
+    @property
+    def result(self) -> str:
+        """Whether the renewed model was saved, or why not: saved, worse, or unchanged where nothing in a log is new."""
+        if self.saved:
+            return "saved"
+        return "worse" if self.recall else "unchanged"
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        return asdict(self)
+        return {"result": self.result, **asdict(self)}
 
     def __str__(self) -> str:
+        if self.result == "unchanged":
+            return f"Unchanged: the log has {self.repeated + self.dropped:,} rows, and nothing in them is new."
         lines = [f"Added {self.events:,} events, {self.users:,} users and {self.items:,} items."]
         if self.repeated or self.dropped:
             lines.append(f"Left out {self.repeated:,} rows that were added before and {self.dropped:,} unusable ones.")
@@ -144,7 +153,8 @@ def renew(
 ) -> Renewal:
     """Add new events to a run's log and renew its model, unless recall of the newest events is lower than before.
 
-    It is lower if the 99 % interval of the mean relative change of recall at 10 and at 200 items lies below 0.
+    It is lower if the 99 % interval of the mean relative change of recall at 10 and at 200 items lies below 0. A log in
+    which nothing is new leaves the run as it is.
 
     Args:
         run: the folder; it needs the prepared data of the run, and a model with closed-form parts.
@@ -161,7 +171,7 @@ def renew(
         verbose: print progress on standard error.
     """
     with requires("", "reading a log"):
-        from beamtree.ingest.append import append_log
+        from beamtree.ingest.append import NothingNewError, append_log
 
     folder, began = Path(run).resolve(), monotonic()
     _recover(folder)
@@ -185,9 +195,14 @@ def renew(
         data, new_run = open_data(folder, old), draft / folder.name
         new_run.mkdir()
         report.stage("Adding the log")
-        added = append_log(
-            data, old.ids, log, new_run / DATA, names=names, user=user, item=item, time=time, time_format=time_format
-        )
+        try:
+            added = append_log(
+                data, old.ids, log, new_run / DATA, names=names, user=user, item=item, time=time,
+                time_format=time_format,
+            )  # fmt: skip
+        except NothingNewError as nothing:
+            dropped = nothing.rows - nothing.repeated
+            return Renewal(saved=False, repeated=nothing.repeated, dropped=dropped, seconds=monotonic() - began)
         joined = load_data(new_run / DATA)
         events = joined.with_validation() if refits else joined.train.events
         tree_items = int(settings.get("tree_items") or data.num_items)

@@ -26,6 +26,7 @@ class Flow:
         self, available: Mapping[Kind, int], room: Sequence[Mapping[int, int]], limits: Sequence[int], enough: int
     ) -> None:
         self._available = {kind: count for kind, count in available.items() if count > 0}
+        self._total = sum(self._available.values())
         self._room, self._limits = room, limits
         self._kinds: tuple[dict[int, list[Kind]], ...] = defaultdict(list), defaultdict(list)
         for kind in self._available:
@@ -35,6 +36,8 @@ class Flow:
         self._taken = Counter[int](), Counter[int]()
         self.number = 0
         for kind, count in self._available.items():  # most of them, before items are exchanged
+            if self.number == enough:
+                break
             count = min(count, enough - self.number, *(self._left(side, kind[side]) for side in (0, 1)))
             self._change(kind, count)
             self.number += count
@@ -60,7 +63,7 @@ class Flow:
     def _left(self, side: int, value: int) -> int:
         """How many more items may have a value."""
         if value < 0:
-            return sum(self._available.values())
+            return self._total
         return self._room[side].get(value, self._limits[side]) - self._taken[side][value]
 
     def _change(self, kind: Kind, count: int) -> None:

@@ -5,30 +5,32 @@ encodes the histories, calls `beamtree.beam.retrieve` and translates the items b
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, widths
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve, retrieve_each, widths
 from beamtree.data import Ids
-from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
+from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.query.history import History, encode_history, id_list, in_context, model_input, pad_rows
-from beamtree.query.rules import POOL, Rules
-from beamtree.query.selection import AppliedRules, Found, Selection
+from beamtree.query.rules import POOL, Boost, Rules
+from beamtree.query.selection import AppliedRules, Found, Groups, Selection, Values, Where, values_of, where_of
 from beamtree.scorers import context_part
-from beamtree.threads import ChangeLock
+from beamtree.threads import ChangeLock, one_thread
 from beamtree.tree import PAD
 
+K = TypeVar("K")
+V = TypeVar("V")
 CACHED_MASKS = 32
 CACHED_RULES = 8
 
@@ -126,8 +128,8 @@ def similar_request(ids: Ids, items: Sequence[object], m: int) -> tuple[Recommen
     return RecommendRequest(known, m=m, exclude_seen=True), unknown
 
 
-def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) -> Tensor:
-    """The numbers of the items that pass a filter; unknown ids are ignored."""
+def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None, where: Where | None = None) -> Tensor:
+    """The numbers of the items that pass a filter; unknown ids are ignored. `where` evaluates its expression."""
     passes = torch.full((len(ids),), filter.allowed is None)
     if filter.allowed is not None:
         passes[ids.find_known(filter.allowed)] = True
@@ -136,47 +138,67 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None) 
         in_category[[] if catalogue is None else catalogue.in_category(filter.category)] = True
         passes &= in_category
     if filter.where is not None:
-        if catalogue is None:
-            raise ValueError(NO_ATTRIBUTES)
-        passes &= torch.from_numpy(np.array(catalogue.passes(filter.where)))
+        passes &= torch.from_numpy(np.array((where or where_of(catalogue))(filter.where)))
     passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
 
-def columns_read(filter: Filter | None, rules: Rules | None, catalogue: Catalogue | None) -> dict[str, object]:
-    """The columns of a catalogue on which a filter and rules depend, by name; their values do not change."""
-    if catalogue is None:
-        return {}
-    expressions = [] if rules is None else [boost.where for boost in rules.boosts]
-    expressions += [] if filter is None else [filter.where]
-    names = [column for where in expressions if where is not None for column in catalogue.columns_read(where)]
-    names += [] if rules is None else [column for column, _ in rules.at_most]
-    names += ["category"] if filter is not None and filter.category is not None else []
-    return {name: catalogue.column(name) for name in names}
+def columns_of(
+    catalogue: Catalogue | None, filter: Filter | None, boosts: Iterable[Boost] = (), limits: Iterable[str] = ()
+) -> list[str]:
+    """The columns that a filter, boosts and limits read."""
+    expressions = [*(boost.where for boost in boosts), None if filter is None else filter.where]
+    names = list(limits) if filter is None or filter.category is None else [*limits, "category"]
+    for where in expressions:
+        if catalogue is not None and where is not None:
+            names += catalogue.columns_read(where)
+    return names
 
 
-class Cached(NamedTuple):
-    """What a cache keeps, and the columns that it was made from."""
+class Recent(Generic[K, V]):
+    """The most recently used of values that are made when they are asked for, and again when a column changed."""
 
-    value: Any
-    columns: Mapping[str, object]
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[K, tuple[V, dict[str, object]]] = OrderedDict()
 
-    def is_valid(self, catalogue: Catalogue | None) -> bool:
-        """Whether none of the columns has changed."""
-        return all(catalogue is not None and catalogue.column(name) is each for name, each in self.columns.items())
+    def get(
+        self, key: K, make: Callable[[], V], catalogue: Catalogue | None, columns: Callable[[], Iterable[str]]
+    ) -> V:
+        """The value of a key, which is made from columns of a catalogue."""
+
+        def column(name: str) -> object:
+            return None if catalogue is None else catalogue.column(name)
+
+        entry = self._entries.get(key)
+        if entry is None or any(column(name) is not before for name, before in entry[1].items()):
+            entry = self._entries[key] = make(), {name: column(name) for name in columns()}
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._entries.clear()
 
 
 class MaskCache:
     """The masks of the most recently used filters and rules, for one model at a time.
 
-    They stay when the catalogue changes, but for those that read a column that has changed.
+    They stay while the columns that they read are the same. What takes longest is kept apart: what expressions and
+    columns say about the items stays where only the model changes, as when an item is hidden, and the groups of boosted
+    items where a request has other pins or limits.
     """
 
     def __init__(self) -> None:
         self._lock = ChangeLock()
         self._model: TreeModel | None = None
-        self._masks: OrderedDict[Filter, Cached] = OrderedDict()
-        self._rules: OrderedDict[tuple[Filter | None, Rules], Cached] = OrderedDict()
+        self._where: Recent[tuple[str, int], np.ndarray] = Recent(CACHED_MASKS)
+        self._values: Recent[tuple[str, int], np.ndarray] = Recent(CACHED_RULES)
+        self._masks: Recent[Filter, tuple[NodeMask, int]] = Recent(CACHED_MASKS)
+        self._groups: Recent[tuple[Filter | None, tuple[Boost, ...]], Groups] = Recent(CACHED_RULES)
+        self._rules: Recent[tuple[Filter | None, Rules], AppliedRules] = Recent(CACHED_RULES)
 
     def get(
         self, filter: Filter, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
@@ -184,54 +206,59 @@ class MaskCache:
         """The mask of a filter, and how many items it allows."""
 
         def make() -> tuple[NodeMask, int]:
-            mask = model.tree.allow(allowed_items(filter, ids, catalogue))
+            mask = model.tree.allow(allowed_items(filter, ids, catalogue, self._where_of(catalogue)))
             return mask, int((mask.slots & (model.tree.items() != PAD)).sum())
 
         with self._lock:
             self._begin(model)
-            result: tuple[NodeMask, int] = self._cached(
-                self._masks, filter, make, lambda: columns_read(filter, None, catalogue), catalogue, CACHED_MASKS
-            )
-            return result
+            return self._masks.get(filter, make, catalogue, lambda: columns_of(catalogue, filter))
 
     def apply(
         self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> AppliedRules:
         """Rules for the items that a filter allows."""
+        tree, boosts = model.tree, rules.boosts
+
+        def make_groups() -> Groups:
+            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
+            return Groups.of(boosts, tree, ids, mask, self._where_of(catalogue))
 
         def make() -> AppliedRules:
-            mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
-            return AppliedRules.of(rules, model.tree, ids, catalogue, mask)
+            groups = self._groups.get(
+                (filter, boosts), make_groups, catalogue, lambda: columns_of(catalogue, filter, boosts)
+            )
+            return AppliedRules.in_groups(groups, rules, tree, ids, self._values_of(catalogue))
+
+        def columns() -> list[str]:
+            return columns_of(catalogue, filter, boosts, (column for column, _ in rules.at_most))
 
         with self._lock:
             self._begin(model)
-            key, columns = (filter, rules), lambda: columns_read(filter, rules, catalogue)
-            result: AppliedRules = self._cached(self._rules, key, make, columns, catalogue, CACHED_RULES)
-            return result
+            return self._rules.get((filter, rules), make, catalogue, columns)
+
+    def _where_of(self, catalogue: Catalogue | None) -> Where:
+        if catalogue is None:
+            return where_of(None)
+        return lambda expression: self._where.get(
+            (expression, len(catalogue.ids)),
+            lambda: catalogue.passes(expression),
+            catalogue,
+            lambda: catalogue.columns_read(expression),
+        )
+
+    def _values_of(self, catalogue: Catalogue | None) -> Values:
+        if catalogue is None:
+            return values_of(None)
+        return lambda column: self._values.get(
+            (column, len(catalogue.ids)), lambda: catalogue.values(column), catalogue, lambda: [column]
+        )
 
     def _begin(self, model: TreeModel) -> None:
         if model is not self._model:
             self._model = model
             self._masks.clear()
+            self._groups.clear()
             self._rules.clear()
-
-    @staticmethod
-    def _cached(
-        cache: OrderedDict[Any, Cached],
-        key: object,
-        make: Callable[[], Any],
-        columns: Callable[[], dict[str, object]],
-        catalogue: Catalogue | None,
-        size: int,
-    ) -> Any:
-        """The entry of a cache, made if there is none that is valid."""
-        entry = cache.get(key)
-        if entry is None or not entry.is_valid(catalogue):
-            entry = cache[key] = Cached(make(), columns())
-            if len(cache) > size:
-                cache.popitem(last=False)
-        cache.move_to_end(key)
-        return entry.value
 
 
 @dataclass(eq=False)
@@ -316,7 +343,7 @@ class Searcher:
         x = model_input(self.model, rows)
         exclude = pad_rows(hidden, max(map(len, hidden))).to(x.device) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
-        scores = log_p.exp()
+        scores = probabilities(log_p)
         use_popular = [self.is_popular(row.items) for row in rows]
         if any(use_popular):
             items[use_popular], scores[use_popular] = popular_items(self.model, search_m, mask)
@@ -355,36 +382,45 @@ class Searcher:
         model, names, exclude_seen = self.model, self.ids.names, request.exclude_seen
         applied = self.apply(request.rules, request.filter)
         least = max(*sizes, len(applied.pins)) + (POOL if applied.rules.diversity else 0)
-        beam = tuple(max(width, least) for width in widths(model, beam_size, max(sizes)))
+        each = [max(width, least) for width in widths(model, beam_size, max(sizes))]
+        count = each[-1]  # candidates of a search
+        beam = count if len(set(each)) == 1 else each  # one number need not be checked for every level again
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         x = model_input(model, histories)
         use_popular = [self.is_popular(history.items) for history in histories]
 
-        def search(rows: Sequence[int], mask: NodeMask, known: Sequence[int] = ()) -> list[Found]:
-            """The best items that a mask allows for some histories, without those that are known."""
+        def search(rows: Sequence[int], masks: Sequence[NodeMask], known: Sequence[int] = ()) -> list[list[Found]]:
+            """For each mask, the best items that it allows for some histories, without those that are known."""
             exclude = [[*hidden[row], *known] for row in rows]
             excluded = pad_rows(exclude, max(map(len, exclude))).to(x.device)
-            items, log_p = retrieve(model, x[rows], beam_size=beam, m=beam[-1], allowed=mask, exclude=excluded)
-            scores = log_p.exp()
-            for index, row in enumerate(rows):
-                if use_popular[row]:
-                    items[index], scores[index] = popular_items(
-                        model, beam[-1], mask, exclude[index], histories[row].context
-                    )
-            counts = (items != PAD).sum(1).tolist()  # PAD comes last
-            lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
-            return [Found(row[:count], row_scores[:count]) for row, row_scores, count in lists]
+            results = []
+            for mask, (items, log_p) in zip(
+                masks, retrieve_each(model, x[rows], masks, beam_size=beam, m=count, exclude=excluded), strict=True
+            ):
+                scores = probabilities(log_p)
+                for index, row in enumerate(rows):
+                    if use_popular[row]:
+                        items[index], scores[index] = popular_items(
+                            model, count, mask, exclude[index], histories[row].context
+                        )
+                counts = (items != PAD).sum(1).tolist()  # PAD comes last
+                lists = zip(items.tolist(), scores.tolist(), counts, strict=True)
+                results.append([Found(row[:number], row_scores[:number]) for row, row_scores, number in lists])
+            return results
 
         def find(row: int, items: np.ndarray, known: Sequence[int]) -> Found:
-            return search([row], model.tree.allow(torch.from_numpy(items.nonzero()[0])), known)[0]
+            return search([row], [model.tree.allow(torch.from_numpy(items.nonzero()[0]))], known)[0][0]
 
         def vectors(items: Sequence[int]) -> np.ndarray:
-            result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
-            return result
+            with one_thread():
+                result: np.ndarray = model.vectors_of(torch.tensor(items)).numpy()
+                return result
 
         every = list(range(len(histories)))
-        by_group = [search(every, group.mask) for group in applied.groups]
-        pinned = search(every, applied.pin_mask) if applied.pins else [Found((), ())] * len(every)
+        by_group = search(
+            every, [*(group.mask for group in applied.groups), *([applied.pin_mask] if applied.pins else [])]
+        )
+        pinned = by_group.pop() if applied.pins else [Found((), ())] * len(every)
         results = []
         for row, history in enumerate(histories):
             answer = Selection(
@@ -392,7 +428,7 @@ class Searcher:
                 sizes[row],
                 find=partial(find, row),
                 first=[found[row] for found in by_group],
-                count=beam[-1],
+                count=count,
                 pinned=dict(zip(*pinned[row], strict=True)),
                 vectors=vectors,
             ).fill()
@@ -421,6 +457,12 @@ class Searcher:
                 available = total - int((mask or tree.mask).allows(leaves).sum())
                 short += len(result.items) < min(request.m, available)
         return short
+
+
+def probabilities(log_p: Tensor) -> Tensor:
+    """The probabilities of `retrieve`."""
+    with one_thread():  # few numbers, as in `retrieve`
+        return log_p.exp()
 
 
 def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:

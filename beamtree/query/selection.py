@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from beamtree.data import Ids
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.mask import NodeMask
 from beamtree.query.flow import Flow, Kind
-from beamtree.query.rules import POOL, Rules
+from beamtree.query.rules import POOL, Boost, Rules
 from beamtree.tree import Tree
 
 NONE_LEFT = -1.0  # a bound below all scores
@@ -34,14 +34,63 @@ class Group(NamedTuple):
     mask: NodeMask
 
 
+Where = Callable[[str], np.ndarray]  # whether an expression is true for each item [M]
+Values = Callable[[str], np.ndarray]  # of a column: a number for each item, the same for the same value, -1 for none
+
+
+def where_of(catalogue: Catalogue | None) -> Where:
+    """The expressions of a catalogue; a ValueError for the first one where there is none."""
+    return _no_attributes if catalogue is None else catalogue.passes
+
+
+def values_of(catalogue: Catalogue | None) -> Values:
+    """The columns of a catalogue, likewise."""
+    return _no_attributes if catalogue is None else catalogue.values
+
+
+def _no_attributes(_: str) -> Any:
+    raise ValueError(NO_ATTRIBUTES)
+
+
+class Groups(NamedTuple):
+    """The allowed items of one model by their products of boosts."""
+
+    boosts: np.ndarray  # bit i: whether boost i applies to an item [M]
+    groups: tuple[Group, ...]
+    group_of: np.ndarray  # the group of each item, -1 for one that is not allowed [M]
+
+    @classmethod
+    def of(cls, boosts: Sequence[Boost], tree: Tree, ids: Ids, mask: NodeMask | None, where: Where) -> "Groups":
+        """The groups of the items that a filter allows; unknown ids are ignored."""
+        bits = np.zeros(len(ids), np.uint8)
+        for index, boost in enumerate(boosts):
+            bits[ids.find_known(boost.items) if boost.where is None else where(boost.where)] |= 1 << index
+        leaves = tree.leaf_of_item(torch.arange(len(ids), device=tree.device))
+        allowed = (mask or tree.mask).allows(leaves).cpu().numpy()
+        counts = np.bincount(bits[allowed], minlength=1 << len(boosts))
+        factors = {
+            combination: float(
+                np.prod([boost.factor for index, boost in enumerate(boosts) if combination >> index & 1])
+            )
+            for combination in counts.nonzero()[0].tolist()
+        }
+        different = sorted(set(factors.values()))
+        group_of_bits = np.full(len(counts), -1, np.int8)
+        for combination, factor in factors.items():
+            group_of_bits[combination] = different.index(factor)
+        group_of = np.where(allowed, group_of_bits[bits], np.int8(-1))
+        masks = [tree.allow(torch.from_numpy((group_of == group).nonzero()[0])) for group in range(len(different))]
+        return cls(bits, tuple(map(Group, different, masks)), group_of)
+
+
 @dataclass(frozen=True, eq=False)
 class AppliedRules:
     """Rules for the items of one model and one filter."""
 
     rules: Rules
-    boosts: np.ndarray  # bit i: whether boost i applies to an item [M]
+    boosts: np.ndarray  # as in `Groups`, like the next two
     groups: tuple[Group, ...]
-    group_of: np.ndarray  # the group of each item, -1 for one that is not allowed [M]
+    group_of: np.ndarray
     values: tuple[np.ndarray, ...]  # of each column of `at_most`: a number for each item, -1 for none [M]
     pins: tuple[tuple[int, int], ...]  # (place, item) of allowed items, by place
     pin_mask: NodeMask
@@ -51,43 +100,32 @@ class AppliedRules:
         cls, rules: Rules, tree: Tree, ids: Ids, catalogue: Catalogue | None, mask: NodeMask | None
     ) -> "AppliedRules":
         """Apply rules to the items that a filter allows. Unknown ids are ignored."""
-        if catalogue is None:
-            if rules.needs_attributes:
-                raise ValueError(NO_ATTRIBUTES)
-            catalogue = Catalogue.of_ids(ids)
-        boosts = np.zeros(len(ids), np.int64)
-        for index, boost in enumerate(rules.boosts):
-            boosts[ids.find_known(boost.items) if boost.where is None else catalogue.passes(boost.where)] |= 1 << index
-        values = tuple(catalogue.values(column) for column, _ in rules.at_most)
-        leaves = tree.leaf_of_item(torch.arange(len(ids), device=tree.device))
-        allowed = (mask or tree.mask).allows(leaves).cpu().numpy()
-        every = range(len(rules.boosts))
-        factors = {
-            bits: float(np.prod([rules.boosts[index].factor for index in every if bits >> index & 1]))
-            for bits in np.unique(boosts[allowed]).tolist()
-        }
-        groups, group_of = list[Group](), np.full(len(ids), -1)
-        for factor in sorted(set(factors.values())):
-            items = allowed & np.isin(boosts, [bits for bits, product in factors.items() if product == factor])
-            group_of[items] = len(groups)
-            groups.append(Group(factor, tree.allow(torch.from_numpy(items.nonzero()[0]))))
+        groups = Groups.of(rules.boosts, tree, ids, mask, where_of(catalogue))
+        return cls.in_groups(groups, rules, tree, ids, values_of(catalogue))
+
+    @classmethod
+    def in_groups(cls, groups: Groups, rules: Rules, tree: Tree, ids: Ids, values: Values) -> "AppliedRules":
+        """The same where the groups of the boosts are known."""
         numbers = ids.find([item for _, item in rules.pins])
         pins = tuple(
             (place, number)
             for (place, _), number in zip(rules.pins, numbers, strict=True)
-            if number is not None and allowed[number]
+            if number is not None and groups.group_of[number] >= 0
         )
         pin_mask = tree.allow(torch.tensor([item for _, item in pins], dtype=torch.int64))
-        return cls(rules, boosts, tuple(groups), group_of, values, pins, pin_mask)
+        limited = tuple(values(column) for column, _ in rules.at_most)
+        return cls(rules, *groups, limited, pins, pin_mask)
 
-    def kinds(self, items: Sequence[int]) -> list[Kind]:
-        """The values of items that `at_most` limits."""
-        columns = [values[list(items)].tolist() for values in self.values]
-        return list(zip(*columns, strict=True)) if columns else [()] * len(items)
+    def kinds(self, items: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The values of items that `at_most` limits [n, columns]."""
+        rows = np.asarray(items, np.int64)
+        return np.stack([values[rows] for values in self.values], 1) if self.values else np.empty((len(rows), 0), int)
 
-    def factors(self, items: Sequence[int]) -> list[float]:
-        """The products of the boosts of allowed items."""
-        return [self.groups[group].factor for group in self.group_of[list(items)].tolist()]
+    def factors(self, items: Sequence[int]) -> np.ndarray:
+        """The products of the boosts of allowed items [n]."""
+        of_group = np.array([group.factor for group in self.groups])
+        factors: np.ndarray = of_group[self.group_of[np.asarray(items, np.int64)]]
+        return factors
 
     def boosts_of(self, item: int) -> list[str]:
         """The boosts that apply to an item, in words."""
@@ -149,26 +187,26 @@ class Selection:
         vectors: Vectors,
     ) -> None:
         self._applied, self._rules, self._m, self._find, self._count = applied, applied.rules, m, find, count
-        self._scores: dict[int, float] = {}  # of all candidates that are known
-        self._kinds: dict[int, Kind] = {}
-        self._order: list[int] = []  # the candidates, best first
-        self._add(first)
-        self._bounds = [self._bound(index, found) for index, found in enumerate(first)]
         self._counts = [Counter[int]() for _ in self._rules.at_most]  # items of each value that are placed or pinned
         self._full = [set[int]() for _ in self._rules.at_most]  # values that no more items may have
         self._used: set[int] = set()  # items that are placed or pinned
         self._refused: set[Kind] = set()  # kinds that would leave room for too few items
+        self._scores: dict[int, float] = {}  # of all candidates that are known
+        self._add(first)
+        self._bounds = [self._bound(index, found) for index, found in enumerate(first)]
         self._pins: list[tuple[int, int]] = []  # those that hold
         self._pin_scores: dict[int, float] = {}
         places = [(place, item) for place, item in applied.pins if place <= m and item in pinned]
-        self._kinds.update(zip(pinned, applied.kinds(list(pinned)), strict=True))
         for (place, item), factor in zip(places, applied.factors([item for _, item in places]), strict=True):
-            if self._has_room(self._kinds[item]):
+            if self._has_room(self._kind(item)):
                 self._pins.append((place, item))
-                self._pin_scores[item] = pinned[item] * factor
+                self._pin_scores[item] = pinned[item] * float(factor)
                 self._use(item)
-        self._best = next((self._scores[item] for item in self._order if item not in self._used), 0.0)
-        self._vectors, self._units = vectors, dict[int, np.ndarray]()
+        unused = self._order[~self._is_used]
+        self._best = self._scores[int(unused[0])] if len(unused) else 0.0
+        self._vectors = vectors
+        self._row_of: dict[int, int] = {}  # of an item in the next
+        self._units = np.empty((0, 0))  # vectors of length 1
 
     def fill(self) -> list[Placed]:
         """The items of the answer, in order."""
@@ -180,6 +218,7 @@ class Selection:
         answer = [] if two_columns and self._rules.diversity else self._fill(None)
         if len(answer) < self._m and two_columns:
             self._bounds, self._counts, self._full, self._used = start
+            self._mark()
             size = len(self._pins) + self._most(self._m - len(self._pins))
             if size > len(answer):  # an item took the room of two others
                 answer = self._fill(size)
@@ -208,11 +247,26 @@ class Selection:
     def _add(self, results: Iterable[Found]) -> None:
         """Add items to the candidates."""
         for found in results:
-            items = found.items
-            self._kinds.update(zip(items, self._applied.kinds(items), strict=True))
-            for item, p, factor in zip(items, found.scores, self._applied.factors(items), strict=True):
-                self._scores[item] = p * factor
-        self._order = sorted(self._scores, key=lambda item: (-self._scores[item], item))
+            scores = np.array(found.scores, np.float64) * self._applied.factors(found.items)
+            self._scores.update(zip(found.items, scores.tolist(), strict=True))
+        count = len(self._scores)
+        items, scores = (
+            np.fromiter(each, kind, count)
+            for each, kind in ((self._scores, np.int64), (self._scores.values(), np.float64))
+        )
+        self._order = items[np.lexsort((items, -scores))]  # the candidates, best first [n]
+        self._kinds = self._applied.kinds(self._order)  # [n, columns]
+        self._mark()
+
+    def _mark(self) -> None:
+        """Note which of the candidates are placed or pinned, and which of the others have a value that is full."""
+        self._is_used = np.isin(self._order, list(self._used))
+        self._is_open = ~self._is_used
+        for values, full in zip(self._kinds.T, self._full, strict=True):
+            self._is_open &= ~np.isin(values, list(full))
+
+    def _kind(self, item: int) -> Kind:
+        return tuple(int(values[item]) for values in self._applied.values)
 
     def _bound(self, group: int, found: Found) -> float:
         """The highest score that an item of a group may have which the last search did not find."""
@@ -221,7 +275,7 @@ class Selection:
     def _search(self, group: int, admitted: np.ndarray) -> Found:
         """Search a group for new candidates among the admitted items [M]."""
         of_group = self._applied.group_of == group
-        return self._find(of_group & admitted, [item for item in self._order if of_group[item]])
+        return self._find(of_group & admitted, self._order[of_group[self._order]].tolist())
 
     def _pool(self, size: int | None) -> list[int]:
         """The best candidates for the next place; more than one only for diversity to choose from."""
@@ -237,7 +291,7 @@ class Selection:
             accepted = flow.exchangeable()
 
         def fits(kind: Kind) -> bool:
-            if kind in self._refused or not self._has_room(kind):
+            if kind in self._refused:
                 return False
             if not every_kind and kind not in accepted:
                 if self._most(need, kind) < need:
@@ -247,9 +301,12 @@ class Selection:
             return True
 
         while True:
-            order = self._order
-            candidates = (item for item in order if item not in self._used and fits(self._kinds[item]))
-            pool = list(islice(candidates, wanted))
+            order, rows = self._order, self._is_open.nonzero()[0]
+            if not every_kind or self._refused:
+                kinds = self._kinds
+                fitting = (row for row in rows.tolist() if fits(tuple(kinds[row].tolist())))
+                rows = np.array(list(islice(fitting, wanted)), np.int64)
+            pool: list[int] = order[rows[:wanted]].tolist()
             if order is not self._order:  # `fits` found more candidates
                 continue
             worst = self._scores[pool[-1]] if len(pool) == wanted else NONE_LEFT
@@ -269,10 +326,13 @@ class Selection:
 
     def _use(self, item: int) -> None:
         self._used.add(item)
-        for column, value in enumerate(self._kinds[item]):
+        self._is_used |= self._order == item
+        self._is_open &= self._order != item
+        for column, value in enumerate(self._kind(item)):
             self._counts[column][value] += 1
             if value >= 0 and self._counts[column][value] >= self._rules.at_most[column][1]:
                 self._full[column].add(value)
+                self._is_open &= self._kinds[:, column] != value
 
     def _has_room(self, kind: Kind) -> bool:
         return not any(value in full for value, full in zip(kind, self._full, strict=True))
@@ -289,11 +349,11 @@ class Selection:
         """How many more items an answer can have at least, up to `enough`: those that are taken one by one."""
         counts, number = [counter.copy() for counter in self._counts], 0
         limits = [limit for _, limit in self._rules.at_most]
-        for item in self._order:
+        for row in self._is_open.nonzero()[0]:
             if number == enough:
                 break
-            kind = self._kinds[item]
-            if item not in self._used and all(
+            kind = self._kinds[row].tolist()
+            if all(
                 value < 0 or counter[value] < limit for counter, value, limit in zip(counts, kind, limits, strict=True)
             ):
                 number += 1
@@ -307,6 +367,8 @@ class Selection:
         Where the candidates are too few, a minimum cut names the values by which they are limited. Every item without
         these would help, so they are searched for; if there are none, the number is the largest for all items.
         """
+        if taken is None and self._some_items(enough) == enough:
+            return enough
         while (flow := self._flow(enough, taken)).number < enough:
             admitted = self._open_items([closed | full for closed, full in zip(flow.cut(), self._full, strict=True)])
             results = [self._search(group, admitted) for group in range(len(self._applied.groups))]
@@ -317,7 +379,7 @@ class Selection:
 
     def _flow(self, enough: int, taken: Kind | None = None) -> Flow:
         """The largest selection of candidates, up to `enough`, beside one of a kind that is `taken`."""
-        available = Counter(self._kinds[item] for item in self._order if item not in self._used)
+        available = Counter(map(tuple, self._kinds[~self._is_used].tolist()))
         if taken is not None:
             available[taken] -= 1
         limits = [limit for _, limit in self._rules.at_most]
@@ -336,12 +398,16 @@ class Selection:
         weight = self._rules.diversity
         if len(pool) == 1 or not placed:
             return pool[0]
-        new = [item for item in (*pool, *placed) if item not in self._units]
-        if new:
+        new = [item for item in (*pool, *placed) if item not in self._row_of]
+        if new:  # and those that may be in the next pools
+            likely = self._order[self._is_open][: 2 * POOL].tolist()
+            new = list(dict.fromkeys([*new, *(item for item in likely if item not in self._row_of)]))
             vectors = self._vectors(new).astype(np.float64)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            self._units.update(zip(new, vectors / np.where(lengths > 0, lengths, 1.0), strict=True))
-        units, before = (np.stack([self._units[item] for item in items]) for items in (pool, placed))
+            units = vectors / np.where(lengths > 0, lengths, 1.0)
+            self._units = np.concatenate([self._units, units]) if self._row_of else units
+            self._row_of.update(zip(new, range(len(self._row_of), len(self._units)), strict=True))
+        units, before = (self._units[[self._row_of[item] for item in items]] for items in (pool, placed))
         relevance = np.array([self._scores[item] for item in pool]) / (self._best or 1.0)
         return pool[int(((1 - weight) * relevance - weight * (units @ before.T).max(1)).argmax())]
 
@@ -350,9 +416,9 @@ class Selection:
     def _reasons(self, item: int, best: int) -> list[str]:
         """The rules that brought an item to the next place, of which `best` is the best candidate."""
         reasons = self._applied.boosts_of(item)
-        highest = next(other for other in self._order if other not in self._used)
+        highest = int(self._order[(~self._is_used).argmax()])
         if highest != best:  # it has the highest score, and is not a candidate
-            kind = self._kinds[highest]
+            kind = self._kind(highest)
             full = [column for column, value in enumerate(kind) if value in self._full[column]]
             limits = [self._rules.at_most[column] for column in full or range(len(kind))]
             reasons += [f"at most {limit} per {column}" for column, limit in limits]

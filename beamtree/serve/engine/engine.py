@@ -120,12 +120,11 @@ class Engine:
             if self._idle:
                 self._condition.notify()
 
-    def swap(self, run: LoadedRun) -> LoadedRun:
-        """Serve another run from the next batch on; returns the previous one, which is no longer read."""
+    def swap(self, run: LoadedRun) -> None:
+        """Serve another run from the next batch on; the previous one is no longer read."""
         with self._batch_lock:
-            previous, self._loaded = self._loaded, run
+            self._loaded = run
             freeze_garbage_collector()
-            return previous
 
     def stop(self) -> None:
         """Answer all requests in the queue, then end."""

@@ -56,29 +56,35 @@ class ModelSlot:
             smoke_test(loaded, self._engine.beam_size)
         except Exception as error:  # whatever is wrong with it, the old one stays
             message = short_message(error)
-            self._report(Reload(run.name, message, time.time()))
+            self.report(Reload(run.name, message, time.time()))
             raise ValueError(f"run {run.name} cannot be served, the model stays as it was: {message}") from error
         try:
             if name is not None:
                 loaded.live.record_run(name)
         except OSError as error:
-            self._report(Reload(run.name, short_message(error), time.time()))
-            loaded.close()
+            self.report(Reload(run.name, short_message(error), time.time()))
             raise
-        self._engine.swap(loaded).close()
-        self._report(Reload(run.name, None, time.time()))
+        self._replace(loaded)
         return loaded
 
-    def _report(self, reload: Reload) -> None:
+    def replace(self, loaded: LoadedRun) -> "Future[None]":
+        """Serve a run that was opened elsewhere."""
+        return self._pool.submit(self._replace, loaded)
+
+    def _replace(self, loaded: LoadedRun) -> None:
+        self._engine.swap(loaded)
+        self.report(Reload(loaded.name if loaded.run is None else loaded.run.name, None, time.time()))
+
+    def report(self, reload: Reload) -> None:
+        """Record the outcome of loading a run."""
         self.last_reload = reload
         log.info("run %s: %s", reload.run, reload.error or "now served")
         if self._on_reload is not None:
             self._on_reload(reload)
 
     def close(self) -> None:
-        """Finish pending changes, and close the run in use."""
+        """Finish pending changes."""
         self._pool.shutdown(wait=True)
-        self._engine.loaded.close()
 
 
 def smoke_test(run: LoadedRun, beam_size: int) -> None:
@@ -94,27 +100,35 @@ def smoke_test(run: LoadedRun, beam_size: int) -> None:
 
 
 class RunWatcher:
-    """Polls the folder of a run, and loads another run that takes its place."""
+    """Polls the folder of a run, and loads another run that takes its place.
 
-    def __init__(self, run: Path, engine: Engine, slot: ModelSlot, interval: float) -> None:
-        self._run, self._engine, self._slot = run, engine, slot
+    Args:
+        run: the folder at present.
+        engine: that serves it.
+        load: loads it.
+        interval: seconds between two looks.
+    """
+
+    def __init__(self, run: Callable[[], Path], engine: Engine, load: Callable[[], object], interval: float) -> None:
+        self._run, self._engine, self._load = run, engine, load
         self._seen: object = None
-        self._tried = folder_state(run)
+        self._tried = folder_state(run())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, args=(interval,), name="beamtree-watch", daemon=True)
         self._thread.start()
 
     def _poll(self, interval: float) -> None:
         while not self._stop.wait(interval):
-            state, before = folder_state(self._run), self._seen
+            run = self._run()
+            state, before = folder_state(run), self._seen
             self._seen = state
             # Twice the same: a folder that is being written changes between two polls.
             if state is None or state != before or state == self._tried:
                 continue
             self._tried = state
             try:
-                if run_state(self._run) != self._engine.loaded.state:
-                    self._slot.load(self._run, self._run.name).result()
+                if run_state(run) != self._engine.loaded.state:
+                    self._load()
             except OSError as error:  # such as a full disk
                 log.warning("%s: tried again", short_message(error))
                 self._tried = None

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ class LoadedRun:
     data: Prepared | None = None  # the log, where it is available
     tuned_beam: BeamSize | None = None  # by `beamtree tune`
     read_only: bool = True  # whether changes are rejected
-    warm_up: threading.Thread | None = None  # runs `LiveModel.warm_up`
     since: float = field(default_factory=time.time)
 
     @property
@@ -78,11 +77,6 @@ class LoadedRun:
             round_shapes=model.tree.device.type == "cuda",
         )
 
-    def close(self) -> None:
-        """Wait for the background thread."""
-        if self.warm_up is not None:
-            self.warm_up.join()
-
 
 OpenRun = Callable[[Path], LoadedRun]
 
@@ -95,6 +89,7 @@ def open_run(
     items: Path | None = None,
     data: Path | None = None,
     journal: Journal | None = None,
+    follows: bool = False,
     load_model: Callable[[Path], TreeModel] | None = None,
 ) -> LoadedRun:
     """Open a run, read-only or with a journal of changes.
@@ -106,6 +101,7 @@ def open_run(
         items: a table of titles and categories; the one that the run names unless given.
         data: the prepared log, where it was moved.
         journal: changes to apply, and to append to; read-only unless given.
+        follows: whether changes of another process will be applied to it.
         load_model: loads the model of a run's folder, where other ranks hold parts of it.
     """
     digest, state = fingerprint(run), run_state(run)
@@ -115,7 +111,7 @@ def open_run(
     if load_model is None and model.scorer.reads_items:  # and loads compiled code, or compiles it
         retrieve(model, torch.zeros(1, 1, dtype=torch.int64, device=model.tree.device), beam_size=1, m=1)
     vectors = None
-    if journal is not None:  # for the placement of new items
+    if journal is not None or follows:  # for the placement of new items
         vectors = read_vectors(None, settings, run, ids if training_log is None else training_log.items)
     live = LiveModel(
         model,
@@ -127,10 +123,8 @@ def open_run(
         digest=digest,
         slot_cooldown=SLOT_COOLDOWN_SECONDS,
     )
-    warm_up = None
-    if journal is not None:  # prepares for items with histories, while the model is served already
-        warm_up = threading.Thread(target=live.warm_up, name="beamtree-warm-up", daemon=True)
-        warm_up.start()
+    if journal is not None:  # prepare for new items, while the model is served already; nothing waits for it
+        threading.Thread(target=live.warm_up, name="beamtree-warm-up", daemon=True).start()
     return LoadedRun(
         live,
         name,
@@ -141,7 +135,6 @@ def open_run(
         data=training_log,
         tuned_beam=read_tuned_beam(run, model),
         read_only=journal is None,
-        warm_up=warm_up,
     )
 
 
@@ -172,9 +165,19 @@ def read_tuned_beam(run: Path, model: TreeModel) -> BeamSize | None:
         return None
 
 
+def last_run(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The last entry of a journal that names a run; None where there is none."""
+    named = [entry for entry in entries if entry.get("kind") == "run"]
+    return dict(named[-1]) if named else None
+
+
+def beside(run: Path, entry: Mapping[str, Any] | None) -> Path | None:
+    """The folder beside a run that an entry of a journal names; None where it is missing."""
+    name = "" if entry is None else str(entry["run"])
+    folder = run.absolute().parent / name
+    return folder if name and Path(name).name == name and folder.is_dir() else None
+
+
 def last_served_run(run: Path, journal: Journal) -> Path:
     """The run that was served last, according to the journal: a folder beside `run`, or `run` itself."""
-    chosen = [str(entry["run"]) for entry in journal.entries if entry.get("kind") == "run"]
-    is_beside = bool(chosen) and Path(chosen[-1]).name == chosen[-1]
-    folder = run.absolute().parent / chosen[-1] if is_beside else run
-    return folder if folder.is_dir() else run
+    return beside(run, last_run(journal.entries)) or run

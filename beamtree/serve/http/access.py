@@ -9,6 +9,7 @@ PUBLIC_PATHS = {  # no token needed
     *("/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/"),
     *("/docs", "/docs/docs.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"),
 }
+CHANGES_TO_READ = {"/v1/changes"}  # they say what users did
 READ_ONLY_POSTS = {"/v1/recommend", "/v1/explain", "/v1/labels"}
 SCHEME = "bearer "
 
@@ -39,7 +40,7 @@ class Access(NamedTuple):
             return None
         token = authorization[len(SCHEME) :].strip() if authorization.lower().startswith(SCHEME) else ""
         may_change = self.change is not None and _equal(token, self.change)
-        if is_read_only(method, path):
+        if is_read_only(method, path) and path not in CHANGES_TO_READ:
             if self.read is None or may_change or _equal(token, self.read):
                 return None
             return 401, "a token is required", "send the header Authorization: Bearer TOKEN"
@@ -50,10 +51,13 @@ class Access(NamedTuple):
         return 401, "the token for changes is required", "send the header Authorization: Bearer TOKEN"
 
 
-def access_from_environment(host: str) -> Access:
-    """The tokens of the environment; without a token for changes, only this machine may make them."""
+def access_from_environment(host: str, follows: bool = False) -> Access:
+    """The tokens of the environment; without a token for changes, only this machine may make them.
+
+    A service that `follows` another refuses changes itself, and says where to send them.
+    """
     read, change = (os.environ.get(f"BEAMTREE_{kind}_TOKEN") or None for kind in ("READ", "CHANGE"))
-    return Access(read, change, open_changes=is_local(host))
+    return Access(read, change, open_changes=follows or is_local(host))
 
 
 def is_read_only(method: str, path: str) -> bool:

@@ -15,6 +15,7 @@ from beamtree.diagnose.explore import catalogue_map, describe_model, inspect_for
 from beamtree.model import TreeModel
 from beamtree.serve.http.docs_page import add_docs_page
 from beamtree.serve.http.errors import ERRORS, ApiError, add_error_handlers, json_response
+from beamtree.serve.http.follow_routes import follow_routes
 from beamtree.serve.http.inference import inference_routes
 from beamtree.serve.http.item_routes import item_routes
 from beamtree.serve.http.metrics import CONTENT_TYPE
@@ -46,7 +47,7 @@ def make_app(service: Service) -> ASGIApp:
         responses=ERRORS,
     )
     add_error_handlers(app)
-    for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes):
+    for routes in (recommend_routes, item_routes, inference_routes, health_routes, model_routes, follow_routes):
         app.include_router(routes(service))
     add_docs_page(app)
     add_examples(app, service)
@@ -62,8 +63,14 @@ def health_routes(service: Service) -> APIRouter:
         return json_response({"live": True})
 
     async def ready() -> Response:
-        """Readiness probe; 503 while the service stops."""
-        return json_response({"ready": not service.stopping}, 503 if service.stopping else 200)
+        """Readiness probe; 503 while the service stops. One that follows another says how well."""
+        content: dict[str, Any] = {"ready": not service.stopping}
+        if service.follower is not None:
+            state = service.follower.state  # without addresses, since the probe needs no token
+            content["follows"] = {
+                name: getattr(state, name) for name in ("connected", "seconds", "away_since", "behind")
+            }
+        return json_response(content, 503 if service.stopping else 200)
 
     for path in ("/healthz", "/livez", "/v2/health/live"):
         router.add_api_route(path, live, name=path)
@@ -175,4 +182,5 @@ def model_json(service: Service) -> dict[str, Any]:
         "users": len(loaded.live.users),
         "limits": service.limits._asdict(),
         "last_reload": None if last_reload is None else last_reload._asdict(),
+        "follows": None if service.follower is None else service.follower.state._asdict(),
     }

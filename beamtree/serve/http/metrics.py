@@ -1,5 +1,7 @@
 """Prometheus metrics of the service: prefix beamtree_, seconds, totals, and no ids in labels."""
 
+from collections.abc import Callable
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -12,6 +14,7 @@ from prometheus_client import (
 
 from beamtree.query import RecommendResponse
 from beamtree.serve.engine.engine import Engine
+from beamtree.serve.engine.follower import FollowerState
 from beamtree.serve.engine.model_slot import Reload
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -82,6 +85,16 @@ class Metrics:
         self.reloads.labels("failed" if reload.error else "ok").inc()
         if reload.error is None:
             self.loaded.set(reload.at)
+
+    def follow(self, state: Callable[[], FollowerState]) -> None:
+        """Add the metrics of a service that follows another."""
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"beamtree_{name}", text, registry=self.registry).set_function(value)
+
+        gauge("writer_connected", "Whether there are signs of the writer.", lambda: state().connected)
+        gauge("writer_silent_seconds", "Seconds since the last sign of the writer.", lambda: state().seconds)
+        gauge("changes_behind", "Changes of the writer that were read and not applied.", lambda: state().behind)
 
     def text(self) -> bytes:
         """All metrics in the text format of Prometheus."""

@@ -134,9 +134,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen at {host}:{port}, {error}: choose another `host` or `port`") from error
 
 
-def url_of(listening: socket.socket) -> str:
-    """The address of a listening socket."""
+def url_of(listening: socket.socket, for_others: bool = False) -> str:
+    """The address of a listening socket; `for_others`, that of this machine where it listens at all of them."""
     host, port = listening.getsockname()[:2]
+    if for_others and host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
     return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 

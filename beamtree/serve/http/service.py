@@ -5,15 +5,17 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from beamtree.live import LiveModel
+from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
+from beamtree.serve.engine.follower import Follower
 from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
-from beamtree.serve.engine.served_run import LoadedRun, OpenRun
+from beamtree.serve.engine.served_run import LoadedRun, OpenRun, beside, last_run
 from beamtree.serve.http.access import Access, Limits
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, storage_error
 from beamtree.serve.http.metrics import Metrics
@@ -35,6 +37,8 @@ class Service:
         limits: the maximum size of a request.
         access: tokens.
         watch: seconds between two checks for another run in the folder; no checks unless given.
+        journal: where changes are stored, which others may follow.
+        follower: applies the changes of another process; it opens the first run.
     """
 
     def __init__(
@@ -48,28 +52,55 @@ class Service:
         limits: Limits | None = None,
         access: Access | None = None,
         watch: float | None = None,
+        journal: Journal | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self.run, self.timeout = run, timeout
         self.limits, self.access, self.metrics = limits or Limits(), access or Access(), Metrics()
         self.stopping = False
         self._results: LoopResults | None = None
-        loaded, options = open_run(first or run), options or EngineOptions()
+        self.journal, self.follower = journal, follower
+        loaded, options = open_run(first or run) if follower is None else follower.open(), options or EngineOptions()
         smoke_test(loaded, options.beam_size)
         self.engine = Engine(loaded, options, self.metrics.count_batch)
         self.slot = ModelSlot(self.engine, open_run, self.metrics.count_reload)
         self.metrics.loaded.set(loaded.since)
-        self._watcher = RunWatcher(run, self.engine, self.slot, watch) if watch else None
+        self._watcher = RunWatcher(self._watched_run, self.engine, self._reload, watch) if watch else None
+        if journal is not None:
+            self._record_new_version(journal)
+        if follower is not None:
+            self.metrics.follow(lambda: follower.state)
+            follower.start(self.engine, self.slot)
 
     @property
     def loaded(self) -> LoadedRun:
         """The run in use."""
         return self.engine.loaded
 
+    def _record_new_version(self, journal: Journal) -> None:
+        """Record a run that took the place of the last one before this start, so that followers serve it too."""
+        last, loaded = last_run(journal.entries), self.loaded
+        is_same_run = last is not None and loaded.run is not None and beside(self.run, last) == loaded.run.absolute()
+        if last is not None and is_same_run and last.get("model", loaded.digest) != loaded.digest:
+            with suppress(OSError):  # a full disk is no reason not to answer
+                loaded.live.record_run(last["run"])
+
+    def _watched_run(self) -> Path:
+        return self.run if self.follower is None else self.follower.wanted_run
+
+    def _reload(self) -> None:
+        if self.follower is not None:
+            self.follower.reopen()
+        else:
+            self.slot.load(self.run, self.run.name).result()
+
     def close(self) -> None:
         """Finish requests in flight, and release everything."""
         self.stopping = True
         if self._watcher is not None:
             self._watcher.close()
+        if self.follower is not None:
+            self.follower.close()
         self.engine.stop()
         self.slot.close()
 
@@ -144,15 +175,23 @@ class Service:
 
     async def change(self, kind: str, change: Callable[[LiveModel], T], count: int = 1) -> tuple[T, str]:
         """Apply a change, or several together; returns its result, and the version that includes it."""
+        self.check_writer()
         if self.loaded.read_only:
-            raise ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
+            raise read_only_error()
         future = self.slot.apply(lambda live: (change(live), self.loaded.version))
         result = await self._in_slot(future, self.seconds_for(count))
         self.metrics.changes.labels(kind).inc(count)
         return result
 
+    def check_writer(self, hint: str = "send changes to") -> None:
+        """Raise a 409 where another process makes the changes."""
+        if self.follower is not None:
+            writer = self.follower.writer
+            raise ApiError(409, f"this service follows the changes of {writer}", f"{hint} {writer}")
+
     async def load(self, run: Path) -> LoadedRun:
         """Serve another run, also after a restart."""
+        self.check_writer()
         name = os.path.relpath(run.absolute(), self.run.absolute().parent)
         return await self._in_slot(self.slot.load(run, name), None)
 
@@ -168,6 +207,11 @@ class Service:
         except OSError as error:
             self.metrics.rejected.labels("storage").inc()
             raise storage_error(error) from error
+
+
+def read_only_error() -> ApiError:
+    """The error of a service that was started without changes."""
+    return ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
