@@ -42,6 +42,7 @@ LEARNED = "deep"  # the part that gradients train
 
 # The grids of λ and of powers are climbed from the middle, which is also used where there are no validation users.
 TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that λ and α₀ of implicit ALS are chosen with
+MORE_ROUNDS = 1  # of ALS from the vectors of an earlier fit
 VANISHED = 0.01  # factors that explain less of the histories than this are not used
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
 TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solved for
@@ -78,6 +79,7 @@ class ClosedFormBuilder:
         on_progress: called with the progress.
         events: the events to fit. Default: those of the training users.
         hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
+        start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
     """
 
     tree: Tree
@@ -88,6 +90,7 @@ class ClosedFormBuilder:
     on_progress: OnProgress = no_progress
     events: Events | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    start: FactorScorer | None = None
 
     def __post_init__(self) -> None:
         self.stages = Stages("Fitting the closed form", STAGE_SHARES, self.on_progress)
@@ -144,18 +147,25 @@ class ClosedFormBuilder:
         """Folded factors of implicit ALS."""
         self.stages.begin("factors", len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
-        def fitted(pair: tuple[float, float], **size: int) -> FactorScorer:
+        def fitted(pair: tuple[float, float], **more: Any) -> FactorScorer:
             penalty, everywhere = pair
-            return self.factor_scorer(self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **size))
+            return self.factor_scorer(self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **more))
 
         def quality(pair: tuple[float, float]) -> float:
             scorer = fitted(pair, **TRIAL)
             return self.quality(scorer) if self.explains_histories(scorer) else -torch.inf
 
         chosen = self._choose("factors, λ and α₀", lambda: list(choose_strengths(quality)), list(STRENGTHS[0]))
-        scorer = fitted((chosen[0], chosen[1]))
+        scorer = fitted((chosen[0], chosen[1]), **self._found_before(chosen[0]))
         self.hyperparameters["vanished"] = self.validates and not self.explains_histories(scorer)
         return scorer.with_power(self.power("factors", scorer.with_power))
+
+    def _found_before(self, penalty: float) -> dict[str, Any]:
+        """Where ALS goes on, at the scale that its vectors had before they were normalized."""
+        if self.start is None:
+            return {}
+        scale = (penalty / self.start.penalty) ** 0.5
+        return {"start": (self.start.item_vectors(self.tree) * scale).to(self.device), "rounds": MORE_ROUNDS}
 
     def explains_histories(self, factors: FactorScorer) -> bool:
         """Whether folded-in histories of validation users have a product above 0 with the items they were made from.
