@@ -336,7 +336,7 @@ class Recommender:
                 report.stage("Fitting to all users")
                 model, measured = refit_to_all(model, data, settings.seed, report.progress)
                 run["training"] = {"before_refit": measured}
-                for line in refit_report(measured, data):
+                for line in refit_report(model, measured, data):
                     report.line(line)
             self._data, self._model, self._run, self.progress = data, model, run, progress
             self._run["frame"] = frame_kind(log)

@@ -1,6 +1,7 @@
 """A model that serves is fitted to all users; numbers about it are of the model before that."""
 
 import json
+from copy import deepcopy
 
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from test_spread_parts import told_by
 
 import beamtree as bt
 from beamtree.cli import train as train_command
+from beamtree.closed_form import builder
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data.events import Events
 from beamtree.diagnose.inspect import inspect
@@ -134,11 +136,10 @@ def test_parts_are_those_of_all_events_with_the_choices_of_the_training_users(da
     rows = [view.events.items[slice(*view.events.offsets[[0, -1]].tolist())] for view in data.sections]
     lengths = torch.cat([view.events.counts() for view in data.sections])
     events = Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), torch.cat(rows), "all", data.items)
-    builder = ClosedFormBuilder(
+    parts = ClosedFormBuilder(
         shop.model.tree, data, 0, "cpu", shop.model.first_level, events=events,
         hyperparameters=dict(chosen.hyperparameters), start=chosen.part("factors"),
-    )  # fmt: skip
-    parts = builder.all_parts()
+    ).all_parts()  # fmt: skip
     for name in parts.names:
         for key, value in parts.part(name).state_dict().items():
             assert torch.equal(value, scorer.part(name).state_dict()[key]), (name, key)
@@ -158,7 +159,7 @@ def test_the_numbers_are_those_of_before_to_the_digit(data, plain, tmp_path, cap
     assert (
         f"Before the refit, on 10 test users: recall@10 {recalls[10]:.1f} %, recall@50 {recalls[50]:.1f} %." in report
     )
-    assert "Fitted the closed form again, to all 120 users." in report
+    assert "Fitted the closed form again, to all events of all 120 users." in report
     shop.save(tmp_path / "run")
     beamtree("train", str(data.folder), "--out", "trained", "--steps", "0", "--beam-size", "60", folder=tmp_path)
     for run in ("run", "trained"):
@@ -244,9 +245,30 @@ def test_a_refit_is_left_out_where_it_would_change_nothing(data):
     assert shop.before_refit is shop.model
 
 
+def test_a_split_that_does_not_keep_all_events_is_told(capsys):
+    bt.Recommender(**QUICK).fit(cyclic_log(), split="time:8")
+    stored = 120 * 8 + (6 + 6) * 4  # the later events are those of validation and test users alone
+    line = f"Fitted the closed form again, to {stored:,} of 1,440 events; the split does not keep the rest."
+    assert line in capsys.readouterr().err
+
+
+def test_a_part_without_weight_is_not_fitted_again(data, plain, tmp_path, monkeypatch):
+    model = deepcopy(plain.model)
+    model.scorer.set_weights(factors=0.0)
+    model.scorer.hyperparameters["weights"]["factors"] = 0.0
+    bt.save_model(model, tmp_path / "model")
+    model = bt.load_model(tmp_path / "model")
+    assert "factors" not in model.scorer.names
+    monkeypatch.setattr(builder, "implicit_als", None)
+    assert same(refit_parts(model, data, data.train.events, 0), model)
+    result, _ = refit_to_all(model, data, 0)
+    assert result.popularity.sum() == 1440 > model.popularity.sum()
+    assert len(bt.retrieve(result, data.test.batch(torch.arange(2))[0], beam_size=20, m=5)[0]) == 2
+
+
 def test_without_test_users_nothing_is_measured(tmp_path, capsys):
     shop = bt.Recommender(**QUICK).fit(cyclic_log(), test_users=0)
-    assert "Fitted the closed form again, to all 120 users." in capsys.readouterr().err
+    assert "Fitted the closed form again, to all events of all 120 users." in capsys.readouterr().err
     assert shop._run["training"]["before_refit"] == {"test_users": 0, "scores": []}
     assert len(shop.recommend(["i02"], m=3)) == 3
 

@@ -172,7 +172,7 @@ def _train_in(
     if settings.refit:
         with percent("the refit to all users") as on_progress:
             model, measured = refit_to_all(model, data, settings.seed, on_progress)
-        write(*refit_report(measured, data))
+        write(*refit_report(model, measured, data))
     with current_backend().guard() as first:
         if first:
             finish_run(folder, result, measured)

@@ -112,12 +112,13 @@ class ClosedFormBuilder:
 
     def all_parts(self) -> SumScorer:
         """The sum of all parts, with the weights of the highest recall on the validation users."""
-        factors, lists, repeats, others = self.factors(), self.partner_lists(), RepeatScorer(), self.popularity()
+        factors = {"factors": self.factors()} if self.is_used("factors") else {}
+        lists, repeats, others = self.partner_lists(), RepeatScorer(), self.popularity()
         memories = {name: self.memory([partners], [recency]) for name, (partners, recency) in lists.items()}
-        weights = self.weights({"factors": factors, **memories, "repeats": repeats, **others})
+        weights = self.weights({**factors, **memories, "repeats": repeats, **others})
         # From here on all parts have one scale: the best items of a user differ by about 1 in each.
         scales: dict[str, float] = self.hyperparameters.get("scales", {})
-        factors = factors.scaled(scales.get("factors", 1.0))
+        factors = {name: part.scaled(scales.get(name, 1.0)) for name, part in factors.items()}
         others = {name: part.scaled(scales[name]) for name, part in others.items() if weights.get(name)}
         active = [
             (partners.scaled(scales.get(name, 1.0)), recency * weights[name])
@@ -126,7 +127,7 @@ class ClosedFormBuilder:
         ]
 
         def with_partners(most: int) -> SumScorer:
-            parts: dict[str, Scorer] = {"factors": factors, "repeats": repeats, **others}
+            parts: dict[str, Scorer] = {**factors, "repeats": repeats, **others}
             if active:
                 parts["memory"] = self.memory(
                     [partners.head(most) for partners, _ in active], [recency for _, recency in active]
@@ -140,6 +141,11 @@ class ClosedFormBuilder:
             self.hyperparameters["same"] = scorer.hyperparameters["same"] = self.agree(self.share_of_same_items(scorer))
         self.stages.end()
         return scorer
+
+    def is_used(self, name: str) -> bool:
+        """Whether a part has to be fitted: not where an earlier fit gave it no weight."""
+        weights = self.hyperparameters.get("weights")
+        return weights is None or bool(weights.get(name))
 
     # The parts
 
@@ -179,9 +185,8 @@ class ClosedFormBuilder:
         return bool(self.agree(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)
 
     def popularity(self) -> dict[str, PopularityScorer]:
-        """Popularity by the name of its part; none where an earlier fit gave it no weight."""
-        weights = self.hyperparameters.get("weights")
-        if weights is not None and not weights.get(POPULARITY):
+        """Popularity by the name of its part; none where it is not used."""
+        if not self.is_used(POPULARITY):
             return {}
         counts = self.log.popularity(self.data.num_items)
         return {POPULARITY: PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))}
@@ -217,8 +222,9 @@ class ClosedFormBuilder:
         """Items anywhere in the future of a history: a ridge regression."""
         self.stages.begin("follows", len(FOLLOW))
         recency = recency_weights(FOLLOW_POWER)
-        mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
-        readings = min(max(int(PAIRS / max(1.0, len(self.log) * mean**2)), 1), 32)
+        train = self.data.train.events  # also where all users are fitted, so that these are read as often
+        mean = float(train.counts().clamp(max=2 * HISTORY).double().mean()) / 2
+        readings = min(max(int(PAIRS / max(1.0, len(train) * mean**2)), 1), 32)
         past, future = self.count_transitions(recency.to(self.device), readings)
 
         @cache
@@ -236,8 +242,7 @@ class ClosedFormBuilder:
         fits = {"together": self.cooccurring_items, "next": self.next_items}
         if self.ordered:
             fits["follows"] = self.later_items
-        weights = self.hyperparameters.get("weights")
-        return {name: fit() for name, fit in fits.items() if weights is None or weights.get(name)}
+        return {name: fit() for name, fit in fits.items() if self.is_used(name)}
 
     def num_partners(self, with_partners: Callable[[int], SumScorer]) -> int:
         """N: half of the fitted partners, if recall is nearly the same at every cut."""

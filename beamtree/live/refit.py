@@ -87,12 +87,12 @@ def refit_to_all(
     if len(data.test):
         result = backend.evaluate(model, data.test, beam_size=max(DEFAULT_BEAM_SIZE, *CUTS), m=CUTS)
         measured["scores"] = result.records()
-    factors = model.scorer.part("factors") if isinstance(model.scorer, SumScorer) else None
-    start = factors if isinstance(factors, FactorScorer) and backend.is_single else None
+    factors = model.scorer.scorers().get("factors") if isinstance(model.scorer, SumScorer) else None
+    start = factors if isinstance(factors, FactorScorer) and backend.is_single else None  # ranks have parts of them
     return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start), measured
 
 
-def refit_report(measured: Mapping[str, Any], data: Prepared) -> list[str]:
+def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) -> list[str]:
     """What was measured before a refit, and what was fitted again, as lines."""
     recalls = [
         f"recall@{each['m']} {each['value'] * 100:.1f} %"
@@ -100,7 +100,15 @@ def refit_report(measured: Mapping[str, Any], data: Prepared) -> list[str]:
         if each["metric"] == "recall" and each["m"] < data.num_items
     ]
     before = [f"Before the refit, on {measured['test_users']:,} test users: {', '.join(recalls)}."] if recalls else []
-    return [*before, f"Fitted the closed form again, to all {data.description['num_users']:,} users."]
+    assert model.popularity is not None
+    stored = int(model.popularity.sum())
+    num_users, num_events = (data.description[name] for name in ("num_users", "num_events"))
+    line = f"Fitted the closed form again, to all events of all {num_users:,} users."
+    if stored < num_events:  # splits by time and with fewer test users do not store the last events of others
+        line = (
+            f"Fitted the closed form again, to {stored:,} of {num_events:,} events; the split does not keep the rest."
+        )
+    return [*before, line]
 
 
 def before_refit(model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress) -> TreeModel:
