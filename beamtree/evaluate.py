@@ -61,13 +61,13 @@ class FittedUsers:
 
     Args:
         data: the training log.
-        with_validation: whether the validation users are among them, as after a refit or an update.
+        sections: its users that the model was fitted to: the training users, and after an update or a refit others too.
         updated: users of updates after training.
         updated_until: the time of the newest event of an update, in microseconds if it is a date.
     """
 
     data: Prepared
-    with_validation: bool = False
+    sections: Sequence[BeforeAfter]
     updated: frozenset[str] = frozenset()
     updated_until: float = -math.inf
 
@@ -75,14 +75,14 @@ class FittedUsers:
         """How many users the model was fitted to; None if there are none, or it is not known who they are."""
         if not isinstance(users, BeforeAfter):
             return None
-        held_out = [self.data.test] if self.with_validation else [self.data.test, self.data.val]
-        kept_apart = any(users.events.name.startswith(view.events.name) for view in held_out)
+        fitted_to = tuple(view.events.name for view in self.sections)
+        kept_apart = self.data.holds_out(users) and not users.events.name.startswith(fitted_to)
         names = None if kept_apart and not self.updated else users.user_names()
         if not names:
             return None
         fitted, until = set(self.updated), self.updated_until
         if not kept_apart:
-            for view in (self.data.train, self.data.val) if self.with_validation else (self.data.train,):
+            for view in self.sections:
                 fitted |= set(names) & set(view.user_names() or ())
                 until = max(until, _last_time(view.events))
         rows = torch.tensor([row for row, name in enumerate(names) if name in fitted], dtype=torch.int64)
@@ -115,6 +115,7 @@ class Evaluation(Mapping[tuple[str, int], float]):
         self.of = "users"  # what the means are taken over
         self.warnings: list[str] = []  # why the scores may mislead
         self.segments: dict[str, Evaluation] = {}  # the same for parts of what is to be predicted, where asked
+        self.model = ""  # which model was measured, where a run was fitted again to all users
         self.frame_kind: str | None = None  # of `to_frame`: polars, or pandas where the log was a frame of pandas
         self._means = {(score.metric, score.m): score.value for score in scores}
 
@@ -146,6 +147,8 @@ class Evaluation(Mapping[tuple[str, int], float]):
             left_out = self.users_asked - self.users
             who = f"; so were {left_out:,} of {self.users_asked:,} users, who chose nothing new" if left_out else ""
             lines.append(f"seen items left out{who}")
+        if self.model:
+            lines.append(f"of the model {self.model}")
         return "\n".join(lines)
 
     __repr__ = __str__

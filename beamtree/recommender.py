@@ -28,15 +28,16 @@ from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
-from beamtree.live.content import Content, describe_features, features_weight, with_similar_items
+from beamtree.live.content import Content, added_report, features_report, features_weight, with_similar_items
 from beamtree.live.live_model import ItemCounts, SavedChanges
+from beamtree.live.refit import before_refit, model_to_measure, refit_report, refit_to_all, seed_of
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
-from beamtree.live.update import fitted_users, update_model
+from beamtree.live.update import update_model
 from beamtree.live.users import Users
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel
-from beamtree.progress import Reporter, clock
+from beamtree.progress import Reporter, clock, log
 from beamtree.query import (
     ERROR,
     POPULAR,
@@ -120,7 +121,8 @@ class Recommender:
         patience: stop after this many validation checks without a rise in recall.
         device: the device: cpu or cuda.
         seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
-        refit: refit the closed-form parts at the end, with the events of validation users too.
+        refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
+            measured is the model before. Default: wherever there are closed-form parts.
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
             Default: on a GPU.
         frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
@@ -146,7 +148,7 @@ class Recommender:
         patience: int = 8,
         device: str = "cpu",
         seed: int = 0,
-        refit: bool = False,
+        refit: bool | None = None,
         sequence: bool | None = None,
         frame: str | None = None,
     ) -> None:
@@ -174,6 +176,7 @@ class Recommender:
         self._fingerprint = ""  # of the model in it
         self._data_source: tuple[Path, Path] | None = None  # run folder and data folder, opened when needed
         self._owns_data = False  # whether the prepared log was made for this object and is saved with it
+        self._measured: tuple[TreeModel, TreeModel] | None = None  # a model, and what it was before its refit
         self.progress: Progress | None = None  # the result of training
 
     def __repr__(self) -> str:
@@ -194,6 +197,20 @@ class Recommender:
         if self._model is None:
             raise ValueError("this recommender is not fitted: call fit(log), or Recommender.load(folder)")
         return self._model
+
+    @property
+    def before_refit(self) -> TreeModel:
+        """The model before it was fitted to all users: for numbers on test and validation users, as `evaluate` has.
+
+        It is fitted to the training users alone, with the same choices, when it is first asked for.
+        """
+        model = self.model
+        if not self._run.get("refit"):
+            return model
+        if self._measured is None or self._measured[0] is not model:
+            log.info("Fitting the closed form to the training users alone, as it was before the refit.")
+            self._measured = model, before_refit(model, self.data, seed_of(self._run))
+        return self._measured[1]
 
     @property
     def data(self) -> Prepared:
@@ -313,15 +330,28 @@ class Recommender:
             for line in parts_report(model.scorer):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
+            catalogue = None
+            if about_items is not None:
+                report.stage("Reading features")
+                with requires("", "reading a table of items"):
+                    from beamtree.ingest.item_tables import read_catalogue
+                catalogue = read_catalogue(about_items, data.items)
+                model = with_similar_items(model, Content(catalogue, model), data.val)
+                for line in features_report(model):
+                    report.line(line)
+            if settings.refit:
+                report.stage("Fitting to all users")
+                model, measured = refit_to_all(model, data, settings.seed, report.progress)
+                run["training"] = {"before_refit": measured}
+                for line in refit_report(model, measured, data):
+                    report.line(line)
             self._data, self._model, self._run, self.progress = data, model, run, progress
             self._run["frame"] = frame_kind(log)
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-            self._read_catalogue, self._masks = None, MaskCache()
+            self._read_catalogue, self._masks, self._measured = None, MaskCache(), None
             if about_items is not None:
-                report.stage("Reading features")
-                self._update_items(about_items)
-                for line in describe_features(model, self.model):
+                for line in added_report(self._update_items(about_items, similar=False).new):
                     report.line(line)
             report.line(f"Fitted in {clock(time_now() - began)}.")
         return self
@@ -639,6 +669,9 @@ class Recommender:
         In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
         are dropped from the histories, and count as not found in the second half.
 
+        A model that was fitted to all users is measured as it was before that: on test and validation users of its own
+        log, `before_refit`. Other users are measured on the model as it is. `.model` says which it was.
+
         A warning, which is also in `.warnings`, says how many of the users the model was fitted to, and whether they
         are too few.
         """
@@ -649,10 +682,12 @@ class Recommender:
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
         beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
+        events = None if self._live is None else self._live.events
+        model, which, fitted = model_to_measure(
+            model, users, self._training_data(), self._run, events, lambda: self.before_refit
+        )
         result = evaluate(model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
-        result.frame_kind = self._frame or self._run.get("frame")
-        training, events = self._training_data(), None if self._live is None else self._live.events
-        fitted = None if training is None else fitted_users(self.model, training, self._run, events)
+        result.frame_kind, result.model = self._frame or self._run.get("frame"), which
         result.warnings = warnings_about(result, users, fitted)
         for warning in result.warnings:
             warnings.warn(warning, UserWarning, stacklevel=2)
@@ -677,7 +712,7 @@ class Recommender:
         context = context_names(model.scorer)
         return read_users(data, _ids(model), **columns, exclude_seen=exclude_seen, context=context)
 
-    def update_items(self, items: Any) -> int:
+    def update_items(self, items: Any, *, similar: bool = True) -> int:
         """Add items and change those that there are, all or none of them; returns how many were new or changed.
 
         Args:
@@ -686,6 +721,8 @@ class Recommender:
                 of the columns of the table of the items, `title` and `category` and, for new items, of `like`, similar
                 items, `histories` of users who chose it next, and `vector`, in the space of those the tree was built
                 from. Or ids alone: such items are added, and hidden ones are shown as before.
+            similar: whether new columns of a table may make items with similar features partners of each other, if
+                validation users find more with that.
 
         Of known items, what is given changes, and hidden ones stay hidden. What a dict leaves out stays as it is, and
         None clears it; so do empty cells of a table, which may also bring new columns. Items that the model does not
@@ -693,14 +730,15 @@ class Recommender:
         next `where`, rule or limit reads the new values, and `save` keeps them.
         """
         with self._changes:
-            return self._update_items(items).total
+            return self._update_items(items, similar=similar).total
 
-    def _update_items(self, items: Any) -> ItemCounts:
-        """How many were added and changed. By new columns, items of the log may get partners with similar features."""
+    def _update_items(self, items: Any, *, similar: bool = True) -> ItemCounts:
+        """How many were added and changed."""
         live, data, model = self._live_model(), self._training_data(), None
         update = live.parse_update(items)
-        if update.new is not None and data is not None and not features_weight(live.model):
-            model = with_similar_items(live.model, Content(live.preview(update), live.model), data.val)
+        if similar and update.new is not None and data is not None and not features_weight(live.model):
+            content = Content(live.preview(update), live.model)
+            model = with_similar_items(live.model, content, data.val, self.before_refit)
         return live.update_items(update, model=model)
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
@@ -714,9 +752,9 @@ class Recommender:
         """Deprecated: `update_items(table)`, which also changes items that are in an earlier table."""
         _deprecated("use_features", "update_items(table)")
         with self._changes:
-            before = self.model
-            self._update_items(self._unlisted(table))
-            return describe_features(before, self.model)
+            weight, counts = features_weight(self.model), self._update_items(self._unlisted(table))
+            lines = features_report(self.model) if features_weight(self.model) != weight else []
+            return [*lines, *added_report(counts.new)]
 
     def add_listed_items(self, table: Any) -> int:
         """Deprecated: `update_items(table)`, which also changes items that are in an earlier table."""
@@ -773,7 +811,7 @@ class Recommender:
         settings = None if data is None else data.description.get("settings")
         new = read_events(log, user, item, time, time_format, settings)
         with self._changes:
-            update_model(self._live_model(), new.events, new.dislikes, data, self._options.seed)
+            update_model(self._live_model(), new.events, new.dislikes, data, self._run)
         return self
 
     def _live_model(self) -> LiveModel:
@@ -845,6 +883,7 @@ class Recommender:
         """For pickle and copy: a log owned by this object is included, otherwise only its path."""
         with self._changes:
             state = {**self.__dict__, "_live": None, "_saved": None, "_read_catalogue": None, "_masks": MaskCache()}
+            state["_measured"] = None
             if self._live is not None:
                 tables, run = self._with_changed_items()
                 state |= {"_model": self._live.model, "_saved": self._live.saved_changes()}

@@ -17,9 +17,10 @@ import torch
 
 import beamtree as bt
 from beamtree.evaluate import leaving_out, measure
+from beamtree.live.refit import refit_parts
 from beamtree.research.baselines import TUNED, build
 from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import build_model, refit, resolve_settings, train_model
+from beamtree.train.recipes import build_model, resolve_settings, train_model
 
 M, METRICS = 10, ("recall", "ndcg")
 LAST_TWO, LAST = "the last two", "the last"
@@ -81,7 +82,7 @@ def main() -> None:
         model = build_model(settings, data, bt.cluster_tree(data, arity=2, seed=0))
         train_model(settings, data, model)
         rows = [row("beamtree", LAST_TWO, model_scores(model, data))]
-        refit(model, data, 0)
+        model = refit_parts(model, data, data.joined(data.sections[:2]), 0)
         rows.append(row("beamtree, refitted", LAST, model_scores(model, data)))
         rows += [row(name, LAST_TWO, baseline_scores(name, data)) for name in TUNED]
     for file in args.also:

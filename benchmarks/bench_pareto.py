@@ -157,7 +157,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(2)  # for the fits; one while queries are timed
     shop = bt.Recommender.load(args.run)
-    model, data, records = shop.model.eval(), shop.data, []
+    model, data, records = shop.before_refit.eval(), shop.data, []
     scorer = model.scorer
     assert isinstance(scorer, SumScorer)
     factors = scorer.part("factors")

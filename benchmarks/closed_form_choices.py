@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     start = time.monotonic()
-    shop = bt.Recommender(steps=0, beam_size=400, device=args.device).fit(args.folder, verbose=False)
+    shop = bt.Recommender(steps=0, beam_size=400, device=args.device, refit=False).fit(args.folder, verbose=False)
     seconds = time.monotonic() - start
     result = shop.evaluate(m=(10, 50, 100, 200), metrics="recall", data=shop.data.test)
     recalls = [round(100 * result["recall", m], 2) for m in (10, 50, 100, 200)]

@@ -78,7 +78,7 @@ def main() -> None:
         ours["beamtree, target and dislikes"] = (reading, True)
     for row, (how, drop) in ours.items():
         given = {key: each for key, each in how.items() if each is not None}
-        shop = bt.Recommender(seed=0)
+        shop = bt.Recommender(seed=0, refit=False)
         shop.fit(fitted.select(columns), val_users=options.users // 2, test_users=0, verbose=False, **given)
         run(row, search_of(shop), {name: number for number, name in enumerate(shop.ids.names)}, drop)
     own = Matrix(fitted.filter(~pl.col("user").is_in(list(val))), least)

@@ -19,7 +19,7 @@ def main() -> None:
     args = parser.parse_args()
     for folder in args.folders:
         start = time.monotonic()
-        shop = bt.Recommender(steps=0, beam_size=400, device=args.device).fit(folder, verbose=False)
+        shop = bt.Recommender(steps=0, beam_size=400, device=args.device, refit=False).fit(folder, verbose=False)
         result = shop.evaluate(m=(10, 50, 100, 200), metrics="recall", data=shop.data.test)
         recalls = " ".join(f"{100 * result['recall', m]:.2f}" for m in (10, 50, 100, 200))
         print(f"{folder.name}: R@10 50 100 200 {recalls} in {time.monotonic() - start:.0f} s", flush=True)

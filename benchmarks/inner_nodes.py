@@ -1,7 +1,8 @@
 """What a beam loses by the vectors of inner nodes: means of the leaves, fitted to their maxima, or trained as PLT, TDM
 and OTM would.
 
-python benchmarks/inner_nodes.py prepared/LOG runs/LOG --device cuda --steps 3000
+    beamtree train prepared/LOG --out runs/LOG --device cuda --no-refit
+    python benchmarks/inner_nodes.py prepared/LOG runs/LOG --device cuda --steps 3000
 """
 
 import argparse

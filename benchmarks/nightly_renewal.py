@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         first = log.filter(pl.col("user").is_between(end - options.sessions, end - 1))
-        shop, seconds, _ = timed(lambda: bt.Recommender(seed=0).fit(first, verbose=False))
+        shop, seconds, _ = timed(lambda: bt.Recommender(seed=0, refit=False).fit(first, verbose=False))
         print(f"first fit {seconds:.0f} s", flush=True)
         shop.save(run)
         fitted, before = shop, shop.data
@@ -51,7 +51,7 @@ def main() -> None:
             report, *of_renewal = timed(lambda today=today: renew(run, today, verbose=False))
             renewed = bt.Recommender.load(run)
             yesterday = fitted
-            fitted, *of_fit = timed(lambda: bt.Recommender(seed=0).fit(run / "data", verbose=False))
+            fitted, *of_fit = timed(lambda: bt.Recommender(seed=0, refit=False).fit(run / "data", verbose=False))
             models = {"renewed": renewed, "fitted": fitted, "first": stale}
             results = {name: each.evaluate(M, metrics="recall", data=tomorrow) for name, each in models.items()}
             for name, result in results.items():

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 import beamtree as bt
+from beamtree.live.refit import refit_parts
 from beamtree.model import TreeModel
 from beamtree.scorers import SumScorer
 from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import build_model, refit, resolve_settings, train_model
+from beamtree.train.recipes import build_model, resolve_settings, train_model
 
 CUTS, BEAMS = (5, 10, 50, 100, 200), (20, 50, 400)
 
@@ -101,7 +102,7 @@ def main() -> None:
     records += [{"metric": "seconds", "what": what, "value": value} for what, value in seconds.items()]
     records += [{"metric": "steps", "value": progress.step}, {"metric": "best_step", "value": progress.best_step}]
     if args.refit:
-        refit(model, data, args.seed)
+        model = refit_parts(model, data, data.joined(data.sections[:2]), args.seed)
         records += [cell for exclude_seen in both for cell in measure(model, data, "refitted", BEAMS, exclude_seen)]
     write()
     say("done")

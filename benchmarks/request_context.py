@@ -74,7 +74,7 @@ def fit(data: Prepared) -> tuple[TreeModel, TreeModel]:
     def blind(view: BeforeAfter) -> BeforeAfter:
         return replace(view, events=replace(view.events, contexts=None))
 
-    shop = bt.Recommender(steps=0, seed=0)
+    shop = bt.Recommender(steps=0, seed=0, refit=False)
     shop.fit(replace(data, train=blind(data.train), val=blind(data.val), test=blind(data.test)), verbose=False)
     model, start = shop.model, time.monotonic()
     assert isinstance(model.scorer, SumScorer)

@@ -4,21 +4,23 @@ import math
 from collections import defaultdict
 from importlib import import_module
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from beamtree import PAD
+from beamtree import PAD, random_tree
 from beamtree.closed_form import als, ridge
 from beamtree.closed_form.als import implicit_als, rotate
+from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, pairs_of_cuts, past_and_future
-from beamtree.data import HISTORY, Events
+from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.data.csr import group_rows, strongest, strongest_in_rounds
 from beamtree.kernels import sparse
-from beamtree.scorers.factors import Factors, fold_in, newest_of_each
+from beamtree.scorers.factors import Factors, FactorScorer, fold_in, newest_of_each
 
 NUM_ITEMS = 12
 
@@ -237,23 +239,47 @@ def test_rotating_vectors_changes_no_product():
     torch.testing.assert_close(0.5 * found.items.T @ found.items, torch.diag(found.gram_diagonal), atol=1e-9, rtol=1e-6)
 
 
+ALS = {"dim": 5, "penalty": 0.05, "everywhere": 0.1}
+
+
+def als_loss(events, found):
+    """The loss of factors, at the scale of its penalties, with the best vectors of the users."""
+    matrix, everywhere, size = torch.from_numpy(chosen_matrix(events)).float(), ALS["everywhere"], found.penalty
+    users = fold_in(found, torch.stack([found.items] * len(matrix)), matrix)
+    product = users @ found.items.T
+    fit = (matrix * (1 - product) ** 2).sum() + everywhere * product.square().sum()
+    of_users = (matrix.sum(1) + everywhere * NUM_ITEMS) * users.square().sum(1)
+    of_items = (matrix.sum(0) + everywhere * len(matrix)) * found.items.square().sum(1)
+    return float(fit + size * of_users.sum() + ALS["penalty"] ** 2 / size * of_items.sum())
+
+
 def test_each_round_of_als_lowers_the_loss():
     events = make_events(users=40)
-    matrix = torch.from_numpy(chosen_matrix(events)).float()
-    penalty, everywhere = 0.05, 0.1
-
-    def loss(rounds):
-        found = implicit_als(events, NUM_ITEMS, dim=5, penalty=penalty, everywhere=everywhere, rounds=rounds)
-        rows = torch.stack([found.items] * len(matrix))
-        users = fold_in(found, rows, matrix)
-        product = users @ found.items.T
-        fit = (matrix * (1 - product) ** 2).sum() + everywhere * product.square().sum()
-        of_users = (matrix.sum(1) + everywhere * NUM_ITEMS) * users.square().sum(1)
-        of_items = (matrix.sum(0) + everywhere * len(matrix)) * found.items.square().sum(1)
-        return float(fit + penalty * (of_users.sum() + of_items.sum()))
-
-    losses = [loss(rounds) for rounds in (1, 2, 4, 8)]
+    losses = [als_loss(events, implicit_als(events, NUM_ITEMS, **ALS, rounds=rounds)) for rounds in (1, 2, 4, 8)]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_als_goes_on_from_earlier_factors_at_the_scale_that_they_had():
+    """Where these are the solution for the same events, nothing changes any more."""
+    events, tree = make_events(users=40), random_tree(NUM_ITEMS, seed=0)
+    strong = ALS | {"penalty": 0.3}
+    start = FactorScorer.from_factors(tree, implicit_als(events, NUM_ITEMS, **strong, rounds=100)).scaled(7.0)
+    data = SimpleNamespace(
+        train=BeforeAfter(events), val=BeforeAfter(events.of(torch.arange(0), "")), num_items=NUM_ITEMS
+    )
+    found = ClosedFormBuilder(tree, data, 0, "cpu", 1, events=events, start=start)._found_before(strong["penalty"])
+    assert found["rounds"] < 4
+
+    def change(vectors):
+        after = implicit_als(events, NUM_ITEMS, **strong, rounds=found["rounds"], start=vectors)
+        users = [
+            fold_in(each, torch.stack([each.items] * 40), torch.from_numpy(chosen_matrix(events)).float())
+            for each in (start.fold_in_settings(start.item_vectors(tree)), after)
+        ]
+        before, now = users[0] @ start.item_vectors(tree).T, users[1] @ after.items.T
+        return float((now - before).norm() / before.norm())
+
+    assert change(found["start"]) < 2e-3 < 0.01 < change(start.item_vectors(tree))
 
 
 def test_an_item_that_nobody_chose_is_0_and_seeds_decide(monkeypatch):

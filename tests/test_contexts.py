@@ -26,7 +26,7 @@ from beamtree.diagnose.explore import record, variants
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.user_events import read_users
-from beamtree.live.update import refit_parts
+from beamtree.live.refit import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
 from beamtree.train import TrainingOptions, recipes
@@ -396,7 +396,7 @@ def test_a_model_is_saved_with_its_contexts_and_asked_by_command_and_service(sho
 
 
 def test_a_refit_counts_the_new_events_with_the_same_weights(shop):
-    part, events = context_part(shop.model.scorer), shop.data.train.events
+    part, events = context_part(shop.model.scorer), shop.data.joined(shop.data.sections)
     again = context_part(refit_parts(shop.model, shop.data, events, 0).scorer)
     assert torch.equal(again.table.weight, part.table.weight)
     assert torch.equal(again.weights, part.weights)

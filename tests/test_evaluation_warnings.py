@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from copy import copy
 
 import polars as pl
 import pytest
@@ -11,6 +12,13 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.metrics import few_users
+
+
+@pytest.fixture(scope="module")
+def unrefitted(shop_folder):
+    """Fitted to the training users alone."""
+    return bt.Recommender(steps=0, beam_size=60, refit=False).fit(shop_folder / "data", verbose=False)
+
 
 AT = ["--beam-size", "20", "--m", "5", "--metrics", "recall"]
 
@@ -37,42 +45,47 @@ def test_few_users_are_told_with_the_width_of_the_interval(count, points):
     assert found is None if points is None else f"is about ± {points} points" in found
 
 
-def test_users_of_a_log_who_were_in_training_are_counted(shop):
-    log, names = cyclic_log(), shop.data.users.names
-    assert told(shop, data=log) == [in_training(100, 120)]
-    assert told(shop, data=log.drop("time")) == [in_training(100, 120)]
+def test_users_of_a_log_who_were_in_training_are_counted(unrefitted):
+    log, names = cyclic_log(), unrefitted.data.users.names
+    assert told(unrefitted, data=log) == [in_training(100, 120)]
+    assert told(unrefitted, data=log.drop("time")) == [in_training(100, 120)]
     some = [names[0], names[1], names[-1]]  # two training users and a test user
-    assert told(shop, data=log.filter(pl.col("user").is_in(some))) == [in_training(2, 3)]
-    assert told(shop, data=log.filter(pl.col("user").is_in(names[100:]))) == []
-    assert told(shop, data=log.with_columns(user="new " + pl.col("user"))) == []
+    assert told(unrefitted, data=log.filter(pl.col("user").is_in(some))) == [in_training(2, 3)]
+    assert told(unrefitted, data=log.filter(pl.col("user").is_in(names[100:]))) == []
+    assert told(unrefitted, data=log.with_columns(user="new " + pl.col("user"))) == []
 
 
-def test_a_later_log_of_the_same_users_is_fine(shop):
+def test_a_later_log_of_the_same_users_is_fine(unrefitted):
     log = cyclic_log()
-    assert told(shop, data=log.with_columns(time=pl.col("time") + 12)) == []
-    assert told(shop, data=log.with_columns(time=pl.col("time") + 6)) == []  # what is to be found is later
-    assert told(shop, data=log.with_columns(time=pl.col("time") + 5)) == [in_training(100, 120)]
+    assert told(unrefitted, data=log.with_columns(time=pl.col("time") + 12)) == []
+    assert told(unrefitted, data=log.with_columns(time=pl.col("time") + 6)) == []  # what is to be found is later
+    assert told(unrefitted, data=log.with_columns(time=pl.col("time") + 5)) == [in_training(100, 120)]
 
 
 def test_times_in_other_units_are_compared(tmp_path):
     log = cyclic_log().with_columns(time=1_600_000_000 + pl.col("time"))
-    shop = bt.Recommender(steps=0).fit(log, verbose=False)
+    shop = bt.Recommender(steps=0, refit=False).fit(log, verbose=False)
     later = log.with_columns(time=(pl.col("time") + 100) * 1000)
     assert told(shop, data=later) == []
     assert told(shop, data=log.with_columns(time=pl.col("time") * 1000)) == [in_training(108, 120)]
 
 
-def test_users_of_prepared_data_are_compared_by_id(shop, shop_folder, tmp_path):
-    assert told(shop) == told(shop, data=shop.data.test) == told(shop, data=shop_folder / "data") == []
-    assert told(shop, data=shop.data.val) == []
-    assert told(shop, data=shop.data.train) == [in_training(100, 100)]
-    assert told(shop, data=shop.data.train.sample(7)) == [in_training(7, 7)]
+def test_users_of_prepared_data_are_compared_by_id(unrefitted, shop_folder, tmp_path):
+    assert (
+        told(unrefitted)
+        == told(unrefitted, data=unrefitted.data.test)
+        == told(unrefitted, data=shop_folder / "data")
+        == []
+    )
+    assert told(unrefitted, data=unrefitted.data.val) == []
+    assert told(unrefitted, data=unrefitted.data.train) == [in_training(100, 100)]
+    assert told(unrefitted, data=unrefitted.data.train.sample(7)) == [in_training(7, 7)]
     bt.prepare(shop_folder / "log.csv", tmp_path / "other", val_users=10, test_users=10, seed=5)
     other = bt.load_data(tmp_path / "other")
-    count = len(set(other.users[-10:]) & set(shop.data.users[:100]))
+    count = len(set(other.users[-10:]) & set(unrefitted.data.users[:100]))
     assert count
     for data in (other, other.test, tmp_path / "other"):
-        assert told(shop, data=data) == [in_training(count, 10)]
+        assert told(unrefitted, data=data) == [in_training(count, 10)]
 
 
 @pytest.mark.parametrize("split", ["leave-one-out", "time:8"])
@@ -82,17 +95,23 @@ def test_users_whose_last_events_were_kept_apart_are_fine(split):
     assert told(shop, data=cyclic_log()) == [in_training(120, 120)]
 
 
-def test_validation_users_count_after_a_refit(shop_folder):
-    shop = bt.Recommender(steps=0, refit=True).fit(shop_folder / "data", verbose=False)
-    assert told(shop) == []
-    assert told(shop, data=shop.data.val) == [in_training(10, 10)]
-    assert told(shop, data=cyclic_log()) == [in_training(110, 120)]
+def test_all_users_of_other_data_count_after_a_refit(shop, shop_folder, tmp_path):
+    for held_out in (None, shop.data.test, shop.data.val, shop.data.test.sample(7), shop_folder / "data"):
+        assert told(shop, data=held_out) == []  # of the model before the refit
+    assert told(shop, data=shop.data.train) == [in_training(100, 100)]
+    assert told(shop, data=cyclic_log()) == [in_training(120, 120)]
+    bt.prepare(shop_folder / "log.csv", tmp_path / "other", val_users=10, test_users=10, seed=5)
+    assert told(shop, data=tmp_path / "other") == [in_training(10, 10)]
 
 
-def test_users_of_an_update_count(shop, tmp_path):
+def more_events(user, shift=12):
+    return cyclic_log().filter(pl.col("user") == user).with_columns(time=pl.col("time") + shift)
+
+
+def test_users_of_an_update_count(unrefitted, tmp_path):
+    shop = copy(unrefitted)
     tester = shop.data.users[-1]
-    log = cyclic_log().filter(pl.col("user") == tester)
-    more = pl.concat([log, log.with_columns(user=pl.lit("new"))]).with_columns(time=pl.col("time") + 12)
+    more = pl.concat([more_events(tester), more_events(tester).with_columns(user=pl.lit("new"))])
     shop.update(more)
     shop.save(tmp_path / "run")
     for each in (shop, bt.Recommender.load(tmp_path / "run")):
@@ -100,6 +119,14 @@ def test_users_of_an_update_count(shop, tmp_path):
         assert told(each, data=each.data.val) == [in_training(10, 10)]
         assert told(each, data=more) == [in_training(2, 2)]
         assert told(each, data=more.with_columns(time=pl.col("time") + 12)) == []
+
+
+def test_the_model_before_a_refit_does_not_know_updates(shop):
+    before, tester = shop.evaluate(m=5, beam_size=20).records(), shop.data.users[-1]
+    shop.update(more_events(tester))
+    assert told(shop) == []
+    assert told(shop, data=more_events(tester)) == [in_training(1, 1)]
+    assert shop.evaluate(m=5, beam_size=20).records() == before
 
 
 def test_few_users_are_a_warning(shop):
@@ -122,27 +149,25 @@ def evaluated(run, *words, folder):
 
 def test_the_command_tells_it_and_writes_it(shop_folder, tmp_path):
     run, log = shop_folder / "run", str(shop_folder / "log.csv")
-    assert evaluated(run, "--log", log, folder=tmp_path) == [in_training(100, 120)]
-    assert evaluated(run, "--log", log, "--against", "popularity", folder=tmp_path) == [in_training(100, 120)]
+    assert evaluated(run, "--log", log, folder=tmp_path) == [in_training(120, 120)]
+    assert evaluated(run, "--log", log, "--against", "popularity", folder=tmp_path) == [in_training(120, 120)]
     assert evaluated(run, "--split", "train", folder=tmp_path) == [in_training(100, 100)]
     assert evaluated(run, folder=tmp_path) == [few_users(10)]
     cyclic_log(users=40).with_columns(user="new " + pl.col("user")).write_csv(tmp_path / "new.csv")
     assert evaluated(run, "--log", "new.csv", folder=tmp_path) == []
 
 
-def test_the_command_knows_refits_and_updates(shop_folder, tmp_path):
-    shop = bt.Recommender(steps=0, refit=True).fit(shop_folder / "data", verbose=False)
-    shop.save(tmp_path / "refit")
-    assert evaluated("refit", "--split", "val", folder=tmp_path) == [in_training(10, 10), few_users(10)]
-    shop = bt.Recommender.load(shop_folder / "run")
-    shop.update(cyclic_log().filter(pl.col("user") == shop.data.users[-1]).with_columns(time=pl.col("time") + 12))
+def test_the_command_knows_refits_and_updates(unrefitted, shop_folder, tmp_path):
+    run = shop_folder / "run"
+    shutil.copytree(shop_folder / "data", tmp_path / "copy")
+    for words in (["--split", "val"], ["--data", "copy"], ["--data", "copy", "--split", "val"]):
+        assert evaluated(run, *words, folder=tmp_path) == [few_users(10)]
+    bt.prepare(shop_folder / "log.csv", tmp_path / "other", val_users=10, test_users=10, seed=5)
+    assert evaluated(run, "--data", "other", folder=tmp_path) == [in_training(10, 10), few_users(10)]
+    shop = copy(unrefitted)
+    shop.update(more_events(shop.data.users[-1]))
     shop.save(tmp_path / "updated")
     assert evaluated("updated", folder=tmp_path) == [in_training(1, 10), few_users(10)]
-    shutil.copytree(shop_folder / "data", tmp_path / "copy")
-    assert evaluated("refit", "--data", "copy", "--split", "val", folder=tmp_path) == [
-        in_training(10, 10),
-        few_users(10),
-    ]
 
 
 def test_the_report_of_a_split_says_that_few_users_test(shop_folder, tmp_path, capsys):

@@ -16,6 +16,7 @@ import beamtree as bt
 from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
 from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
+from beamtree.live import content
 from beamtree.live.content import features_weight
 from beamtree.live.edits import incoming, mean_partners, outgoing
 from beamtree.scorers import MemoryScorer, SumScorer
@@ -247,10 +248,10 @@ def rare_log():
     return pl.DataFrame({"user": np.repeat(np.arange(150), 10), "item": items.ravel(), "time": times})
 
 
-def fitted_to(log, group=None):
+def fitted_to(log, group=None, **options):
     names = log["item"].unique().sort()
     items = None if group is None else pl.DataFrame({"item": names, "group": [chr(65 + group[n]) for n in names]})
-    shop = bt.Recommender(steps=0, seed=0)
+    shop = bt.Recommender(steps=0, seed=0, **options)
     return shop.fit(log, items=items, val_users=40, test_users=40, verbose=False)
 
 
@@ -268,6 +269,36 @@ def test_rare_items_are_found_by_items_that_are_like_them(grouped, plain):
     assert features_weight(grouped.model) > 0
     after, before = (shop.evaluate(50, metrics="recall").to_frame()["value"][0] for shop in (grouped, plain))
     assert after > 1.1 * before
+
+
+def test_a_refit_keeps_what_the_training_users_chose(rare_log, grouped):
+    groups, items = np.arange(600) // 20, pl.DataFrame({"item": [1000, 1001], "group": ["A", "B"]})
+    unrefitted = fitted_to(rare_log, groups, refit=False)
+    scorers = unrefitted.model.scorer, grouped.before_refit.scorer
+    assert scorers[0].hyperparameters == scorers[1].hyperparameters
+    assert scorers[0].state_dict().keys() == scorers[1].state_dict().keys()
+    for name, value in scorers[0].state_dict().items():
+        assert torch.equal(value, scorers[1].state_dict()[name]), name
+    expected = unrefitted.evaluate().records()
+    assert grouped._run["training"]["before_refit"]["scores"] == expected == grouped.evaluate().records()
+    more = copy(grouped)
+    more.use_features(items)
+    assert len(more.ids) == len(grouped.ids) + 2
+    assert more.evaluate().records() == expected  # without the items that came later
+
+
+def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, monkeypatch):
+    measured, shop, make = [], copy(plain), content.Candidates
+    monkeypatch.setattr(
+        content, "Candidates", lambda tree, parts, *rest: measured.append(parts["model"]) or make(tree, parts, *rest)
+    )
+    names = shop.ids.names
+    shop.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
+    (scorer,) = measured
+    assert torch.equal(scorer.part("factors").table.weight, plain.before_refit.scorer.part("factors").table.weight)
+    assert not torch.equal(scorer.part("factors").table.weight, plain.model.scorer.part("factors").table.weight)
+    assert features_weight(shop.model) > 0
+    assert torch.equal(shop.model.scorer.part("factors").table.weight, plain.model.scorer.part("factors").table.weight)
 
 
 def test_items_with_similar_features_are_partners(grouped):

@@ -184,9 +184,11 @@ def test_times_may_have_another_unit(tmp_path, unit, other):
 # The renewed model
 
 
-def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path):
+@pytest.mark.parametrize("refit", [False, True])
+def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path, refit):
     run = tmp_path / "run"
-    old = bt.Recommender(steps=0, seed=3).fit(LOG, val_users=0, verbose=False)  # without choices all parts have weight
+    old = bt.Recommender(steps=0, seed=3, refit=refit)
+    old.fit(LOG, val_users=0, verbose=False)  # without choices all parts have weight
     old.save(run)
     report, new = renew(run, TODAY, verbose=False), bt.Recommender.load(run)
     data, scorer = new.data, new.model.scorer
@@ -196,7 +198,7 @@ def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path):
     builder = ClosedFormBuilder(
         new.model.tree, data, 3, "cpu", new.model.first_level, hyperparameters=dict(scorer.hyperparameters)
     )
-    builder.log, evaluated = held_out_by_definition(data)
+    builder.log, evaluated = held_out_by_definition(data, data.sections if refit else data.sections[:1])
     parts = builder.all_parts()
     for name in ("factors", "memory"):
         for key, value in parts.part(name).state_dict().items():
@@ -204,14 +206,14 @@ def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path):
     assert report.evaluated == evaluated > 10
 
 
-def held_out_by_definition(data):
-    """The training events without the second half of the new events of a quarter of the users; and how many these are.
+def held_out_by_definition(data, sections):
+    """The events without the second half of the new ones of a quarter of the users; and how many these users are.
 
     Only those count that are at a user's end, after at least one event that is left.
     """
-    events, rows, users = data.train.events, [], []
+    events, names, rows, users = data.joined(sections), data.joined_users(sections), [], []
     for row, count in enumerate(events.counts().tolist()):
-        name, start = data.users[row], int(events.offsets[row])
+        name, start = names[row], int(events.offsets[row])
         newest = count if name >= "u180" else 2 if name == "u001" else 0
         held = newest - newest // 2
         rows.append((events.items[start : start + count].tolist(), held))
@@ -223,6 +225,17 @@ def held_out_by_definition(data):
     offsets = torch.tensor([0, *(len(items) for items in kept)]).cumsum(0)
     items = torch.tensor([item for row in kept for item in row], dtype=torch.int32)
     return replace(events, offsets=offsets, items=items), len(chosen)
+
+
+def test_users_of_an_update_are_not_compared(run):
+    """Yesterday's model was fitted to their new events already."""
+    shop = bt.Recommender.load(run)
+    shop.update(TODAY.filter(pl.col("user") >= "u200", pl.col("item") != "new")).save(run)
+    report = renew(run, TODAY, verbose=False)
+    data = bt.load_data(run / "data")
+    known = {*data.val.user_names(), *(f"u{user}" for user in range(200, 240))}
+    others = {*TODAY["user"].unique()} - known
+    assert report.evaluated == len(others) // 4 > 2
 
 
 def test_new_items_are_recommended_and_old_ones_keep_their_numbers(fitted, renewed):
@@ -255,8 +268,7 @@ def test_users_of_today_were_in_training_after_a_renewal(fitted, renewed):
     with pytest.warns(UserWarning, match=r"\d+ of 61 users were in training") as found:
         result = bt.Recommender.load(renewed[0]).evaluate(10, data=TODAY)
     assert [str(each.message) for each in found] == result.warnings
-    trained = set(bt.load_data(renewed[0] / "data").train.user_names()) & set(TODAY["user"])
-    assert result.warnings[0].startswith(f"{len(trained)} of 61 users were")
+    assert result.warnings[0].startswith("61 of 61 users were")
 
 
 def test_similar_items_of_a_new_one_are_those_of_its_users_histories(fitted, renewed):
@@ -298,8 +310,12 @@ def test_users_for_a_smaller_model_have_its_items_as_history_and_all_targets(see
 
 
 @pytest.mark.extended
-def test_training_keeps_the_start_or_something_better(run):
+def test_training_keeps_the_start_or_something_better(run, monkeypatch):
+    fitted_to = []
+    monkeypatch.setattr(renewal, "refit_parts", lambda *given: fitted_to.append(given[2]) or REFIT(*given))
     report = renew(run, TODAY, steps=4, verbose=False)
+    data = bt.load_data(run / "data")
+    assert [len(events) for events in fitted_to] == [len(data.train), len(data.train) + len(data.val) + len(data.test)]
     assert report.steps == 4
     assert report.saved
     assert "new" in best(run, ["i23", "i24"], m=12)
@@ -557,10 +573,6 @@ def test_only_models_with_closed_form_parts_and_open_logs_are_renewed(fitted, tm
     bt.Recommender(steps=0).fit(LOG, split="time:8", verbose=False).save(tmp_path / "dated")
     with pytest.raises(ValueError, match="split at a date"):
         renew(tmp_path / "dated", TODAY)
-    bt.Recommender(steps=0, refit=True).fit(LOG, verbose=False).save(tmp_path / "refitted")
-    with pytest.raises(ValueError, match="refit"):
-        renew(tmp_path / "refitted", TODAY, steps=2)
-    assert renew(tmp_path / "refitted", TODAY, verbose=False).saved
 
 
 def test_a_run_keeps_its_log_of_training(run):

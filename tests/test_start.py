@@ -214,35 +214,6 @@ def test_what_a_start_retrieves_comes_with_probabilities(data):
     torch.testing.assert_close(bt.brute_force(model, x, m=1)[1], scores[:, :1])
 
 
-def test_refitting_adds_the_validation_users_and_chooses_nothing_again(data, tmp_path):
-    plain = bt.Recommender(steps=0, beam_size=60).fit(data)
-    again = bt.Recommender(steps=0, beam_size=60, refit=True).fit(data)
-    assert again.model.scorer.hyperparameters == plain.model.scorer.hyperparameters
-    assert torch.equal(again.model.scorer.weights, plain.model.scorer.weights)
-    factors = [shop.model.scorer.part("factors").table.weight for shop in (plain, again)]
-    assert not torch.equal(*factors)
-    x = data.test.batch(torch.arange(5))[0]
-    assert not torch.equal(*(bt.retrieve(shop.model, x, beam_size=60)[1] for shop in (plain, again)))
-    again.save(tmp_path / "run")
-    loaded = bt.Recommender.load(tmp_path / "run").model.scorer
-    assert loaded.hyperparameters["weights"] == again.model.scorer.hyperparameters["weights"]
-    with pytest.raises(ValueError, match="refit"):
-        bt.Recommender(recipe="deep", refit=True).fit(data)
-
-
-def test_a_refitted_start_is_the_start_of_a_longer_log(data, tmp_path):
-    """With every choice made, the parts are those of a log that had the validation users among its training users."""
-    events = data.with_validation()
-    assert len(events) == len(data.train) + len(data.val)
-    counts = torch.cat([data.train.events.counts(), data.val.events.counts()])
-    assert torch.equal(events.counts(), counts)
-    bt.prepare(cyclic_log(), tmp_path / "one-out", split="leave-one-out", val_users=30)
-    one_out = bt.load_data(tmp_path / "one-out")
-    events = one_out.with_validation()
-    assert len(events) == 120
-    assert len(events.item_numbers()) == len(one_out.train.events.item_numbers()) + 30
-
-
 def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
     model = started(data)
     bt.save_model(model, tmp_path / "model")

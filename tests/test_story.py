@@ -54,7 +54,7 @@ def test_evaluate_prints_a_table_and_writes_cells(market):
     assert all(row in done.stdout for row in rows)
     cells = json.loads((market / "c.json").read_text())
     assert all(0 <= cell["low"] <= cell["value"] <= cell["high"] <= 1 for cell in cells)
-    model, users = bt.load_model(market / "run"), bt.load_data(market / "prepared").test
+    model, users = bt.Recommender.load(market / "run").before_refit, bt.load_data(market / "prepared").test
     for seen in (True, False):
         some = [cell for cell in cells if cell["exclude_seen"] == seen]
         assert {(cell["row"], cell["metric"], cell["m"]) for cell in some} == {

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from beamtree.progress import OnProgress
+
 out = Console()
 err = Console(stderr=True)
 
@@ -105,3 +107,20 @@ def progress(total: int, unit: str) -> Iterator[tuple[Callable[[int], None], Cal
     with bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count), lambda text: bar.console.print(text, highlight=False)
+
+
+@contextmanager
+def percent(what: str, stages: int = 1) -> Iterator[OnProgress]:
+    """A function to call with the progress of some work, of one stage or several of about the same length."""
+    with progress(100 * stages, f"% of {what}") as (advance, _):
+        current, before, above = "", 0, 0
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            nonlocal current, before, above
+            if current and stage != current:
+                above += 100
+            current, now = stage, above + 100 * done // total
+            advance(now - before)
+            before = now
+
+        yield on_progress

@@ -1,19 +1,21 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from beamtree.cli import options
-from beamtree.cli.console import note, print_table, progress
-from beamtree.data import BeforeAfter
+from beamtree.cli.console import note, percent, print_table, progress, write
+from beamtree.data import BeforeAfter, Prepared
 from beamtree.errors import lookup
 from beamtree.evaluate import (
     ALL_METRICS,
     WEIGHTED_RECALL,
     Evaluation,
+    FittedUsers,
     NothingNewError,
     evaluate,
     item_facts,
@@ -24,8 +26,9 @@ from beamtree.evaluate import (
 )
 from beamtree.files.atomic import write_json
 from beamtree.list_metrics import LIST_METRICS
+from beamtree.live.refit import before_refit, model_to_measure, seed_of
 from beamtree.live.saved import load_changes
-from beamtree.live.update import fitted_users
+from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
@@ -82,7 +85,8 @@ def evaluate_run(
     beam, names = options.parse_beam(beam_size, run), options.parse_list(metrics)
     cuts = options.parse_cuts(m, beam)
     names += (WEIGHTED_RECALL,) if weighted and WEIGHTED_RECALL not in names else ()
-    named_metrics(names, ALL_METRICS)
+    if not named_metrics(names, ALL_METRICS):
+        raise ValueError(f"nothing to measure: give an m and a metric of {', '.join(ALL_METRICS)}")
     if by is not None:
         lookup(SEGMENTS, "--by", by)
     rows = options.parse_list(against)
@@ -92,19 +96,20 @@ def evaluate_run(
     if log is None and any(columns.values()):
         raise ValueError("--user, --item, --time and --time-format describe the columns of --log FILE")
     options.check_outputs(json)
-    model = open_model(run, device)
-    prepared = open_data(run, model, data)
+    served = open_model(run, device)
+    prepared = open_data(run, served, data)
 
     def users_of(exclude_seen: bool) -> BeforeAfter:
         if log is None:
             return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        context = context_names(model.scorer)
-        return read_users(log, ids_of(run, model), **columns, exclude_seen=exclude_seen, context=context)
+        context = context_names(served.scorer)
+        return read_users(log, ids_of(run, served), **columns, exclude_seen=exclude_seen, context=context)
 
     settings = (False, True) if rows else (exclude_seen,)
     users = {setting: users_of(setting) for setting in settings}
+    model, which, fitted = honest_model(run, served, users[settings[0]], prepared)
     name, facts = run.resolve().name, item_facts(model)
     results: dict[bool, dict[str, Evaluation]] = {}  # by setting: whether seen items are left out
     with progress(sum(map(len, users.values())) * (1 + len(rows)), "users") as (advance, print_line):
@@ -118,6 +123,7 @@ def evaluate_run(
                     raise
                 print_line(f"Not measured without seen items: {error}")
             else:
+                result.model = which
                 results[setting] = {ours: result}
         for row in rows:
             print_line(f"{row}: fitting, and choosing its settings on the validation users")
@@ -126,9 +132,6 @@ def evaluate_run(
             for setting, measured in results.items():
                 measured[row] = measure(find, users[setting], exclude_seen=setting, facts=facts, batch_size=1000, **how)
     shown = strongest_first(results, rows)
-    source, saved = data_folder(run), load_changes(run)
-    training = open_data(run, model) if source is not None and source.exists() else prepared
-    fitted = fitted_users(model, training, read_run(run), None if saved is None else saved.events)
     cautions = dict.fromkeys(
         caution for each in shown for caution in warnings_about(results[each][ours], users[each], fitted)
     )
@@ -140,6 +143,7 @@ def evaluate_run(
                     "row": row,
                     "exclude_seen": setting,
                     **record,
+                    **({"model": result.model} if result.model else {}),
                     **({"warning": "; ".join(cautions)} if cautions else {}),
                 }
                 for setting in shown
@@ -149,7 +153,30 @@ def evaluate_run(
         )
     for setting in shown:
         show(results[setting], cuts, names, setting)
+    if which:
+        write(f"The numbers of {ours} are of the model {which}.")
     note(*(f"note: {caution}" for caution in cautions))
+
+
+def honest_model(
+    run: Path, served: TreeModel, users: BeforeAfter, prepared: Prepared
+) -> tuple[TreeModel, str, FittedUsers | None]:
+    """The model of a run to measure on some users, which one it is, and whom it was fitted to: see `model_to_measure`.
+
+    Args:
+        run: the folder.
+        served: its model.
+        users: on whom it is measured.
+        prepared: the training log, where that of the run is not available.
+    """
+    source, saved, settings = data_folder(run), load_changes(run), read_run(run)
+    training = open_data(run, served) if source is not None and source.exists() else prepared
+
+    def before() -> TreeModel:
+        with percent("the model before the refit") as on_progress:
+            return before_refit(served, training, seed_of(settings), on_progress)
+
+    return model_to_measure(served, users, training, settings, None if saved is None else saved.events, before)
 
 
 def strongest_first(results: Mapping[bool, Mapping[str, Evaluation]], others: Sequence[str]) -> list[bool]:

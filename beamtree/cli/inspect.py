@@ -9,6 +9,7 @@ from rich.table import Table
 from beamtree.beam import as_text
 from beamtree.cli import options
 from beamtree.cli.console import draw, print_table, progress, write
+from beamtree.cli.evaluate import honest_model
 from beamtree.diagnose.inspect import USERS, Inspection, inspect, num_users
 from beamtree.files.atomic import write_json
 from beamtree.train.runs import open_data, open_model, read_run
@@ -37,8 +38,10 @@ def inspect_run(
     picture = plot or run / "inspect.png"
     options.check_picture(picture)
     options.check_outputs(picture, json)
-    model = open_model(run, device)
-    split_users = options.users_of(open_data(run, model, data), split)
+    served = open_model(run, device)
+    prepared = open_data(run, served, data)
+    split_users = options.users_of(prepared, split)
+    model, which, _ = honest_model(run, served, split_users, prepared)
     with progress(num_users(split_users, users), "users") as (advance, _):
         result = inspect(model, split_users, beam_size=beam, m=cuts, users=users, on_users=advance)
     if json is not None:
@@ -46,6 +49,8 @@ def inspect_run(
     pictures = draw(lambda plots: plots.plot_inspection(result, picture), picture)
     show(result)
     write(result.advice, bold=True)
+    if which:
+        write(f"The numbers are of the model {which}.")
     write(*(f"Saved {path}" for path in pictures), f"Next: {next_command(result, run)}")
 
 

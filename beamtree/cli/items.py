@@ -7,7 +7,7 @@ import typer
 
 from beamtree.cli import options
 from beamtree.cli.console import progress, write
-from beamtree.live.content import features_weight
+from beamtree.live.content import features_report, features_weight
 from beamtree.live.renewal import edit_run
 from beamtree.recommender import Recommender
 from beamtree.serve.item_client import ItemClient, is_url
@@ -57,8 +57,8 @@ def _change_run(run: Path, table: Path, device: str) -> tuple[int, int]:
         total = shop.update_items(table)
         added = shop.model.tree.num_placed - before
         counts = added, total - added
-        if (new := features_weight(shop.model)) != weight:
-            write(f"Validation users find more with items of similar features: their weight is {new:.2g}.")
+        if features_weight(shop.model) != weight:
+            write(*features_report(shop.model))
         if total:
             shop.save(copy)
         return total > 0

@@ -36,10 +36,9 @@ def training_help() -> dict[str, str]:
     return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
-def training_option(name: str, *, flag: bool = False, **limits: Any) -> Any:
+def training_option(name: str, **limits: Any) -> Any:
     """The command-line option of a training option."""
-    flags = (f"--{name.replace('_', '-')}",) if flag else ()
-    return typer.Option(*flags, help=training_help()[name], **limits)
+    return typer.Option(help=training_help()[name], **limits)
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:

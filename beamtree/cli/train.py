@@ -13,13 +13,14 @@ from torch import Tensor
 
 from beamtree.checks import check_device
 from beamtree.cli import options
-from beamtree.cli.console import details, progress, silence, write
+from beamtree.cli.console import details, percent, progress, silence, write
 from beamtree.data import Prepared, load_data
 from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
-from beamtree.live.content import describe_features
+from beamtree.live.content import Content, added_report, features_report, with_similar_items
+from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
 from beamtree.storage.settings import holds_model
@@ -45,7 +46,6 @@ from beamtree.train.runs import (
     read_run,
     write_run,
 )
-from beamtree.train.sequence import STAGE
 
 LOG_EVERY = 50  # steps
 
@@ -77,7 +77,7 @@ def train(
     seed: Annotated[int, options.training_option("seed", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str, options.training_option("device")] = "cpu",
     threads: options.Threads = None,
-    refit: Annotated[bool, options.training_option("refit", flag=True)] = False,
+    refit: Annotated[bool | None, options.training_option("refit")] = None,
     sequence: Annotated[bool | None, options.training_option("sequence")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what was chosen on the validation users.")] = False,
@@ -116,14 +116,13 @@ def train(
             del run["items"]
     backend.check_equal(**{**run, "data": prepared.train.fingerprint()})
     with details() if verbose else nullcontext(), backend.lock(out_folder):
-        _train_in(out_folder, run, prepared, build, settings, resume or is_restarted())
+        _train_in(out_folder, run, prepared, build, settings, features, resume or is_restarted())
     if features is not None:
         shop = Recommender.load(out_folder, device=device)
-        before = shop.model
-        shop.update_items(features)
+        before = shop.model.tree.num_placed
+        shop.update_items(features, similar=False)  # which was tried before the refit
         shop.save(out_folder)
-        for line in describe_features(before, shop.model):
-            write(line)
+        write(*added_report(shop.model.tree.num_placed - before))
 
 
 class RunState(Enum):
@@ -135,7 +134,13 @@ class RunState(Enum):
 
 
 def _train_in(
-    folder: Path, run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: TrainingSettings, resume: bool
+    folder: Path,
+    run: dict[str, Any],
+    data: Prepared,
+    build: TreeBuilder,
+    settings: TrainingSettings,
+    features: Path | None,
+    resume: bool,
 ) -> None:
     """Train in a locked folder, save the model and print the result."""
     state = RunState.NEW
@@ -158,14 +163,23 @@ def _train_in(
         result = _train(folder, settings, data, model, step)
     except OSError as error:
         raise OSError(f"{folder} cannot be written: {error}; free some space and continue with --resume") from error
-    with current_backend().guard() as first:
-        if first:
-            finish_run(folder, result)
-    current_backend().save_model(model, folder)
-    if settings.refit:
-        write("Refitted the closed-form parts with the validation users; the recall was measured before:")
     report = result.as_report(data.num_items, len(data.val), start_parts(model)).replace("`lr`", "--lr")
     write(report, bold=True)
+    if features is not None:
+        from beamtree.ingest.item_tables import read_catalogue  # polars takes a moment to import
+
+        catalogue = read_catalogue(features, data.items)
+        model = with_similar_items(model, Content(catalogue, model), data.val)
+        write(*features_report(model))
+    measured = None
+    if settings.refit:
+        with percent("the refit to all users") as on_progress:
+            model, measured = refit_to_all(model, data, settings.seed, on_progress)
+        write(*refit_report(model, measured, data))
+    with current_backend().guard() as first:
+        if first:
+            finish_run(folder, result, measured)
+    current_backend().save_model(model, folder)
     write(f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}")
 
 
@@ -207,15 +221,7 @@ def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: Tr
         return build_model(settings, data, tree)
     start = time.monotonic()
     stages, what = (2, "the closed form and the sequence part") if settings.sequence else (1, "the closed form")
-    with progress(100 * stages, f"% of {what}") as (advance, _):
-        before = 0
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            nonlocal before
-            now = 100 * done // total + (100 if stage == STAGE else 0)
-            advance(now - before)
-            before = now
-
+    with percent(what, stages) as on_progress:
         model = build_model(settings, data, tree, on_progress)
     write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *parts_report(model.scorer))
     return model

@@ -9,6 +9,7 @@ from rich.table import Table
 from beamtree.beam import DEFAULT_BEAM_SIZE, as_text
 from beamtree.cli import options
 from beamtree.cli.console import draw, note, print_table, write
+from beamtree.cli.evaluate import honest_model
 from beamtree.diagnose.tune import USERS, TuneResult, tune
 from beamtree.files.atomic import write_json
 from beamtree.storage.tuned import TUNE, save_tuned_beam
@@ -51,10 +52,13 @@ def tune_run(
     options.check_picture(picture)
     options.check_outputs(run / TUNE, picture, json)
     share = DEFAULT_RECALL if recall is None and milliseconds is None else recall
-    model = open_model(run, device)
+    served = open_model(run, device)
+    prepared = open_data(run, served, data)
+    val_users = options.users_of(prepared, "val")
+    model, which, _ = honest_model(run, served, val_users, prepared)
     result = tune(
         model,
-        options.users_of(open_data(run, model, data), "val"),
+        val_users,
         recall=share,
         milliseconds=milliseconds,
         m=m,
@@ -68,6 +72,10 @@ def tune_run(
         write_json(json, result.as_dict())
     pictures = draw(lambda plots: plots.plot_tuned(result, picture), picture)
     show(result)
+    if which:
+        write(
+            f"The numbers are of the model {which}; both have the same tree, and the beam is for the one that serves."
+        )
     write(*(f"Saved {path}" for path in (run / TUNE, *pictures)))
     write(f"Next: beamtree evaluate {run} --beam-size tuned --m {m}")
 

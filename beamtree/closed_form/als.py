@@ -34,6 +34,7 @@ def implicit_als(
     everywhere: float = 0.003,
     rounds: int = ROUNDS,
     seed: int = 0,
+    start: Tensor | None = None,
 ) -> Factors:
     """Factorise which users chose which items, on the device of the events.
 
@@ -45,11 +46,14 @@ def implicit_als(
         everywhere: α₀, the weight of a pair that was not chosen.
         rounds: over users and items.
         seed: of the first vectors.
+        start: the first vectors [M, dim], such as those of nearly the same events. Default: small random ones.
     """
     user, item, weight = weighted_pairs(events, num_items)
     items_of_users = group_rows(user, item, len(events), weight)
     users_of_items = group_rows(item, user, num_items, weight)
-    vectors = initial_vectors(num_items, min(dim, num_items), seed, events.offsets.device)
+    vectors = start
+    if vectors is None:
+        vectors = initial_vectors(num_items, min(dim, num_items), seed, events.offsets.device)
     for _ in range(rounds):
         items = rotate(vectors, penalty, everywhere)
         users = rotate(_solve(items, items_of_users), penalty, everywhere)

@@ -42,6 +42,7 @@ LEARNED = "deep"  # the part that gradients train
 
 # The grids of λ and of powers are climbed from the middle, which is also used where there are no validation users.
 TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that λ and α₀ of implicit ALS are chosen with
+MORE_ROUNDS = 1  # of ALS from the vectors of an earlier fit
 VANISHED = 0.01  # factors that explain less of the histories than this are not used
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
 TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solved for
@@ -78,6 +79,7 @@ class ClosedFormBuilder:
         on_progress: called with the progress.
         events: the events to fit. Default: those of the training users.
         hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
+        start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
     """
 
     tree: Tree
@@ -88,6 +90,7 @@ class ClosedFormBuilder:
     on_progress: OnProgress = no_progress
     events: Events | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    start: FactorScorer | None = None
 
     def __post_init__(self) -> None:
         self.stages = Stages("Fitting the closed form", STAGE_SHARES, self.on_progress)
@@ -109,12 +112,13 @@ class ClosedFormBuilder:
 
     def all_parts(self) -> SumScorer:
         """The sum of all parts, with the weights of the highest recall on the validation users."""
-        factors, lists, repeats, others = self.factors(), self.partner_lists(), RepeatScorer(), self.popularity()
+        factors = {"factors": self.factors()} if self.is_used("factors") else {}
+        lists, repeats, others = self.partner_lists(), RepeatScorer(), self.popularity()
         memories = {name: self.memory([partners], [recency]) for name, (partners, recency) in lists.items()}
-        weights = self.weights({"factors": factors, **memories, "repeats": repeats, **others})
+        weights = self.weights({**factors, **memories, "repeats": repeats, **others})
         # From here on all parts have one scale: the best items of a user differ by about 1 in each.
         scales: dict[str, float] = self.hyperparameters.get("scales", {})
-        factors = factors.scaled(scales.get("factors", 1.0))
+        factors = {name: part.scaled(scales.get(name, 1.0)) for name, part in factors.items()}
         others = {name: part.scaled(scales[name]) for name, part in others.items() if weights.get(name)}
         active = [
             (partners.scaled(scales.get(name, 1.0)), recency * weights[name])
@@ -123,7 +127,7 @@ class ClosedFormBuilder:
         ]
 
         def with_partners(most: int) -> SumScorer:
-            parts: dict[str, Scorer] = {"factors": factors, "repeats": repeats, **others}
+            parts: dict[str, Scorer] = {**factors, "repeats": repeats, **others}
             if active:
                 parts["memory"] = self.memory(
                     [partners.head(most) for partners, _ in active], [recency for _, recency in active]
@@ -138,24 +142,36 @@ class ClosedFormBuilder:
         self.stages.end()
         return scorer
 
+    def is_used(self, name: str) -> bool:
+        """Whether a part has to be fitted: not where an earlier fit gave it no weight."""
+        weights = self.hyperparameters.get("weights")
+        return weights is None or bool(weights.get(name))
+
     # The parts
 
     def factors(self) -> FactorScorer:
         """Folded factors of implicit ALS."""
         self.stages.begin("factors", len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
-        def fitted(pair: tuple[float, float], **size: int) -> FactorScorer:
+        def fitted(pair: tuple[float, float], **more: Any) -> FactorScorer:
             penalty, everywhere = pair
-            return self.factor_scorer(self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **size))
+            return self.factor_scorer(self.fit_als(penalty=penalty, everywhere=everywhere, seed=self.seed, **more))
 
         def quality(pair: tuple[float, float]) -> float:
             scorer = fitted(pair, **TRIAL)
             return self.quality(scorer) if self.explains_histories(scorer) else -torch.inf
 
         chosen = self._choose("factors, λ and α₀", lambda: list(choose_strengths(quality)), list(STRENGTHS[0]))
-        scorer = fitted((chosen[0], chosen[1]))
+        scorer = fitted((chosen[0], chosen[1]), **self._found_before(chosen[0]))
         self.hyperparameters["vanished"] = self.validates and not self.explains_histories(scorer)
         return scorer.with_power(self.power("factors", scorer.with_power))
+
+    def _found_before(self, penalty: float) -> dict[str, Any]:
+        """Where ALS goes on, at the scale that its vectors had before they were normalized."""
+        if self.start is None:
+            return {}
+        scale = (penalty / self.start.penalty) ** 0.5
+        return {"start": (self.start.item_vectors(self.tree) * scale).to(self.device), "rounds": MORE_ROUNDS}
 
     def explains_histories(self, factors: FactorScorer) -> bool:
         """Whether folded-in histories of validation users have a product above 0 with the items they were made from.
@@ -169,9 +185,8 @@ class ClosedFormBuilder:
         return bool(self.agree(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)
 
     def popularity(self) -> dict[str, PopularityScorer]:
-        """Popularity by the name of its part; none where an earlier fit gave it no weight."""
-        weights = self.hyperparameters.get("weights")
-        if weights is not None and not weights.get(POPULARITY):
+        """Popularity by the name of its part; none where it is not used."""
+        if not self.is_used(POPULARITY):
             return {}
         counts = self.log.popularity(self.data.num_items)
         return {POPULARITY: PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))}
@@ -207,8 +222,9 @@ class ClosedFormBuilder:
         """Items anywhere in the future of a history: a ridge regression."""
         self.stages.begin("follows", len(FOLLOW))
         recency = recency_weights(FOLLOW_POWER)
-        mean = float(self.data.train.events.counts().clamp(max=2 * HISTORY).double().mean()) / 2
-        readings = min(max(int(PAIRS / max(1.0, len(self.log) * mean**2)), 1), 32)
+        train = self.data.train.events  # also where all users are fitted, so that these are read as often
+        mean = float(train.counts().clamp(max=2 * HISTORY).double().mean()) / 2
+        readings = min(max(int(PAIRS / max(1.0, len(train) * mean**2)), 1), 32)
         past, future = self.count_transitions(recency.to(self.device), readings)
 
         @cache
@@ -226,8 +242,7 @@ class ClosedFormBuilder:
         fits = {"together": self.cooccurring_items, "next": self.next_items}
         if self.ordered:
             fits["follows"] = self.later_items
-        weights = self.hyperparameters.get("weights")
-        return {name: fit() for name, fit in fits.items() if weights is None or weights.get(name)}
+        return {name: fit() for name, fit in fits.items() if self.is_used(name)}
 
     def num_partners(self, with_partners: Callable[[int], SumScorer]) -> int:
         """N: half of the fitted partners, if recall is nearly the same at every cut."""

@@ -29,6 +29,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -87,31 +88,53 @@ class Prepared:
         """The users of all sections, each once, sorted."""
         return sorted_ids(self.users.names, integer=self.users.integer)
 
-    def with_validation(self) -> Events:
-        """The events of the training and validation users, each user once: for the last fit, after all choices."""
-        return self.training_users()[0]
+    @property
+    def sections(self) -> tuple[BeforeAfter, BeforeAfter, BeforeAfter]:
+        """The training, validation and test users."""
+        return self.train, self.val, self.test
 
-    def training_users(self) -> tuple[Events, list[str]]:
-        """The same, and the ids of these users."""
-        first = len(self.train)
-        names = np.array(self.users.names[: first + len(self.val)], dtype=object)
-        repeated = np.isin(names[:first], names[first:])  # validation has more of their events
+    def holds_out(self, users: object) -> bool:
+        """Whether these are validation or test users of this split, or some of them."""
+        name = users.events.name if isinstance(users, BeforeAfter) else ""
+        return name.startswith((self.val.events.name, self.test.events.name))
+
+    def joined(self, sections: Sequence[BeforeAfter]) -> Events:
+        """The events of the users of some sections, each user once.
+
+        A user of several sections is taken from the last of them, which has the most events of theirs.
+        """
         parts, lengths, weights, contexts = [], [], [], []
-        for view, mask in ((self.train, ~repeated), (self.val, np.ones(len(self.val), bool))):
-            counts, users = view.events.counts(), torch.from_numpy(mask)
-            chosen = users.repeat_interleave(counts)
-            parts.append(view.events.item_numbers()[chosen])
-            lengths.append(counts[users])
+        for view, chosen in zip(sections, self._once(sections), strict=True):
+            counts = view.events.counts()
+            events = chosen.repeat_interleave(counts)
+            parts.append(view.events.item_numbers()[events])
+            lengths.append(counts[chosen])
             if (own := view.events.own_weights()) is not None:
-                weights.append(own[chosen])
+                weights.append(own[events])
             if view.events.contexts is not None:
-                contexts.append(view.events.contexts.number[view.events.span()][chosen])
+                contexts.append(view.events.contexts.number[view.events.span()][events])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        name = f"{self.train.events.name}, val"
-        events = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
+        name = ", ".join(view.events.name for view in sections)
+        result = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
         if self.train.events.contexts is not None:
-            events = replace(events, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
-        return events, [*names[:first][~repeated], *names[first:]]
+            result = replace(result, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
+        return result
+
+    def joined_users(self, sections: Sequence[BeforeAfter]) -> list[str]:
+        """The ids of these users, in the same order."""
+        masks = zip(sections, self._once(sections), strict=True)
+        return [name for view, chosen in masks for name in compress(view.user_names() or (), chosen.tolist())]
+
+    def _once(self, sections: Sequence[BeforeAfter]) -> list[Tensor]:
+        """Which users of each section are in none of those after it [U] each."""
+        if len(self.users) == self.description.get("num_users"):  # each is in one section
+            return [torch.ones(len(view), dtype=torch.bool) for view in sections]
+        masks, later = list[Tensor](), set[str]()
+        for view in reversed(sections):
+            names = view.user_names() or ()
+            masks.append(torch.tensor([name not in later for name in names], dtype=torch.bool))
+            later |= set(names)
+        return masks[::-1]
 
     def dislikes(self, users: Sequence[int], ids: Ids | None = None) -> list[list[int]]:
         """The items that each of some users dislikes; a user is a row of `users`, the last of several.

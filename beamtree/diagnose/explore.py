@@ -149,8 +149,8 @@ def inspect_for_page(model: TreeModel, data: BeforeAfter, users: int, on_users: 
     return inspect(model, data, beam_size=beam_size, m=cuts, users=users, on_users=on_users)
 
 
-def losses_as_dict(inspection: Inspection) -> Pack:
-    """The numbers of an inspection that the page draws."""
+def losses_as_dict(inspection: Inspection, note: str = "") -> Pack:
+    """The numbers of an inspection that the page draws, and a sentence about them."""
     cuts = [
         {
             "m": cut.m,
@@ -167,6 +167,7 @@ def losses_as_dict(inspection: Inspection) -> Pack:
         "levels": [level._asdict() for level in inspection.levels],
         "cuts": cuts,
         "advice": inspection.advice,
+        "note": note,
     }
 
 

@@ -148,13 +148,14 @@ class RanksBackend(Backend):
             ranks().broadcast_(model.scorer.calibration)
 
     def recall(self, validation: Validation, model: TreeModel) -> float:
-        return ranks().first(validation.recall(model, evaluate))
+        return ranks().first(validation.recall(model, self.evaluate))
 
-
-def evaluate(model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any) -> Evaluation:
-    """`beamtree.evaluate` for a sharded model; each rank searches for its share of every batch."""
-    find = ranks().split_rows(search_function(model, beam_size, max(m)))
-    return measure(find, data, m=m, batch_size=64 * ranks().size, **options)
+    def evaluate(
+        self, model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any
+    ) -> Evaluation:
+        """The same for a sharded model; each rank searches for its share of every batch."""
+        find = ranks().split_rows(search_function(model, beam_size, max(m)))
+        return measure(find, data, m=m, batch_size=64 * ranks().size, **options)
 
 
 @cache

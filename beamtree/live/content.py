@@ -142,15 +142,19 @@ class Content:
         ]
 
 
-def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -> TreeModel:
+def with_similar_items(
+    model: TreeModel, content: Content, users: BeforeAfter, measured: TreeModel | None = None
+) -> TreeModel:
     """The model with items of similar features as one more list of its memory, if users find more with it.
 
     Args:
         model: with the parts and weights that it has without features.
         content: the features of its items.
         users: validation users, by whom the weight is chosen.
+        measured: the same model before it was fitted to these users, if it was.
     """
-    scorer, tree = model.scorer, model.tree
+    measured = measured or model
+    scorer, tree = measured.scorer, measured.tree
     if not isinstance(scorer, SumScorer) or not len(users) or not content.width:
         return model
     if MEMORY not in scorer.names or not scorer.weight_of(MEMORY):
@@ -167,9 +171,11 @@ def with_similar_items(model: TreeModel, content: Content, users: BeforeAfter) -
     error = float(gains[weight].std(correction=0)) / len(before) ** 0.5
     if float(gains[weight].mean()) < max(LEAST_GAIN, CERTAIN * error):
         return model
-    memory = scorer.part(MEMORY)
+    assert isinstance(model.scorer, SumScorer)
+    memory = model.scorer.part(MEMORY)
     assert isinstance(memory, MemoryScorer)
-    changed = scorer.with_parts({MEMORY: memory.with_list(partners, RECENCY * weight / scorer.weight_of(MEMORY))})
+    more = memory.with_list(partners, RECENCY * weight / scorer.weight_of(MEMORY))
+    changed = model.scorer.with_parts({MEMORY: more})
     changed.hyperparameters |= {CONTENT: weight}
     changed.calibration = candidates.calibration({"model": 1.0, CONTENT: weight})
     return model.with_scorer(changed).eval()
@@ -181,14 +187,15 @@ def features_weight(model: TreeModel) -> float:
     return float(scorer.hyperparameters.get(CONTENT, 0.0)) if isinstance(scorer, SumScorer) else 0.0
 
 
-def describe_features(before: TreeModel, after: TreeModel) -> list[str]:
-    """What a table of items has changed, in sentences."""
-    lines, weight, added = [], features_weight(after), after.tree.num_placed - before.tree.num_placed
-    if weight != features_weight(before):
-        lines.append(f"Validation users find more with items of similar features: their weight is {weight:.2g}.")
-    if added:
-        lines.append(f"Added {added:,} items that have no events in training, by their features.")
-    return lines
+def features_report(model: TreeModel) -> list[str]:
+    """A line about items with similar features; none where they are not used."""
+    weight = features_weight(model)
+    return [f"Validation users find more with items of similar features: their weight is {weight:.2g}."] * bool(weight)
+
+
+def added_report(count: int) -> list[str]:
+    """A line about items that were added by their features; none where there were none."""
+    return [f"Added {count:,} items that have no events in training, by their features."] * bool(count)
 
 
 def mean_factors(model: TreeModel, similar: Tensor, shares: Tensor) -> Tensor:

@@ -40,10 +40,10 @@ from beamtree.files.staging import (
 from beamtree.ingest.inputs import tree_builder
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog
-from beamtree.live.live_model import LiveModel
+from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.placement import NEAREST, Placement
+from beamtree.live.refit import fitted_sections, refit_parts, seed_of
 from beamtree.live.saved import load_changes, save_changes
-from beamtree.live.update import refit_parts
 from beamtree.metrics import bootstrap, default_m, hits
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter, clock
@@ -178,10 +178,9 @@ def renew(
     check_run(folder)
     check_replaceable(folder)
     settings = read_run(folder)
-    seed, refits = int(settings.get("seed") or 0), bool(settings.get("refit"))
-    if steps < 0 or (steps and refits):
-        reason = "must be 0 or more" if steps < 0 else "the run was trained with `refit`, so no users are left to check"
-        raise ValueError(f"steps={steps}: {reason}")
+    seed = seed_of(settings)
+    if steps < 0:
+        raise ValueError(f"steps={steps}: must be 0 or more")
     with (
         explain_full_disk(folder),
         folder_lock(folder),
@@ -204,7 +203,8 @@ def renew(
             dropped = nothing.rows - nothing.repeated
             return Renewal(saved=False, repeated=nothing.repeated, dropped=dropped, seconds=monotonic() - began)
         joined = load_data(new_run / DATA)
-        events = joined.with_validation() if refits else joined.train.events
+        sections = fitted_sections(joined, settings, ())
+        events = joined.joined(sections)
         tree_items = int(settings.get("tree_items") or data.num_items)
         growth = joined.num_items / tree_items - 1
         report.stage("Placing new items")
@@ -216,15 +216,18 @@ def renew(
                 tree_items, rebuilt = joined.num_items, "built again"
             except ValueError as error:
                 rebuilt = f"it stays, because {short_message(error)}"
-        held_out = _hold_out(events, _is_new(joined, torch.from_numpy(added.is_new), refits), seed)
+        is_new = _is_new(joined, sections, torch.from_numpy(added.is_new), load_changes(folder))
+        held_out = _hold_out(events, is_new, seed)
         if held_out is None and not force:
             raise ValueError("too few users of the log can be evaluated on: `force` saves without a comparison")
         rest, users = held_out or (events, None)
+        if steps:  # beside parts that do not know the validation users
+            report.stage("Training")
+            training = _of_training_users(rest, joined, sections)
+            grown = refit_parts(grown, joined, training, seed)
+            grown = _trained(grown, replace(joined, train=BeforeAfter(training)), settings, steps)
         report.stage("Fitting the closed form")
         model = refit_parts(grown, joined, rest, seed)
-        if steps:
-            report.stage("Training")
-            model = _trained(model, replace(joined, train=BeforeAfter(rest)), settings, steps)
         report.stage("Comparing with yesterday's model")
         changes, is_worse = ([], False) if users is None else _compare(old, model, users)
         unchanged, shown = compare_answers(old, model, data)
@@ -332,17 +335,39 @@ def _trained(model: TreeModel, data: Prepared, run: dict[str, Any], steps: int) 
 # The comparison
 
 
-def _is_new(data: Prepared, marks: Tensor, refits: bool) -> Tensor:
-    """Which of the events that a model is fitted to are new, from marks of all events of the data."""
+def _is_new(data: Prepared, sections: Sequence[BeforeAfter], marks: Tensor, changes: SavedChanges | None) -> Tensor:
+    """Which of the events that a model is fitted to are new to both models, from marks of all events of the data.
 
-    def marked(view: BeforeAfter) -> BeforeAfter:
-        return replace(view, events=replace(view.events, weights=marks))
-
-    data = replace(data, train=marked(data.train), val=marked(data.val))
-    events = data.with_validation() if refits else data.train.events
-    is_new = events.own_weights()
+    Those of validation users do not count, since they decide about further training; neither do those of users of an
+    update, to which yesterday's model may be fitted already.
+    """
+    views = [replace(view, events=replace(view.events, weights=marks & (view is not data.val))) for view in sections]
+    is_new = data.joined(views).own_weights()
     assert is_new is not None
+    if changes is not None and changes.events:
+        users = torch.tensor([name in changes.events for name in data.joined_users(sections)])
+        is_new &= ~users.repeat_interleave(data.joined(sections).counts())
     return is_new
+
+
+def _of_training_users(events: Events, data: Prepared, sections: Sequence[BeforeAfter]) -> Events:
+    """Of the events of some sections, those of training users that are in their section."""
+    rows = {name: row for row, name in enumerate(data.joined_users(sections))}
+    users = torch.tensor([rows[name] for name in data.train.user_names() or ()])
+    own = events.of(users, f"{events.name}, training users")
+    owner = torch.repeat_interleave(own.counts())
+    position = torch.arange(len(owner)) - own.offsets[:-1][owner]
+    return _some(own, position < data.train.events.counts()[owner], own.name)
+
+
+def _some(events: Events, kept: Tensor, name: str) -> Events:
+    """Some of the events of each user."""
+    weights = events.own_weights()
+    weights = None if weights is None else weights[kept]
+    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
+    lengths = torch.bincount(torch.repeat_interleave(events.counts())[kept], minlength=len(events))
+    offsets = pad(lengths.cumsum(0), (1, 0))
+    return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, contexts=contexts)
 
 
 def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, BeforeAfter] | None:
@@ -364,14 +389,7 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
         return None
     chosen = torch.zeros(len(counts), dtype=torch.bool)
     chosen[users] = True
-    kept = ~(is_held & chosen[owner])
-    weights = events.own_weights()
-    weights = None if weights is None else weights[kept]
-    lengths = torch.where(chosen, counts - held, counts)
-    name = f"{events.name}, without the newest of {len(users)}"
-    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
-    offsets = pad(lengths.cumsum(0), (1, 0))
-    rest = Events(offsets, events.item_numbers()[kept], name, events.ids, weights, contexts=contexts)
+    rest = _some(events, ~(is_held & chosen[owner]), f"{events.name}, without the newest of {len(users)}")
     return rest, BeforeAfter(events.of(users, f"{events.name}, newest"), (counts - held)[users])
 
 
@@ -398,12 +416,8 @@ def known_to(model: TreeModel, users: BeforeAfter) -> BeforeAfter:
     position = torch.arange(len(owner)) - (events.offsets - events.offsets[0])[owner]
     is_history = position < users.cuts[owner]
     kept = ~is_history | (item < count)
-    cuts, lengths = (torch.bincount(owner[mask], minlength=len(events)) for mask in (is_history & kept, kept))
-    weights = events.own_weights()
-    weights = None if weights is None else weights[kept]
-    contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
-    offsets = pad(lengths.cumsum(0), (1, 0))
-    known = Events(offsets, item[kept], events.name, model.ids, weights, contexts=contexts)
+    cuts = torch.bincount(owner[is_history & kept], minlength=len(events))
+    known = replace(_some(events, kept, events.name), ids=model.ids)
     return OtherUsers(known, cuts, num_items=count)
 
 

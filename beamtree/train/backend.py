@@ -3,13 +3,14 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
+from beamtree.evaluate import Evaluation, evaluate
 from beamtree.files.staging import folder_lock
 from beamtree.model import TreeModel
 from beamtree.storage.models import load_model, save_model, write_finished
@@ -67,6 +68,12 @@ class Backend:
     def weigh_parts(self, model: TreeModel, users: Data) -> None:
         """Choose the weights of the parts of a sum on validation users."""
         weigh_parts(model, users)
+
+    def evaluate(
+        self, model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any
+    ) -> Evaluation:
+        """`beamtree.evaluate`."""
+        return evaluate(model, data, beam_size=beam_size, m=m, **options)
 
     def recall(self, validation: Validation, model: TreeModel) -> float:
         """The recall of a model on validation users."""

@@ -55,7 +55,7 @@ class TrainingOptions:
     patience: int = 8
     device: str = "cpu"
     seed: int = 0
-    refit: bool = False
+    refit: bool | None = None
     sequence: bool | None = None
 
     @property

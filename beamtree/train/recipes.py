@@ -15,12 +15,12 @@ from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import DeepScorer, Scorer, SumScorer, context_part
+from beamtree.scorers import DeepScorer, Scorer, SumScorer
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.popularity import POPULARITY
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
-from beamtree.train.context import add_context, refit_context
+from beamtree.train.context import add_context
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
@@ -148,9 +148,11 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         recipe = replace(recipe, start=None)
     if options.refit and recipe.start is None:
         raise ValueError("`refit` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
+    held_out = len(data.val) + len(data.test) > 0  # without, a refit would change nothing
+    refit = recipe.start is not None and held_out if options.refit is None else options.refit
     settings = TrainingSettings(
         recipe, method, beam_size, batch_size, options.epochs, options.steps, lr,
-        options.optimizer, options.patience, options.seed, options.device, options.refit,
+        options.optimizer, options.patience, options.seed, options.device, refit,
         _trains_sequence(data, options, recipe),
     )  # fmt: skip
     if options.epochs is not None or options.steps is not None:
@@ -255,7 +257,7 @@ def train_model(
         if len(users)
         else None
     )
-    progress = fit(
+    return fit(
         model,
         settings.instances(data),
         settings.method,
@@ -269,30 +271,6 @@ def train_model(
         seed=settings.seed,
         on_step=on_step,
     )
-    if settings.refit:
-        refit(model, data, settings.seed)
-    return progress
-
-
-def refit(model: TreeModel, data: Prepared, seed: int) -> None:
-    """Fit the closed-form parts again, to the events of training and validation users together.
-
-    λ, α₀, recency and weights stay as they were chosen. Recall on the validation users has no meaning afterwards.
-    """
-    scorer, backend = model.scorer, current_backend()
-    if not isinstance(scorer, SumScorer) or not scorer.hyperparameters:
-        raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
-    device, events = str(model.tree.device), data.with_validation()
-    builder = backend.closed_form(
-        model.tree, data, seed, device, model.first_level, events=events, hyperparameters=dict(scorer.hyperparameters)
-    )
-    parts = builder.all_parts()
-    for name in parts.names:
-        scorer.put(name, parts.part(name).to(device))
-    context = context_part(scorer)
-    if context is not None and events.contexts is not None:
-        scorer.put(CONTEXT, refit_context(context, model.tree, events, data.num_items, seed))
-    backend.place(model, device)
 
 
 def first_level(tree: Tree, beam_size: int) -> int:

@@ -82,12 +82,13 @@ def write_run(folder: Path, run: dict[str, Any], progress: Progress | None = Non
         finish_run(folder, progress)
 
 
-def finish_run(folder: Path, progress: Progress) -> None:
-    """Add the result of training to run.json."""
-    training = {"steps_done": progress.step, "recall_at_start": progress.start, "best_step": progress.best_step}
-    best = progress.best if progress.best_step >= 0 else None
-    content = {**read_run(folder), "training": {**training, "best_recall": best}}
-    write_checked_json(folder / RUN, content, FORMATS[0])
+def finish_run(folder: Path, progress: Progress, before_refit: Mapping[str, Any] | None = None) -> None:
+    """Add the result of training to run.json, and what was measured before a refit."""
+    run = read_run(folder)
+    training: dict[str, Any] = {"steps_done": progress.step, "recall_at_start": progress.start}
+    training |= {"best_step": progress.best_step, "best_recall": progress.best if progress.best_step >= 0 else None}
+    training |= {} if before_refit is None else {"before_refit": before_refit}
+    write_checked_json(folder / RUN, {**run, "training": {**run.get("training", {}), **training}}, FORMATS[0])
 
 
 def progress_of(run: dict[str, Any]) -> Progress | None:

@@ -170,6 +170,7 @@ function showLosses(subject, search) {
       `${count(inspected.users)} users, k = ${inspected.beam_size}, counted as in beamtree inspect`)),
       h("div", { class: "pair" }, lossChart(inspected, `of these, brute force finds at ${inspected.cuts.at(-1).m}`),
         cutChart(inspected)), h("p", { class: "advice" }, inspected.advice));
+    if (inspected.note) pieces.push(h("p", { class: "muted" }, inspected.note));
   }
   const searches = source.live ? [search] : source.users.map((user) => source.at(user, model, state.k));
   const losses = lossesAt(searches, state.m);

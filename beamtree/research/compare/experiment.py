@@ -80,6 +80,7 @@ class Experiment:
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
+            refit=False,
         )
 
     def settings(self, row: "Row") -> TrainingSettings:

@@ -25,6 +25,7 @@ from beamtree.serve.http.recommend_routes import RecommendShortcut, recommend_ro
 from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model
 from beamtree.serve.http.service import Service
 
+KNOWN_USERS = "The model was fitted to these users too: it finds more for them than for others."
 MAX_SCORED_LEAVES = 20_000_000  # by /v1/losses, which inspects as many users as that allows
 MIN_USERS, MAX_USERS = 20, 200
 
@@ -147,7 +148,8 @@ def model_routes(service: Service) -> APIRouter:
             if not last_losses or last_losses[-1][0] != loaded.digest:
                 model = loaded.live.model
                 count = min(MAX_USERS, max(MIN_USERS, MAX_SCORED_LEAVES // model.tree.num_items))
-                content = losses_as_dict(inspect_for_page(model, users, count))
+                note = KNOWN_USERS if loaded.settings.get("refit") else ""
+                content = losses_as_dict(inspect_for_page(model, users, count), note)
                 last_losses[:] = [(loaded.digest, bytes(json_response(content).body))]
             return Response(last_losses[-1][1], media_type="application/json")
 

@@ -246,6 +246,7 @@ class Losses(BaseModel):
     levels: list[dict[str, float]]
     cuts: list[dict[str, float]]
     advice: str
+    note: str
 
 
 class ExplainResponse(BaseModel):

@@ -1,0 +1,172 @@
+"""Fitting the closed-form parts again, with what was chosen before: penalties, powers, scales, weights, calibration.
+
+A model that serves is fitted to all users, those that validated and tested too. Its numbers are measured before that,
+or later on the same model fitted again to the training users alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.data import BeforeAfter, Data, Events, Prepared
+from beamtree.evaluate import FittedUsers
+from beamtree.live.edits import ADDED, CONTENT, MEMORY, edges_of, memory_of, with_hidden
+from beamtree.live.events import Event
+from beamtree.model import TreeModel
+from beamtree.progress import OnProgress, no_progress
+from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, context_part
+from beamtree.scorers.context import CONTEXT
+from beamtree.train.backend import current_backend
+from beamtree.train.context import refit_context
+
+CUTS = (10, 50, 100, 200)  # measured before a refit
+BEFORE = "before the refit, fitted to the training users alone"
+SERVED = "as it is served, fitted to all users"
+
+
+def refit_parts(
+    model: TreeModel,
+    data: Prepared,
+    events: Events,
+    seed: int,
+    on_progress: OnProgress = no_progress,
+    *,
+    start: FactorScorer | None = None,
+) -> TreeModel:
+    """The model with its closed-form parts fitted again, to these events, with the penalties and weights that it has.
+
+    Trained parts stay as they are. Partners of items that were added later stay where the events do not contain the
+    item. On the same events the parts are what they were. With `start`, ALS goes on from these factors.
+    """
+    scorer, backend = model.scorer, current_backend()
+    count, device = model.tree.num_items, str(model.tree.device)
+    if not has_closed_form(model):
+        raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
+    assert isinstance(scorer, SumScorer)
+    data = replace(data, description={**data.description, "num_items": count})
+    builder = backend.closed_form(
+        model.tree, data, seed, device, model.first_level, on_progress,
+        events=events, hyperparameters=dict(scorer.hyperparameters), start=start,
+    )  # fmt: skip
+    parts = builder.all_parts()
+    # Parts with a weight of 0 were not saved.
+    changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names if name in scorer.names}
+    if CONTENT in scorer.hyperparameters and MEMORY in changed:  # features do not change
+        before, fitted = scorer.part(MEMORY), changed[MEMORY]
+        assert isinstance(before, MemoryScorer)
+        assert isinstance(fitted, MemoryScorer)
+        changed[MEMORY] = fitted.with_list(*before.last_list())
+    popularity = events.popularity(count)
+    if ADDED in scorer.names:
+        added = scorer.part(ADDED)
+        assert isinstance(added, MemoryScorer)
+        edges = edges_of(added)
+        unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
+        changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
+    context = context_part(scorer)
+    if context is not None and events.contexts is not None:
+        changed[CONTEXT] = refit_context(context, model.tree, events, count, seed)
+    result = model.with_scorer(scorer.with_parts(changed))
+    result.popularity = popularity
+    return backend.place(result, device).eval()
+
+
+def has_closed_form(model: TreeModel) -> bool:
+    """Whether a model has parts that can be fitted again."""
+    return isinstance(model.scorer, SumScorer) and bool(model.scorer.hyperparameters)
+
+
+def refit_to_all(
+    model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress
+) -> tuple[TreeModel, dict[str, Any]]:
+    """The model that serves, fitted to all users; and its scores on the test users before, as run.json records them."""
+    backend = current_backend()
+    measured: dict[str, Any] = {"test_users": len(data.test), "scores": []}
+    if len(data.test):
+        result = backend.evaluate(model, data.test, beam_size=max(DEFAULT_BEAM_SIZE, *CUTS), m=CUTS)
+        measured["scores"] = result.records()
+    factors = model.scorer.scorers().get("factors") if isinstance(model.scorer, SumScorer) else None
+    start = factors if isinstance(factors, FactorScorer) and backend.is_single else None  # ranks have parts of them
+    return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start), measured
+
+
+def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) -> list[str]:
+    """What was measured before a refit, and what was fitted again, as lines."""
+    recalls = [
+        f"recall@{each['m']} {each['value'] * 100:.1f} %"
+        for each in measured["scores"]
+        if each["metric"] == "recall" and each["m"] < data.num_items
+    ]
+    before = [f"Before the refit, on {measured['test_users']:,} test users: {', '.join(recalls)}."] if recalls else []
+    assert model.popularity is not None
+    stored = int(model.popularity.sum())
+    num_users, num_events = (data.description[name] for name in ("num_users", "num_events"))
+    line = f"Fitted the closed form again, to all events of all {num_users:,} users."
+    if stored < num_events:  # splits by time and with fewer test users do not store the last events of others
+        line = (
+            f"Fitted the closed form again, to {stored:,} of {num_events:,} events; the split does not keep the rest."
+        )
+    return [*before, line]
+
+
+def before_refit(model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress) -> TreeModel:
+    """The model as it was before it was fitted to all users; items that were added later are hidden."""
+    result = refit_parts(model, data, data.train.events, seed, on_progress)
+    added = range(data.num_items, model.tree.num_items)
+    return with_hidden(result, [*model.tree.hidden().tolist(), *added]) if added else result
+
+
+def seed_of(run: Mapping[str, Any]) -> int:
+    """The seed that the model of a run was fitted with."""
+    return int(run.get("seed") or 0)
+
+
+def fitted_sections(data: Prepared, run: Mapping[str, Any], updated: object) -> Sequence[BeforeAfter]:
+    """The users of a log that the model of a run was fitted to; an update adds the validation users."""
+    return data.sections if run.get("refit") else data.sections[: 2 if updated else 1]
+
+
+def fitted_users(
+    model: TreeModel, data: Prepared, run: Mapping[str, Any], events: Mapping[str, Sequence[Event]] | None
+) -> FittedUsers:
+    """The users that the model of a run was fitted to: in training, and by updates.
+
+    Args:
+        model: the model.
+        data: the training log.
+        run: the content of run.json.
+        events: those of updates since, by user; None for none.
+    """
+    updated = events if events and has_closed_form(model) else {}
+    times = (event.time for recorded in updated.values() for event in recorded)
+    until = max((math.inf if time is None else time for time in times), default=-math.inf)
+    return FittedUsers(data, fitted_sections(data, run, updated), frozenset(updated), until)
+
+
+def model_to_measure(
+    model: TreeModel,
+    users: Data,
+    data: Prepared | None,
+    run: Mapping[str, Any],
+    events: Mapping[str, Sequence[Event]] | None,
+    before: Callable[[], TreeModel],
+) -> tuple[TreeModel, str, FittedUsers | None]:
+    """The model to measure on some users, which one it is if a run was fitted to all, and whom it was fitted to.
+
+    Users that the split of the log held out are measured on the model before the refit, others on that which serves.
+
+    Args:
+        model: that which serves.
+        users: on whom it is measured.
+        data: the training log, if available.
+        run: the content of run.json.
+        events: those of updates since, by user; None for none.
+        before: gives the model before the refit.
+    """
+    refitted = bool(run.get("refit"))
+    if refitted and data is not None and data.holds_out(users):
+        return before(), BEFORE, FittedUsers(data, data.sections[:1])
+    fitted = None if data is None else fitted_users(model, data, run, events)
+    return model, SERVED if refitted else "", fitted
