@@ -112,8 +112,8 @@ class Recommender:
             paper (as published). In Python also a `Recipe`.
         beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
         nodes: nodes sampled per level, for methods that sample. Default: 2k.
-        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU 3,000, or at
-            most 300 beside closed-form parts; 10 epochs in the recipe paper.
+        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU none beside
+            closed-form parts, else 3,000; 10 epochs in the recipe paper.
         steps: training steps, instead of epochs; with 0 the model is the closed form.
         batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
         lr: the learning rate of Adam. Default: that of the recipe.
@@ -124,7 +124,7 @@ class Recommender:
         refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
             measured is the model before. Default: wherever there are closed-form parts.
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
-            Default: on a GPU.
+            Default: on a GPU, except with `steps=0`.
         frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 

@@ -42,7 +42,7 @@ def draw_beam(path: Path) -> None:
     """A binary tree over 16 items, searched with a beam of 3."""
     levels = node_scores()
     found = search(levels)
-    figure, axes = plt.subplots(figsize=(10, 5.4), dpi=120)
+    figure, axes = plt.subplots(figsize=(10, 6), dpi=120)
     height = len(levels) - 1
 
     def position(level: int, node: int) -> tuple[float, float]:
@@ -86,22 +86,26 @@ def draw_beam(path: Path) -> None:
 
 def draw_score(path: Path) -> None:
     """From a history to the score of one node."""
-    figure, axes = plt.subplots(figsize=(10, 4.6), dpi=120)
+    figure, axes = plt.subplots(figsize=(10, 6), dpi=120)
     box(axes, 0, 3.0, 2.6, 1.6, "history x", "items chosen")
     box(axes, 0, 0.9, 2.6, 1.6, "node n", "items below it")
     parts = (
         ("factors", "user vector (ALS) · node vector"),
         ("memory", "best partner item below n"),
         ("repeats", "is an item of x below n?"),
+        ("popularity", "most popular item below n"),
+        ("sequence", "transformer state · node vector"),
+        ("context", "context vector · node vector"),
         ("network", "trained under the beam"),
     )
     for i, (name, what) in enumerate(parts):
-        y = 4.2 - 1.4 * i
-        box(axes, 4.4, y, 5.0, 1.1, name, what, face="#eef3fa" if name != "network" else "#eaf5ee")
+        y = 5.55 - 1.2 * i
+        is_closed = name in ("factors", "memory", "repeats", "popularity", "context")
+        box(axes, 4.4, y, 5.0, 1.0, name, what, face="#eef3fa" if is_closed else "#eaf5ee")
         for source in (3.8, 1.7):
-            arrow(axes, (2.6, source), (4.4, y + 0.55), GREY)
-        arrow(axes, (9.4, y + 0.55), (12.35, 2.65), INK)
-        middle = y + 0.55 + (2.1 - y) * 0.42
+            arrow(axes, (2.6, source), (4.4, y + 0.5), GREY)
+        arrow(axes, (9.4, y + 0.5), (12.35, 2.65), INK)
+        middle = y + 0.5 + (2.15 - y) * 0.42
         label = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
         axes.text(10.65, middle, f"× w[{name}]", fontsize=9, ha="center", va="center", bbox=label, zorder=3)
     axes.add_patch(Circle((12.7, 2.65), 0.36, facecolor=PAPER, edgecolor=INK, linewidth=1.4, zorder=3))
@@ -110,12 +114,12 @@ def draw_score(path: Path) -> None:
     box(axes, 13.9, 2.0, 2.5, 1.3, "g(x, n)", "score of n for x")
     axes.text(
         4.4,
-        -0.55,
+        -2.1,
         "Blue: closed form, no gradients.  Green: learned by gradients.  Weights w: chosen on validation users.",
         fontsize=9.5,
         color=INK,
     )
-    save(figure, axes, path, (-0.3, 16.8), (-0.9, 5.6))
+    save(figure, axes, path, (-0.3, 16.8), (-2.4, 6.8))
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, title: str, text: str, face: str = PAPER) -> None:

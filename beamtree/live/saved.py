@@ -10,7 +10,7 @@ from torch import Tensor
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
-from beamtree.errors import short_message
+from beamtree.errors import requires, short_message
 from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.live.events import Event
 from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_texts
@@ -29,8 +29,8 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
     table = items if items is not None else table_file(folder or Path(), "items", run)
     if table is None:
         return None
-    from beamtree.ingest.item_tables import read_catalogue  # Polars is slow to import
-
+    with requires("", "reading what is known of the items"):
+        from beamtree.ingest.item_tables import read_catalogue  # Polars is slow to import
     try:
         return read_catalogue(Path(table) if isinstance(table, str) else table, ids)
     except ValueError as error:
