@@ -282,7 +282,7 @@ def test_a_refit_keeps_what_the_training_users_chose(rare_log, grouped):
     expected = unrefitted.evaluate().records()
     assert grouped._run["training"]["before_refit"]["scores"] == expected == grouped.evaluate().records()
     more = copy(grouped)
-    more.use_features(items)
+    more.update_items(items)
     assert len(more.ids) == len(grouped.ids) + 2
     assert more.evaluate().records() == expected  # without the items that came later
 
@@ -293,7 +293,7 @@ def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, mon
         content, "Candidates", lambda tree, parts, *rest: measured.append(parts["model"]) or make(tree, parts, *rest)
     )
     names = shop.ids.names
-    shop.use_features(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
+    shop.update_items(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
     (scorer,) = measured
     assert torch.equal(scorer.part("factors").table.weight, plain.before_refit.scorer.part("factors").table.weight)
     assert not torch.equal(scorer.part("factors").table.weight, plain.model.scorer.part("factors").table.weight)

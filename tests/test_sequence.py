@@ -314,7 +314,7 @@ def test_the_part_moves_to_another_tree(model):
 @torch.no_grad()
 def test_an_item_that_is_added_is_scored_like_similar_items(model):
     like = torch.tensor([10])
-    grown = with_items(model, {"new": Placement(like, torch.ones(1))})
+    grown = with_items(model, {"1000": Placement(like, torch.ones(1))})
     leaves = grown.tree.leaf_of_item(torch.tensor([10, grown.tree.num_items - 1])).unsqueeze(0)
     scorer = grown.scorer.part(SEQUENCE)
     old, new = scorer(scorer.context(grown.tree, torch.tensor([[9, 8]])), grown.tree.height, leaves)[0]
