@@ -295,10 +295,12 @@ def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, mon
     names = shop.ids.names
     shop.update_items(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
     (scorer,) = measured
-    assert torch.equal(scorer.part("factors").table.weight, plain.before_refit.scorer.part("factors").table.weight)
-    assert not torch.equal(scorer.part("factors").table.weight, plain.model.scorer.part("factors").table.weight)
+    served, before = plain.model.scorer.part("memory"), plain.before_refit.scorer.part("memory")
+    assert torch.equal(scorer.part("memory").partners, before.partners)
+    assert not torch.equal(before.partners, served.partners)
     assert features_weight(shop.model) > 0
-    assert torch.equal(shop.model.scorer.part("factors").table.weight, plain.model.scorer.part("factors").table.weight)
+    own = shop.model.scorer.part("memory").rows.take(torch.arange(len(served.rows)))
+    assert torch.equal(own.columns, served.partners)
 
 
 def test_items_with_similar_features_are_partners(grouped):

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import venv
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
