@@ -173,6 +173,7 @@ def test_everything_shows_one_helpful_line(shop):
         ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
         ({"lr": -1.0}, "lr=-1.0: must be above 0"),
         ({"steps": 3, "epochs": 3}, "`epochs` and `steps` are both given"),
+        ({"epochs": 0}, "epochs=0: must be at least 1; `steps=0`"),
         ({"device": "abacus"}, "device 'abacus' is not here"),
     ],
 )

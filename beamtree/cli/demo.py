@@ -38,7 +38,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--out", help="The folder for all files.")] = Path("demo"),
     users: Annotated[int, typer.Option(min=100, help="Number of users.")] = 8_000,
     items: Annotated[int, typer.Option(min=100, help="Number of items.")] = 4_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training users.")] = 1,
+    epochs: Annotated[int, typer.Option(min=0, help="Passes that train a network, too.")] = 0,
 ) -> None:
     """Simulate a log, prepare it, build a tree, train a model, compare it with baselines, and inspect its beam."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -50,8 +50,9 @@ def demo(
     simulate(market, users=users, items=items, events=users * 20)
     _heading("2. Prepare the log: clean it, and split it into training, validation and test users")
     prepare([str(market)], prepared)
-    _heading("3. Build a tree over the items, fit the closed form, and train a network on the nodes of the beam")
-    train(prepared, run, beam_size=100, batch_size=50, epochs=epochs)
+    and_more = ", and train a network on the nodes of the beam" if epochs else ""
+    _heading(f"3. Build a tree over the items, and fit the closed form{and_more}")
+    train(prepared, run, beam_size=100, batch_size=50, epochs=epochs or None)
     _heading("4. Evaluate on the test users, beside baselines tuned on the same validation users")
     rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"
     evaluate_run(run, beam_size="200", against=rows, json=folder / "scores.json")

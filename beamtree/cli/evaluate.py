@@ -33,8 +33,11 @@ from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
 from beamtree.segments import SEGMENTS
+from beamtree.storage.settings import fingerprint
 from beamtree.threads import use_threads
 from beamtree.train.runs import data_folder, ids_of, open_data, open_model, read_run
+
+_BEFORE: dict[str, Any] = {}  # the run that was measured last in this process, and its model before the refit
 
 
 def evaluate_run(
@@ -173,8 +176,12 @@ def honest_model(
     training = open_data(run, served) if source is not None and source.exists() else prepared
 
     def before() -> TreeModel:
-        with percent("the model before the refit") as on_progress:
-            return before_refit(served, training, seed_of(settings), on_progress)
+        state = run.resolve(), fingerprint(run), saved
+        if _BEFORE.get("run") != state:
+            with percent("the model before the refit") as on_progress:
+                _BEFORE.update(run=state, model=before_refit(served, training, seed_of(settings), on_progress))
+        model: TreeModel = _BEFORE["model"]
+        return model
 
     return model_to_measure(served, users, training, settings, None if saved is None else saved.events, before)
 

@@ -125,6 +125,8 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         raise ValueError(f"lr={lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
     if options.epochs is not None and options.steps is not None:
         raise ValueError("`epochs` and `steps` are both given: give one of them")
+    if options.epochs is not None and options.epochs < 1:
+        raise ValueError(f"epochs={options.epochs}: must be at least 1; `steps=0` is the closed form only")
     for name, count in (("epochs", options.epochs), ("steps", options.steps)):
         if count is not None and count > MAX_STEPS:
             raise ValueError(f"{name}={count}: must be at most {MAX_STEPS:,}")

@@ -1,0 +1,164 @@
+"""Defaults that pages state are those that the code resolves: each sentence is made from the code, and looked up."""
+
+import inspect
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.classify import Classifier, classifier, model
+from beamtree.cli.serve import serve_run as serve
+from beamtree.cli.train import train
+from beamtree.closed_form import als
+from beamtree.data.views import HISTORY
+from beamtree.ingest import splits
+from beamtree.ingest.prepare import prepare
+from beamtree.recommender import Recommender
+from beamtree.scorers.memory import PARTNERS
+from beamtree.train import sequence
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import RECIPES, resolve_settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def words_of(page):
+    """A page as one line."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").replace(">", "").split())
+
+
+def argument(function, name):
+    """The default of an argument."""
+    return inspect.signature(function).parameters[name].default
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """A log whose epochs do not make the number of steps uneven."""
+    folder = tmp_path_factory.mktemp("log") / "prepared"
+    rows = [(f"u{user}", f"i{(user + place) % 50}", place) for user in range(1_200) for place in range(10)]
+    prepare(pl.DataFrame(rows, ["user", "item", "time"], orient="row"), folder)
+    from beamtree.data import load_data
+
+    return load_data(folder)
+
+
+@pytest.fixture(scope="module")
+def resolved(log):
+    """What is trained by default on a CPU and on a GPU, and there with the network alone."""
+
+    def settings(**options):
+        return resolve_settings(log, TrainingOptions(**options))
+
+    return {
+        "cpu": settings(),
+        "gpu": settings(device="cuda"),
+        "deep": settings(recipe="deep"),
+        "paper": settings(recipe="paper"),
+        "closed": settings(device="cuda", steps=0),
+    }
+
+
+def test_the_table_of_training_options(log, resolved):
+    cpu, gpu = resolved["cpu"], resolved["gpu"]
+    steps, alone = (round(resolved[name].num_steps(log), -3) for name in ("gpu", "deep"))
+    assert cpu.num_steps(log) == 0
+    page = words_of("docs/train.md")
+    for row in (
+        f"| `beam_size` | {cpu.beam_size} on a CPU, {gpu.beam_size} on a GPU |",
+        f"| `batch_size` | {cpu.batch_size} on a CPU, {gpu.batch_size} on a GPU |",
+        f"| `epochs` or `steps` | {steps:,} steps on a GPU; on a CPU none, and {alone:,} for the network alone "
+        f'(`recipe="deep"`); {resolved["paper"].epochs} epochs with `recipe="paper"` |',
+        f"| `lr` | {cpu.lr:g} |",
+        f"| `optimizer` | `{cpu.optimizer}` |",
+        f"| `patience` | {cpu.patience} checks |",
+        f"| `recipe` | `{TrainingOptions().recipe}` |",
+        f"| `method` | `{TrainingOptions().method}` |",
+        f"| `tree`, `items`, `vectors`, `arity` | `{TrainingOptions().tree}`, binary |",
+        f"| `seed` | {cpu.seed} |",
+        f"| `device` | `{cpu.device}` |",
+    ):
+        assert row in page, row
+    assert TrainingOptions().arity == 2
+
+
+def test_where_a_sequence_part_is_trained(log, resolved):
+    trains = {name: settings.sequence for name, settings in resolved.items()}
+    assert trains == {"cpu": False, "gpu": True, "deep": False, "paper": False, "closed": False}
+    assert "| `sequence` | on a GPU, except with `steps=0` |" in words_of("docs/train.md")
+    assert "`Recommender(sequence=True)`, which is the default on a GPU" in words_of("docs/quickstart.md")
+    assert "closed form only; add sequence=True for a transformer" in words_of("README.md")
+    cpu, gpu = (sequence.sequence_settings(log, device) for device in ("cpu", "cuda"))
+    page = words_of("docs/train.md")
+    assert f"at most {gpu.steps:,} steps of {gpu.batch_size} windows" in page
+    assert f"{cpu.steps:,} smaller steps" in page
+    assert cpu.batch_size < gpu.batch_size
+
+
+def test_where_a_model_is_refitted(resolved):
+    assert {name for name, settings in resolved.items() if settings.refit} == {"cpu", "gpu", "closed"}
+    assert {name for name, recipe in RECIPES.items() if recipe.start is not None} == {"beamtree"}
+    assert "| `refit` | wherever there are closed-form parts |" in words_of("docs/train.md")
+
+
+def test_sizes_of_the_closed_form():
+    page = words_of("docs/train.md")
+    assert f"implicit ALS with {als.DIM} factors" in page
+    assert f"{PARTNERS} partners per item" in page
+    glossary = words_of("docs/how_it_works.md")
+    assert f"up to {HISTORY} of the newest are used" in glossary
+    assert f"newest {HISTORY} events" in words_of("docs/prepare.md")
+
+
+def test_the_search():
+    assert argument(Recommender.recommend, "m") == 10
+    assert argument(Recommender.recommend, "beam_size") is None
+    assert f"by default {DEFAULT_BEAM_SIZE}, or the largest m" in words_of("docs/evaluate.md")
+    assert f"Default: {DEFAULT_BEAM_SIZE} or m" in words_of("beamtree/recommender.py")
+
+
+def test_how_a_log_is_split():
+    page = words_of("docs/prepare.md")
+    share, most = 100 // splits.EVAL_FRACTION, splits.MAX_EVAL_USERS
+    assert f"other users, {share} % each, at most {most:,}" in page
+    assert f"at least {splits.EVAL_EVENTS} events" in page
+    assert "Users with few events are kept" in page
+    assert argument(prepare, "min_events") in (None, 1)
+    assert argument(Recommender.fit, "min_events") is None
+    assert f"`{splits.HALVES}` is the paper's protocol and the default" in page
+    assert argument(prepare, "split") == splits.HALVES
+
+
+def test_the_settings_of_a_service():
+    options = {name: argument(serve, name) for name in inspect.signature(serve).parameters}
+    page = words_of("docs/serving.md")
+    for row in (
+        f"| `--host`, `--port` | `BEAMTREE_HOST`, `BEAMTREE_HTTP_PORT` | {options['host']}, {options['port']} |",
+        f"| `--beam-size` | `BEAMTREE_BEAM_SIZE` | {options['beam_size']} |",
+        f"`BEAMTREE_BATCH` | {options['window']:g} ms, {options['batch']} histories |",
+        f"| {options['queue']} histories, {options['slow']:g} ms, {options['timeout']:,.0f} ms for 10 histories |",
+        f"| {options['max_m']:,}, {options['max_beam']:,} |",
+        f"| {options['max_history']:,} ids, {options['max_histories']:,} histories |",
+        f"| {options['max_list']:,} ids, {options['max_body'] >> 20} MiB |",
+        f"| {options['max_changes']:,} items or events in a request |",
+        f"| off, {options['drain']:g} s |",
+    ):
+        assert row in page, row
+    assert options["watch"] is None
+
+
+def test_the_classifier():
+    page = words_of("docs/classification.md")
+    assert f"(`beam_size`, {classifier.BEAM_SIZE} by default)" in page
+    assert f"groups of about {classifier.GROUP} labels" in page
+    assert f"weight {model.OF_GROUPS:g}" in page
+    trees = {2: "two", 3: "three"}[argument(Classifier, "trees")]
+    assert f"probabilities of {trees} trees" in page
+    assert f"at most {classifier.VISIT_PAIRS // 10**6} million" in page
+
+
+def test_python_and_the_command_train_alike():
+    for name, parameter in inspect.signature(train).parameters.items():
+        if name in TrainingOptions.__dataclass_fields__ and name != "items":
+            assert parameter.default == getattr(TrainingOptions(), name), name
