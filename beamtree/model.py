@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
-from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, TableScorer
 from beamtree.scorers.base import SCORE, Contributions, leave_one_out
 from beamtree.tree import Tree
 
@@ -84,8 +84,7 @@ class TreeModel(nn.Module):
 
     def vector_part(self) -> TableScorer:
         """The part of the scorer that has vectors of items: the factors if there are any."""
-        scorer = self._table_scorer()
-        parts = list(scorer.tables().values()) if isinstance(scorer, SumScorer) else [scorer]
+        parts = list(self._table_scorer().tables().values())
         kinds = (FactorScorer, DotProductScorer, TableScorer)
         part = next((part for kind in kinds for part in parts if isinstance(part, kind)), None)
         if part is None:

@@ -28,7 +28,7 @@ from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
-from beamtree.live.content import Content, added_report, features_report, features_weight, with_similar_items
+from beamtree.live.content import added_report
 from beamtree.live.live_model import ItemCounts, SavedChanges
 from beamtree.live.refit import before_refit, model_to_measure, refit_report, refit_to_all, seed_of
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
@@ -37,6 +37,8 @@ from beamtree.live.users import Users
 from beamtree.methods import Method
 from beamtree.metrics import Metric
 from beamtree.model import TreeModel
+from beamtree.parts import Part
+from beamtree.parts.content import ContentPart, features_weight, with_content
 from beamtree.progress import Reporter, clock, log
 from beamtree.query import (
     ERROR,
@@ -125,6 +127,8 @@ class Recommender:
             measured is the model before. Default: wherever there are closed-form parts.
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
             Default: on a GPU, except with `steps=0`.
+        parts: In Python, parts of the score from outside the package, each used where validation users find more with
+            it: see docs/extend.md.
         frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 
@@ -150,6 +154,7 @@ class Recommender:
         seed: int = 0,
         refit: bool | None = None,
         sequence: bool | None = None,
+        parts: tuple[Part, ...] = (),
         frame: str | None = None,
     ) -> None:
         check_device(device)
@@ -160,7 +165,7 @@ class Recommender:
             method=method, tree=tree, items=items, vectors=vectors, arity=arity, scorer=scorer, recipe=recipe,
             beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr,
             optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
-            sequence=sequence,
+            sequence=sequence, parts=parts,
         )  # fmt: skip
         check_names(self._options)
         self._frame = frame
@@ -209,7 +214,7 @@ class Recommender:
             return model
         if self._measured is None or self._measured[0] is not model:
             log.info("Fitting the closed form to the training users alone, as it was before the refit.")
-            self._measured = model, before_refit(model, self.data, seed_of(self._run))
+            self._measured = model, before_refit(model, self.data, seed_of(self._run), parts=self._options.parts)
         return self._measured[1]
 
     @property
@@ -319,7 +324,8 @@ class Recommender:
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
-            model = build_model(settings, data, tree, report.progress)
+            catalogue = None if about_items is None else _catalogue_of(about_items, data)
+            model = build_model(settings, data, tree, report.progress, catalogue)
 
             def count(done: int, total: int, loss: Tensor) -> None:
                 report.progress("Training", done, total)
@@ -327,21 +333,12 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            for line in parts_report(model.scorer):
+            for line in parts_report(model.scorer, settings.parts):
                 report.line(line)
             report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
-            catalogue = None
-            if about_items is not None:
-                report.stage("Reading features")
-                with requires("", "reading a table of items"):
-                    from beamtree.ingest.item_tables import read_catalogue
-                catalogue = read_catalogue(about_items, data.items)
-                model = with_similar_items(model, Content(catalogue, model), data.val)
-                for line in features_report(model):
-                    report.line(line)
             if settings.refit:
                 report.stage("Fitting to all users")
-                model, measured = refit_to_all(model, data, settings.seed, report.progress)
+                model, measured = refit_to_all(model, data, settings.seed, report.progress, settings.parts_from_outside)
                 run["training"] = {"before_refit": measured}
                 for line in refit_report(model, measured, data):
                     report.line(line)
@@ -736,9 +733,8 @@ class Recommender:
         """How many were added and changed."""
         live, data, model = self._live_model(), self._training_data(), None
         update = live.parse_update(items)
-        if similar and update.new is not None and data is not None and not features_weight(live.model):
-            content = Content(live.preview(update), live.model)
-            model = with_similar_items(live.model, content, data.val, self.before_refit)
+        if similar and update.new is not None and data is not None and not features_weight(live.model.scorer):
+            model = with_content(live.model, live.preview(update), data.val, self.before_refit)
         return live.update_items(update, model=model)
 
     def add_items(self, items: Mapping[str, NewItem | Mapping[str, Any]] | Iterable[object]) -> int:
@@ -752,8 +748,9 @@ class Recommender:
         """Deprecated: `update_items(table)`, which also changes items that are in an earlier table."""
         _deprecated("use_features", "update_items(table)")
         with self._changes:
-            weight, counts = features_weight(self.model), self._update_items(self._unlisted(table))
-            lines = features_report(self.model) if features_weight(self.model) != weight else []
+            weight, counts = features_weight(self.model.scorer), self._update_items(self._unlisted(table))
+            scorer = self.model.scorer
+            lines = ContentPart().report(scorer) if features_weight(scorer) != weight else []
             return [*lines, *added_report(counts.new)]
 
     def add_listed_items(self, table: Any) -> int:
@@ -811,7 +808,7 @@ class Recommender:
         settings = None if data is None else data.description.get("settings")
         new = read_events(log, user, item, time, time_format, settings)
         with self._changes:
-            update_model(self._live_model(), new.events, new.dislikes, data, self._run)
+            update_model(self._live_model(), new.events, new.dislikes, data, self._run, self._options.parts)
         return self
 
     def _live_model(self) -> LiveModel:
@@ -909,6 +906,7 @@ class Recommender:
         device: str = "cpu",
         data: str | Path | None = None,
         scorers: Sequence[type[Scorer]] = (),
+        parts: tuple[Part, ...] = (),
         frame: str | None = None,
     ) -> "Recommender":
         """Read a run folder written by `save`, `beamtree train` or `beamtree compare`.
@@ -918,6 +916,7 @@ class Recommender:
             device: cpu or cuda.
             data: the prepared log, if it was moved.
             scorers: scorer classes from outside the package.
+            parts: those from outside the package that `fit` had: they are then fitted again by `update`, too.
             frame: the kind of frame to return, polars or pandas. Default: as before.
         """
         folder = Path(folder)
@@ -926,7 +925,7 @@ class Recommender:
         model = open_model(folder, device, scorers) if is_run else load_model(folder, device, scorers=scorers)
         ids_of(folder, model)
         run = read_run(folder) if is_run else {}
-        recommender = cls(device=device, frame=frame)
+        recommender = cls(device=device, parts=parts, frame=frame)
         recommender._model, recommender._run = model, run
         source = data_folder(folder) if is_run else None
         if data is not None:
@@ -960,6 +959,13 @@ def _warn_of_unknown(users: list[str], count: int, what: str) -> None:
     if users:
         message = f"{len(users):,} of {count:,} users are unknown, such as {users[0][:80]!r}: {what}"
         warnings.warn(f'{message}; unknown="error" refuses them', UserWarning, stacklevel=3)
+
+
+def _catalogue_of(items: Any, data: Prepared) -> Catalogue:
+    """A table of items as a catalogue."""
+    with requires("", "reading a table of items"):
+        from beamtree.ingest.item_tables import read_catalogue
+    return read_catalogue(items, data.items)
 
 
 def _file(name: str) -> str:

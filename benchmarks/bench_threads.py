@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 import beamtree as bt
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import Prepared
 from beamtree.ingest.simulate import simulate
+from beamtree.parts import PARTS
+from beamtree.parts.closed_form import ClosedForm
 from beamtree.train.recipes import first_level
 from beamtree.tree import Tree
 
@@ -48,7 +49,7 @@ def measure(data: Prepared, tree: Tree, threads: int, busy: bool) -> tuple[float
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         clock, cpu = time.perf_counter(), time.process_time()
-        ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 100)).all_parts()
+        ClosedForm(tree, data, 0, "cpu", first_level(tree, 100), parts=PARTS).fit()
         return time.perf_counter() - clock, time.process_time() - cpu
     finally:
         if neighbour is not None:

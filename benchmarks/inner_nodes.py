@@ -19,10 +19,10 @@ from beamtree.beam import retrieve
 from beamtree.candidates import children_of_positives
 from beamtree.methods import Method, by_name, every_positive
 from beamtree.metrics import hits, num_relevant, recall
+from beamtree.parts.sequence import SEQUENCE, user_vectors
 from beamtree.scorers import SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.train.inner_nodes import InnerNodesScorer, train_inner_nodes
-from beamtree.train.sequence import SEQUENCE, user_vectors
 
 K = (400, 50, 20)
 M = (10, 200)

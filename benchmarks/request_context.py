@@ -18,16 +18,17 @@ from pathlib import Path
 import torch
 
 import beamtree as bt
-from beamtree.closed_form.builder import LEARNED
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared, load_data
 from beamtree.evaluate import evaluate, measure
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
 from beamtree.metrics import bootstrap
 from beamtree.model import TreeModel
+from beamtree.parts import Fitting
+from beamtree.parts.context import ContextPart
+from beamtree.parts.deep import DEEP
 from beamtree.query.searcher import popular_items
 from beamtree.scorers import SumScorer, with_contexts
-from beamtree.train.context import add_context
 
 M = (10, 50, 200)
 
@@ -78,7 +79,8 @@ def fit(data: Prepared) -> tuple[TreeModel, TreeModel]:
     shop.fit(replace(data, train=blind(data.train), val=blind(data.val), test=blind(data.test)), verbose=False)
     model, start = shop.model, time.monotonic()
     assert isinstance(model.scorer, SumScorer)
-    scorer = add_context(model.scorer.without(LEARNED), model.tree, data, first_level=model.first_level)
+    fitting = Fitting(model.tree, data, first_level=model.first_level)
+    scorer = ContextPart().add(model.scorer.without(DEEP), fitting)
     print(scorer.hyperparameters["context"], f"{time.monotonic() - start:.1f} s", flush=True)
     return model, model.with_scorer(scorer).eval()
 

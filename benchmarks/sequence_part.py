@@ -15,10 +15,11 @@ import beamtree as bt
 from beamtree.beam import brute_force, retrieve
 from beamtree.data import Prepared
 from beamtree.evaluate import measure
+from beamtree.parts import Fitting
+from beamtree.parts.sequence import SEQUENCE, SequencePart, sequence_settings
 from beamtree.train.backend import current_backend
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings
-from beamtree.train.sequence import SEQUENCE, add_sequence, sequence_settings
 
 M = (10, 50, 100, 200)
 
@@ -40,9 +41,8 @@ def main() -> None:
     report(args, "closed form", model, data, began)
     settings = replace(sequence_settings(data, args.device), **json.loads(args.settings))
     began = time.monotonic()
-    scorer = add_sequence(
-        model.scorer, tree, data, first_level=model.first_level, device=args.device, seed=args.seed, settings=settings
-    )
+    fitting = Fitting(tree, data, args.seed, args.device, model.first_level)
+    scorer = SequencePart(settings).add(model.scorer, fitting)
     both = current_backend().place(model.with_scorer(scorer), args.device).eval()
     report(args, "with sequence", both, data, began, **scorer.hyperparameters.get(SEQUENCE, {}))
     report(args, "with sequence, every leaf", both, data, began, every_leaf=True)

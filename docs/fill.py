@@ -752,7 +752,7 @@ PARTS = {
     "bench_scale": lambda: growth("gpu"),
     "bench_scale_cpu": lambda: growth("cpu"),
     "bench_build": builds,
-    **{name: partial(example, name) for name in ("custom_scorer", "custom_method", "custom_tree")},
+    **{name: partial(example, name) for name in ("custom_scorer", "custom_part", "custom_method", "custom_tree")},
 }
 
 

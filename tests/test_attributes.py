@@ -20,8 +20,8 @@ from serving import make_model
 import beamtree as bt
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.live import Journal, LiveModel, journal, renew
-from beamtree.live.content import features_weight
 from beamtree.live.journal import compact, count_changes
+from beamtree.parts.content import features_weight
 from beamtree.query import Filter, MaskCache, Rules
 
 NAMES = [f"i{number:02}" for number in range(60)]
@@ -292,11 +292,11 @@ def test_items_of_similar_features_become_partners_by_the_first_table_that_says_
     shop = bt.Recommender(steps=0).fit(log, val_users=40, test_users=0, verbose=False)
     prices = pl.DataFrame({"item": shop.ids.names, "price": [draw.randrange(9) for _ in shop.ids.names]})
     shop.update_items(prices)
-    assert features_weight(shop.model) == 0
+    assert features_weight(shop.model.scorer) == 0
     shop.update_items(
         pl.DataFrame({"item": shop.ids.names, "group": [f"g{int(name) // 20}" for name in shop.ids.names]})
     )
-    assert features_weight(shop.model) > 0
+    assert features_weight(shop.model.scorer) > 0
     model = shop.model
     shop.update_items(prices.with_columns(price=5))
     assert shop.model is model

@@ -13,13 +13,14 @@ import torch
 from beamtree import PAD, random_tree
 from beamtree.closed_form import als, ridge
 from beamtree.closed_form.als import implicit_als, rotate
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, pairs_of_cuts, past_and_future
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.data.csr import group_rows, strongest, strongest_in_rounds
 from beamtree.kernels import sparse
+from beamtree.parts.closed_form import ClosedForm
+from beamtree.parts.factors import earlier_factors
 from beamtree.scorers.factors import Factors, FactorScorer, fold_in, newest_of_each
 
 NUM_ITEMS = 12
@@ -267,7 +268,8 @@ def test_als_goes_on_from_earlier_factors_at_the_scale_that_they_had():
     data = SimpleNamespace(
         train=BeforeAfter(events), val=BeforeAfter(events.of(torch.arange(0), "")), num_items=NUM_ITEMS
     )
-    found = ClosedFormBuilder(tree, data, 0, "cpu", 1, events=events, start=start)._found_before(strong["penalty"])
+    form = ClosedForm(tree, data, 0, "cpu", 1, events=events, start=start)
+    found = earlier_factors(form, strong["penalty"])
     assert found["rounds"] < 4
 
     def change(vectors):

@@ -26,7 +26,7 @@ from beamtree.closed_form.transitions import (
 )
 from beamtree.data import BeforeAfter, Events
 from beamtree.ingest.prepare import prepare
-from beamtree.train.sequence import draw_windows
+from beamtree.parts.sequence import draw_windows
 
 KINDS = {"view": 1, "cart": 3, "buy": 10}
 

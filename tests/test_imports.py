@@ -22,6 +22,7 @@ ROWS = [
     {"live"},
     {"query"},
     {"train", "diagnose"},
+    {"parts"},
     {"closed_form", "classify"},
     {"storage", "methods", "evaluate", "ingest"},
     {"candidates", "builders"},

@@ -17,8 +17,8 @@ from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
 from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.live import content
-from beamtree.live.content import features_weight
 from beamtree.live.edits import incoming, mean_partners, outgoing
+from beamtree.parts.content import features_weight
 from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import recency_weights
 
@@ -266,7 +266,7 @@ def plain(rare_log):
 
 
 def test_rare_items_are_found_by_items_that_are_like_them(grouped, plain):
-    assert features_weight(grouped.model) > 0
+    assert features_weight(grouped.model.scorer) > 0
     after, before = (shop.evaluate(50, metrics="recall").to_frame()["value"][0] for shop in (grouped, plain))
     assert after > 1.1 * before
 
@@ -298,7 +298,7 @@ def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, mon
     served, before = plain.model.scorer.part("memory"), plain.before_refit.scorer.part("memory")
     assert torch.equal(scorer.part("memory").partners, before.partners)
     assert not torch.equal(before.partners, served.partners)
-    assert features_weight(shop.model) > 0
+    assert features_weight(shop.model.scorer) > 0
     own = shop.model.scorer.part("memory").rows.take(torch.arange(len(served.rows)))
     assert torch.equal(own.columns, served.partners)
 
@@ -319,13 +319,13 @@ def test_they_stay_when_the_model_learns_from_new_events(grouped, tmp_path):
     loaded = bt.Recommender.load(tmp_path / "run")
     before = loaded.model.scorer.part("memory").last_list()[0]
     loaded.update(pl.DataFrame({"user": ["new"] * 3, "item": [1, 2, 3], "time": [20, 21, 22]}))
-    assert features_weight(loaded.model) == features_weight(grouped.model)
+    assert features_weight(loaded.model.scorer) == features_weight(grouped.model.scorer)
     assert torch.equal(loaded.model.scorer.part("memory").last_list()[0].columns, before.columns)
 
 
 def test_groups_that_say_nothing_change_nothing(rare_log, plain):
     useless = fitted_to(rare_log, np.random.default_rng(1).permutation(np.arange(600) // 20))
-    assert features_weight(useless.model) == 0
+    assert features_weight(useless.model.scorer) == 0
     histories = [[1, 2, 3], [130, 131], [583]]
     assert useless.recommend(histories, m=20).equals(plain.recommend(histories, m=20))
 
@@ -336,7 +336,7 @@ def test_a_memory_without_weight_gets_no_list(rare_log, plain, tmp_path):
     shop._model = plain.model.with_scorer(plain.model.scorer.with_parts({}).set_weights(memory=0.0))
     table = pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]})
     shop.update_items(table)
-    assert features_weight(shop.model) == 0
+    assert features_weight(shop.model.scorer) == 0
     assert bool(shop.model.scorer.part("memory").recency.isfinite().all())
     shop.model.scorer.hyperparameters["content"] = 0.1  # as after a training that set the weight of the memory to 0
     shop.save(tmp_path / "run")
@@ -349,10 +349,10 @@ def test_a_copy_uses_features_of_its_own(plain):
     names = plain.ids.names
     other, again = copy(plain), copy(plain)
     other.update_items(pl.DataFrame({"item": names, "group": ["x"] * len(names)}))
-    assert features_weight(other.model) == 0
+    assert features_weight(other.model.scorer) == 0
     again.update_items(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
-    assert features_weight(again.model) > 0
-    assert features_weight(plain.model) == 0
+    assert features_weight(again.model.scorer) > 0
+    assert features_weight(plain.model.scorer) == 0
 
 
 @given(st.integers(0, 1000), st.integers(1, 4))

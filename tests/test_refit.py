@@ -14,13 +14,13 @@ from test_spread_parts import told_by
 
 import beamtree as bt
 from beamtree.cli import train as train_command
-from beamtree.closed_form import builder
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data.events import Events
 from beamtree.diagnose.inspect import inspect
 from beamtree.distributed.training import join
 from beamtree.live import refit
 from beamtree.live.refit import BEFORE, SERVED, refit_parts, refit_to_all
+from beamtree.parts import PARTS, closed_form
+from beamtree.parts.closed_form import ClosedForm
 from beamtree.train.backend import current_backend
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings
@@ -54,9 +54,9 @@ def count_refits(monkeypatch):
     counts = []
     original = refit.refit_parts
 
-    def counted(model, data, events, *more):
+    def counted(model, data, events, *more, **named):
         counts.append(len(events))
-        return original(model, data, events, *more)
+        return original(model, data, events, *more, **named)
 
     monkeypatch.setattr(refit, "refit_parts", counted)
     return counts
@@ -136,10 +136,10 @@ def test_parts_are_those_of_all_events_with_the_choices_of_the_training_users(da
     rows = [view.events.items[slice(*view.events.offsets[[0, -1]].tolist())] for view in data.sections]
     lengths = torch.cat([view.events.counts() for view in data.sections])
     events = Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), torch.cat(rows), "all", data.items)
-    parts = ClosedFormBuilder(
+    parts = ClosedForm(
         shop.model.tree, data, 0, "cpu", shop.model.first_level, events=events,
-        hyperparameters=dict(chosen.hyperparameters), start=chosen.part("factors"),
-    ).all_parts()  # fmt: skip
+        hyperparameters=dict(chosen.hyperparameters), start=chosen.part("factors"), parts=PARTS,
+    ).fit()  # fmt: skip
     for name in parts.names:
         for key, value in parts.part(name).state_dict().items():
             assert torch.equal(value, scorer.part(name).state_dict()[key]), (name, key)
@@ -259,7 +259,7 @@ def test_a_part_without_weight_is_not_fitted_again(data, plain, tmp_path, monkey
     bt.save_model(model, tmp_path / "model")
     model = bt.load_model(tmp_path / "model")
     assert "factors" not in model.scorer.names
-    monkeypatch.setattr(builder, "implicit_als", None)
+    monkeypatch.setattr(closed_form, "implicit_als", None)
     assert same(refit_parts(model, data, data.train.events, 0), model)
     result, _ = refit_to_all(model, data, 0)
     assert result.popularity.sum() == 1440 > model.popularity.sum()

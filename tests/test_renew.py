@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from sample_logs import cyclic_log
 
 import beamtree as bt
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data.views import HISTORY
 from beamtree.files import staging
 from beamtree.ingest.append import append_log
 from beamtree.live import renew, renewal
 from beamtree.live.placement import like_histories
+from beamtree.parts import PARTS
+from beamtree.parts.closed_form import ClosedForm
 from beamtree.storage.settings import fingerprint
 from beamtree.tree import PAD
 
@@ -195,11 +196,11 @@ def test_parts_are_those_of_the_joined_log_with_yesterdays_choices(tmp_path, ref
     assert {"factors", "memory"} <= set(scorer.names)
     assert scorer.hyperparameters == old.model.scorer.hyperparameters
     assert torch.equal(scorer.weights, bt.load_model(tmp_path / "run.previous").scorer.weights)
-    builder = ClosedFormBuilder(
-        new.model.tree, data, 3, "cpu", new.model.first_level, hyperparameters=dict(scorer.hyperparameters)
+    form = ClosedForm(
+        new.model.tree, data, 3, "cpu", new.model.first_level, hyperparameters=dict(scorer.hyperparameters), parts=PARTS
     )
-    builder.log, evaluated = held_out_by_definition(data, data.sections if refit else data.sections[:1])
-    parts = builder.all_parts()
+    form.log, evaluated = held_out_by_definition(data, data.sections if refit else data.sections[:1])
+    parts = form.fit()
     for name in ("factors", "memory"):
         for key, value in parts.part(name).state_dict().items():
             assert torch.equal(value, scorer.part(name).state_dict()[key]), (name, key)

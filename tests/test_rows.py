@@ -27,6 +27,7 @@ from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
 from beamtree.distributed.training import join
+from beamtree.parts import PARTS
 from beamtree.scorers import DeepScorer, FixedScorer
 from beamtree.train.backend import current_backend
 from beamtree.train.recipes import first_level
@@ -270,7 +271,7 @@ def start_of(folder):
     tree = bt.random_tree(data.num_items, seed=1)  # the walk is so even that a cluster tree is all rounding errors
     assert bt.cluster_tree(data).num_items == data.num_items
     first = first_level(tree, 60)
-    parts = current_backend().closed_form(tree, data, 0, "cpu", first).all_parts()
+    parts = current_backend().closed_form(tree, data, 0, "cpu", first, parts=PARTS).fit()
     x = data.test.batch(torch.arange(len(data.test)))[0]
     return parts.hyperparameters, bt.retrieve(bt.TreeModel(tree, parts, first_level=first), x, beam_size=60, m=10)[
         1

@@ -13,22 +13,23 @@ from beamtree import PAD
 from beamtree.data import Events
 from beamtree.live.edits import with_items
 from beamtree.live.placement import Placement
-from beamtree.scorers import SequenceScorer, dot_product
-from beamtree.scorers.sequence import SequenceEncoder, oldest_first
-from beamtree.train.inner_nodes import train_inner_nodes
-from beamtree.train.recipes import parts_report
-from beamtree.train.sequence import (
+from beamtree.parts import Fitting
+from beamtree.parts.sequence import (
     REFRESH,
     SEQUENCE,
     BeamLeaves,
+    SequencePart,
     SequenceSettings,
-    add_sequence,
     cross_entropy,
     draw_windows,
     fit_sequence,
     sampled_cross_entropy,
     sequence_settings,
 )
+from beamtree.scorers import SequenceScorer, dot_product
+from beamtree.scorers.sequence import SequenceEncoder, oldest_first
+from beamtree.train.inner_nodes import train_inner_nodes
+from beamtree.train.recipes import parts_report
 
 
 def some_events(counts, num_items, seed=0):
@@ -109,7 +110,7 @@ def test_oldest_first():
 
 
 def test_cross_entropy_is_that_of_torch(monkeypatch):
-    monkeypatch.setattr("beamtree.train.sequence.CHUNK", {"cpu": 25})  # two rows at once
+    monkeypatch.setattr("beamtree.parts.sequence.CHUNK", {"cpu": 25})  # two rows at once
     torch.manual_seed(0)
     states, vectors = torch.randn(7, 4, requires_grad=True), torch.randn(12, 4, requires_grad=True)
     targets = torch.randint(12, (7, 3))
@@ -255,10 +256,8 @@ SMALL = SequenceSettings(
 def with_sequence(shop):
     """The model of a shop with a sequence part, where that helps."""
     model = shop.model
-    scorer = add_sequence(
-        model.scorer.drop_zero_parts(), model.tree, shop.data, first_level=model.first_level, settings=SMALL
-    )
-    return model.with_scorer(scorer).eval()
+    fitting = Fitting(model.tree, shop.data, first_level=model.first_level)
+    return model.with_scorer(SequencePart(SMALL).add(model.scorer.drop_zero_parts(), fitting)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -325,9 +324,8 @@ def test_the_part_is_left_out_where_it_does_not_help(walkers):
     """A part that scores at random gains nothing beyond chance."""
     noise = replace(SMALL, lr=0.0, steps=2, check_every=1)
     scorer = walkers.model.scorer.drop_zero_parts()
-    result = add_sequence(
-        scorer, walkers.model.tree, walkers.data, first_level=walkers.model.first_level, settings=noise, seed=3
-    )
+    fitting = Fitting(walkers.model.tree, walkers.data, seed=3, first_level=walkers.model.first_level)
+    result = SequencePart(noise).add(scorer, fitting)
     assert SEQUENCE not in result.names
     assert result.hyperparameters[SEQUENCE]["gain"] == 0
     assert "left out" in parts_report(result)[0]

@@ -7,11 +7,15 @@ from command import beamtree
 from sample_logs import cyclic_log
 
 import beamtree as bt
-from beamtree.closed_form import builder as start
 from beamtree.closed_form.calibration import calibrate, logistic
 from beamtree.closed_form.part_weights import Candidates, choose_weights, weigh_parts
+from beamtree.closed_form.ridge import PENALTIES
 from beamtree.metrics import hits
+from beamtree.parts import PARTS, closed_form
+from beamtree.parts.closed_form import ClosedForm
+from beamtree.parts.memory import FIRST_CUTS, later_items, num_partners
 from beamtree.scorers import FixedScorer, SumScorer
+from beamtree.scorers.popularity import POPULARITY
 from beamtree.scorers.sum import calibrated
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, first_level, resolve_settings
@@ -95,10 +99,10 @@ def test_parts_are_recorded_by_value_and_earlier_records_are_read(data):
     earlier = {"factors, λ and α₀": 1, "together, λ": 3, "together, recency": 0, "next, recency": 0, "follows, λ": 1}
     earlier |= {"factors, recency": 2, "partners": 50, "calibration": [1.0, 0.0]}
     earlier["weights"] = {"factors": 3.0, "together": 2.0, "next": 0.0, "follows": 0.0, "repeats": 1.0}
-    parts = start.ClosedFormBuilder(model.tree, data, 0, "cpu", model.first_level, hyperparameters=earlier).all_parts()
+    parts = ClosedForm(model.tree, data, 0, "cpu", model.first_level, hyperparameters=earlier, parts=PARTS).fit()
     assert parts.weight_of("factors") == 3.0
     assert parts.part("factors").scale == 1.0
-    assert start.POPULARITY not in parts.names
+    assert POPULARITY not in parts.names
 
 
 def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):
@@ -232,12 +236,10 @@ def test_a_saved_sum_holds_the_parts_that_count(data, tmp_path):
     ],
     ids=["as much", "more", "less at one cut"],
 )
-def test_half_the_partners_are_kept_where_nothing_is_lost(data, monkeypatch, found, expected):
+def test_half_the_partners_are_kept_where_nothing_is_lost(data, found, expected):
     tree = bt.cluster_tree(data)
-    one = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
-    one.most = 8
-    monkeypatch.setattr(one, "recalls", lambda most, cuts: dict(zip((4, 8), found, strict=True))[most])
-    assert one.num_partners(lambda most: most) == expected
+    form = ClosedForm(tree, data, 0, "cpu", first_level(tree, 60), parts=PARTS)
+    assert num_partners(form, 8, dict(zip((4, 8), found, strict=True)).__getitem__) == expected
 
 
 def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data, tmp_path):
@@ -246,28 +248,28 @@ def test_what_users_have_is_left_out_of_trials_where_they_do_not_come_back(data,
     once = bt.load_data(tmp_path / "once")
     for each, expected in ((once, False), (data, True)):
         tree = bt.cluster_tree(each)
-        assert start.ClosedFormBuilder(tree, each, 0, "cpu", first_level(tree, 60)).come_back is expected
+        assert ClosedForm(tree, each, 0, "cpu", first_level(tree, 60)).users_repeat is expected
 
 
 @pytest.mark.parametrize("best", [3.0, 30.0, 100.0, 3000.0])
 def test_the_penalty_is_climbed_to_from_the_middle(data, monkeypatch, best):
     tree, tried = bt.cluster_tree(data), []
-    begun = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
+    begun = ClosedForm(tree, data, 0, "cpu", first_level(tree, 60), parts=PARTS)
 
     def quality(penalty, cuts):
         tried.append(penalty)
-        return -abs(start.PENALTIES.index(penalty) - start.PENALTIES.index(best))
+        return -abs(PENALTIES.index(penalty) - PENALTIES.index(best))
 
     monkeypatch.setattr(begun, "quality", quality)
-    assert begun.hill_climb("λ", start.PENALTIES, lambda penalty: penalty, start.FIRST_CUTS) == best
+    assert begun.hill_climb("λ", PENALTIES, lambda penalty: penalty, FIRST_CUTS) == best
     assert tried[0] == 100.0
-    assert begun.hill_climb("λ", start.PENALTIES, None, start.FIRST_CUTS) == best, "chosen once"
+    assert begun.hill_climb("λ", PENALTIES, None, FIRST_CUTS) == best, "chosen once"
 
 
 def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
-    monkeypatch.setattr(start, "TRIAL_ITEMS", 10)
+    monkeypatch.setattr(closed_form, "TRIAL_ITEMS", 10)
     tree = bt.cluster_tree(data)
-    begun = start.ClosedFormBuilder(tree, data, 0, "cpu", first_level(tree, 60))
+    begun = ClosedForm(tree, data, 0, "cpu", first_level(tree, 60), parts=PARTS)
     counts = data.train.events.popularity(data.num_items)
     assert len(begun.trial_items) == 10
     assert int(counts[begun.trial_items].min()) >= int(counts.sort(descending=True).values[9])
@@ -275,7 +277,7 @@ def test_a_trial_solves_for_the_most_popular_items(data, monkeypatch):
     assert [place[item] for item in begun.trial_items.tolist()] == sorted(
         place[item] for item in begun.trial_items.tolist()
     )
-    partners, _ = begun.later_items()
+    partners, _ = later_items(begun)
     assert len(set(partners.columns.tolist())) > 10, "but in the end for all"
 
 

@@ -14,9 +14,9 @@ from beamtree.closed_form import als
 from beamtree.data.views import HISTORY
 from beamtree.ingest import splits
 from beamtree.ingest.prepare import prepare
+from beamtree.parts import sequence
 from beamtree.recommender import Recommender
 from beamtree.scorers.memory import PARTNERS
-from beamtree.train import sequence
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import RECIPES, resolve_settings
 
@@ -98,7 +98,7 @@ def test_where_a_sequence_part_is_trained(log, resolved):
 
 def test_where_a_model_is_refitted(resolved):
     assert {name for name, settings in resolved.items() if settings.refit} == {"cpu", "gpu", "closed"}
-    assert {name for name, recipe in RECIPES.items() if recipe.start is not None} == {"beamtree"}
+    assert {name for name, recipe in RECIPES.items() if recipe.parts} == {"beamtree"}
     assert "| `refit` | wherever there are closed-form parts |" in words_of("docs/train.md")
 
 

@@ -7,8 +7,8 @@ import typer
 
 from beamtree.cli import options
 from beamtree.cli.console import progress, write
-from beamtree.live.content import features_report, features_weight
 from beamtree.live.renewal import edit_run
+from beamtree.parts.content import ContentPart, features_weight
 from beamtree.recommender import Recommender
 from beamtree.serve.item_client import ItemClient, is_url
 from beamtree.threads import use_threads
@@ -53,12 +53,12 @@ def _change_run(run: Path, table: Path, device: str) -> tuple[int, int]:
     def change(copy: Path) -> bool:
         nonlocal counts
         shop = Recommender.load(copy, device=device)
-        before, weight = shop.model.tree.num_placed, features_weight(shop.model)
+        before, weight = shop.model.tree.num_placed, features_weight(shop.model.scorer)
         total = shop.update_items(table)
         added = shop.model.tree.num_placed - before
         counts = added, total - added
-        if features_weight(shop.model) != weight:
-            write(*features_report(shop.model))
+        if features_weight(shop.model.scorer) != weight:
+            write(*ContentPart().report(shop.model.scorer))
         if total:
             shop.save(copy)
         return total > 0

@@ -19,7 +19,7 @@ from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
-from beamtree.live.content import Content, added_report, features_report, with_similar_items
+from beamtree.live.content import added_report
 from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
@@ -155,7 +155,7 @@ def _train_in(
             step = steps_done(folder / TRAINING)
         model = current_backend().load_model(folder / TRAINING, settings.device)
     else:
-        step, model = 0, _build(run, data, build, settings)
+        step, model = 0, _build(run, data, build, settings, features)
         with current_backend().guard() as first:
             if first:
                 write_run(folder, run)  # before training, so that a killed run can be resumed
@@ -165,12 +165,6 @@ def _train_in(
         raise OSError(f"{folder} cannot be written: {error}; free some space and continue with --resume") from error
     report = result.as_report(data.num_items, len(data.val), start_parts(model)).replace("`lr`", "--lr")
     write(report, bold=True)
-    if features is not None:
-        from beamtree.ingest.item_tables import read_catalogue  # polars takes a moment to import
-
-        catalogue = read_catalogue(features, data.items)
-        model = with_similar_items(model, Content(catalogue, model), data.val)
-        write(*features_report(model))
     measured = None
     if settings.refit:
         with percent("the refit to all users") as on_progress:
@@ -213,17 +207,24 @@ def _check_folder(folder: Path, run: dict[str, Any], steps: int, resume: bool) -
     return RunState.NEW
 
 
-def _build(run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: TrainingSettings) -> TreeModel:
-    """Build the tree and fit the closed form, with progress."""
+def _build(
+    run: dict[str, Any], data: Prepared, build: TreeBuilder, settings: TrainingSettings, features: Path | None
+) -> TreeModel:
+    """Build the tree and fit the parts of the score, with progress."""
     write(f"Building a {run['tree']} tree over {data.num_items:,} items")
     tree = build(data, run["arity"], run["seed"])
-    if settings.recipe.start is None:
+    if not settings.parts:
         return build_model(settings, data, tree)
+    catalogue = None
+    if features is not None:
+        from beamtree.ingest.item_tables import read_catalogue  # polars takes a moment to import
+
+        catalogue = read_catalogue(features, data.items)
     start = time.monotonic()
     stages, what = (2, "the closed form and the sequence part") if settings.sequence else (1, "the closed form")
     with percent(what, stages) as on_progress:
-        model = build_model(settings, data, tree, on_progress)
-    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *parts_report(model.scorer))
+        model = build_model(settings, data, tree, on_progress, catalogue)
+    write(f"Fitted {what} in {time.monotonic() - start:.0f} s", *parts_report(model.scorer, settings.parts))
     return model
 
 

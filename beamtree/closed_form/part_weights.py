@@ -13,7 +13,7 @@ from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.kernels import sparse
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
-from beamtree.scorers import Scorer, SumScorer, with_contexts
+from beamtree.scorers import Scorer, as_sum, with_contexts
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.threads import parallel_map
 from beamtree.tree import PAD, Tree, distinct
@@ -172,8 +172,8 @@ def choose_weights(
 
 def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Candidates) -> None:
     """Choose the weights of the parts of a sum in training, on validation users."""
-    scorer = model.scorer
-    if not isinstance(scorer, SumScorer) or scorer.learned is None or len(scorer.names) == 1:
+    scorer = as_sum(model.scorer)
+    if scorer is None or scorer.learned is None or len(scorer.names) == 1:
         return
     before = {name: scorer.weight_of(name) for name in scorer.names}
     active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}

@@ -103,7 +103,7 @@ class Prepared:
 
         A user of several sections is taken from the last of them, which has the most events of theirs.
         """
-        parts, lengths, weights, contexts = [], [], [], []
+        parts, lengths, weights, times, contexts = [], [], [], [], []
         for view, chosen in zip(sections, self._once(sections), strict=True):
             counts = view.events.counts()
             events = chosen.repeat_interleave(counts)
@@ -111,11 +111,14 @@ class Prepared:
             lengths.append(counts[chosen])
             if (own := view.events.own_weights()) is not None:
                 weights.append(own[events])
+            if view.events.times is not None:
+                times.append(view.events.times[view.events.span()][events.cpu()])
             if view.events.contexts is not None:
                 contexts.append(view.events.contexts.number[view.events.span()][events])
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         name = ", ".join(view.events.name for view in sections)
-        result = Events(offsets, torch.cat(parts), name, self.items, torch.cat(weights) if weights else None)
+        all_weights, all_times = (torch.cat(each) if len(each) == len(parts) else None for each in (weights, times))
+        result = Events(offsets, torch.cat(parts), name, self.items, all_weights, all_times)
         if self.train.events.contexts is not None:
             result = replace(result, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
         return result

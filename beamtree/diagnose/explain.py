@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk, widths
 from beamtree.mask import NodeMask, level_span
 from beamtree.model import Query, State, TreeModel
-from beamtree.scorers import SumScorer
+from beamtree.scorers import as_sum
 from beamtree.scorers.base import histories_of
 from beamtree.tree import PAD, Tree
 
@@ -394,8 +394,7 @@ class Parts:
 
     def __init__(self, query: Query) -> None:
         self.query = query
-        scorer = query.model.scorer
-        self.sum = scorer if isinstance(scorer, SumScorer) and not query.model.chained else None
+        self.sum = None if query.model.chained else as_sum(query.model.scorer)
         self._contexts: dict[str, Any] = {}  # by part, made on first use
 
     def of(self, level: int, nodes: Tensor, above: Tensor) -> tuple[tuple[PartScores, ...], PartScores | None]:
@@ -436,16 +435,17 @@ def _part(name: str, values: Tensor) -> PartScores:
 
 def parts_of(model: TreeModel) -> list[str]:
     """The names of the parts of a score that have a weight."""
-    return model.scorer.drop_zero_parts().names if isinstance(model.scorer, SumScorer) else []
+    return model.scorer.drop_zero_parts().names
 
 
 def without_part(model: TreeModel, name: str) -> TreeModel:
     """The same model without one part of its score, sharing the weights."""
     names = parts_of(model)
-    if name not in names or len(names) < 2 or not isinstance(model.scorer, SumScorer):
+    scorer = as_sum(model.scorer.drop_zero_parts())
+    if name not in names or len(names) < 2 or scorer is None:
         parts = ", ".join(names) or "no parts"
         raise ValueError(f"there is no part {name[:80]!r} to leave out: the score of this model is the sum of {parts}")
-    return model.with_scorer(model.scorer.drop_zero_parts().without(name)).eval()
+    return model.with_scorer(scorer.without(name)).eval()
 
 
 _SUBTREES: "WeakKeyDictionary[Tree, tuple[Tensor | None, Subtrees]]" = WeakKeyDictionary()

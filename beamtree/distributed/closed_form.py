@@ -12,7 +12,6 @@ from torch import Tensor
 
 from beamtree.closed_form import als, cooccurrence
 from beamtree.closed_form.als import initial_vectors, principal_axes, solve_batch
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.cooccurrence import (
     Entries,
     ItemMatrix,
@@ -43,6 +42,7 @@ from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import ShardedMemoryScorer
 from beamtree.evaluate import Find
+from beamtree.parts.closed_form import ClosedForm
 from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer
 from beamtree.scorers.factors import Factors
 from beamtree.threads import one_thread
@@ -50,7 +50,7 @@ from beamtree.threads import one_thread
 T = TypeVar("T")
 
 
-class ShardedClosedFormBuilder(ClosedFormBuilder):
+class ShardedClosedForm(ClosedForm):
     """Fits the parts over ranks; factors and lists of partners stay divided."""
 
     def fit_als(self, **options: Any) -> Factors:
@@ -62,11 +62,10 @@ class ShardedClosedFormBuilder(ClosedFormBuilder):
         table.add_interleaved_means(self.tree, InterleavedTable(factors.items.cpu(), self.data.num_items))
         return FactorScorer.from_table(table, factors)
 
-    def popularity(self) -> dict[str, PopularityScorer]:
-        parts, shard = super().popularity(), Shard.of(self.tree, ranks())
-        for part in parts.values():
-            part.table = ShardedTable.of(part.table, shard)
-        return parts
+    def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
+        part = super().popularity_scorer(counts)
+        part.table = ShardedTable.of(part.table, Shard.of(self.tree, ranks()))
+        return part
 
     def count_pairs(self) -> ItemMatrix:
         return sharded_cooccurrence(self.log, self.data.num_items, self.order)

@@ -13,7 +13,7 @@ from torch import Tensor
 from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
 from beamtree.distributed.checkpoint import ShardedCheckpointer, load_part_for_training, save_model, write_sharded
-from beamtree.distributed.closed_form import ShardedCandidates, ShardedClosedFormBuilder
+from beamtree.distributed.closed_form import ShardedCandidates, ShardedClosedForm
 from beamtree.distributed.group import Ranks, connect, disconnect, ranks
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import divided_names, shard_model
@@ -21,7 +21,7 @@ from beamtree.evaluate import Evaluation, measure, search_function
 from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
+from beamtree.scorers import as_sum
 from beamtree.scorers.table import NodeTable
 from beamtree.storage.tensors import check_finite
 from beamtree.train.backend import Backend, use_backend
@@ -90,7 +90,7 @@ class RanksBackend(Backend):
     """All ranks fit one model."""
 
     is_single = False
-    closed_form = ShardedClosedFormBuilder
+    closed_form = ShardedClosedForm
     stepper = ShardedStepper
     checkpointer = ShardedCheckpointer
     load_model = staticmethod(load_part_for_training)
@@ -143,9 +143,9 @@ class RanksBackend(Backend):
 
     def weigh_parts(self, model: TreeModel, users: Data) -> None:
         weigh_parts(model, users, ShardedCandidates)
-        if isinstance(model.scorer, SumScorer):
-            ranks().broadcast_(model.scorer.weights)
-            ranks().broadcast_(model.scorer.calibration)
+        if (scorer := as_sum(model.scorer)) is not None:
+            ranks().broadcast_(scorer.weights)
+            ranks().broadcast_(scorer.calibration)
 
     def recall(self, validation: Validation, model: TreeModel) -> float:
         return ranks().first(validation.recall(model, self.evaluate))

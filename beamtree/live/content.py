@@ -3,8 +3,6 @@
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
 Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
 popularity that a ridge regression expects from its features.
-
-Items of the log get a list of partners with similar features, if validation users find more with it.
 """
 
 from typing import Any
@@ -14,17 +12,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from beamtree.closed_form.content import FeatureMatrix
-from beamtree.closed_form.part_weights import STEPS, USERS, Candidates
-from beamtree.data import BeforeAfter
 from beamtree.data.catalogue import Catalogue
-from beamtree.data.csr import CSR, group_rows
-from beamtree.errors import requires
+from beamtree.data.csr import CSR
 from beamtree.kernels import sparse
-from beamtree.live.edits import CONTENT, MEMORY, incoming, mean_partners
+from beamtree.live.edits import incoming, mean_partners
 from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import MemoryScorer, SumScorer, with_contexts
-from beamtree.tree import PAD
+from beamtree.parts.content import KnownItems
 
 CANDIDATES = 100  # items with the most similar features, of which the similar ones are chosen
 NEAREST = 10  # similar items of a new one
@@ -32,11 +26,6 @@ TASTE = 3.0  # how much more than the features the factors say about which items
 TASTE_DIM = 48  # directions of the factors that are predicted, at most
 POWER = 6  # similar items count by their similarity to this power
 CONFIDENT = 100  # events from which on all items count the same in the regression of factors
-PARTNERS = 30  # of an item of the log, with similar features
-PARTNER_POWER = 2  # they count by their cosine to this power
-READ = 20_000  # entries of the features of other items that are read for these, of one item
-LEAST_GAIN = 0.003  # relative gain in recall on validation users for which they are added
-CERTAIN = 2.5  # standard errors that the gain must be above 0: it is the best of several weights
 MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
 SHOWN_MORE = 1.3, 2.0  # a new item is shown at most this many times as often as others of its popularity; first, too
 PREFERENCE = 1.5  # power of the expected popularity: places pay more where it is high
@@ -55,44 +44,32 @@ class Content:
     """
 
     def __init__(self, catalogue: Catalogue, model: TreeModel) -> None:
-        with requires("", "reading features"):
-            from beamtree.ingest.item_features import ItemFeatures
-        assert catalogue.table is not None
         tree = model.tree
-        frame = catalogue.attributes
-        known = torch.arange(min(tree.num_items, len(frame)))
-        events = torch.zeros(len(known)) if model.popularity is None else model.popularity[known].cpu().double()
-        placed = tree.leaf_of_item(known.to(tree.device)).cpu() != PAD
-        self._items = known[placed]
-        frame, events = frame[self._items.numpy()], events[self._items]
-        self._features = ItemFeatures.fit(frame, leave_out=[catalogue.table.item])
-        self._matrix = FeatureMatrix(self._features.transform(frame), self._features.width)
+        self._known = KnownItems(catalogue, tree)
+        self._items = self._known.items
+        events = torch.zeros(tree.num_items) if model.popularity is None else model.popularity.cpu().double()
+        events = events[self._items]
         self._has_events = events > 0 if bool((events > 0).any()) else torch.ones(len(events), dtype=torch.bool)
         logs, counted = (events + 1).log(), self._has_events.float()
         target = (logs - (logs * counted).sum() / counted.sum()).float().unsqueeze(1)
-        self._popularity = self._matrix.regression(target, counted, PENALTY)
-        expected = (PREFERENCE * self._matrix.predict(self._popularity)).exp()
+        self._popularity = self._known.matrix.regression(target, counted, PENALTY)
+        expected = (PREFERENCE * self._known.matrix.predict(self._popularity)).exp()
         self._usual = float(expected[self._has_events].mean()) if len(logs) else 1.0
         scorer = model.scorer
         self._taste: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about it
-        if isinstance(scorer, SumScorer) and "factors" in scorer.names and scorer.weight_of("factors") and len(logs):
+        if scorer.weight_of("factors") and len(logs):
             factors, confidence = model.vectors_of(self._items), counted * events.clamp(1, CONFIDENT).float()
             confidence /= confidence.mean()
             factors = factors[:, factors.var(0).topk(min(TASTE_DIM, factors.shape[1])).indices]
             factors -= (factors * confidence.unsqueeze(1)).mean(0)
-            self._taste = normalize(factors), self._matrix.regression(factors, confidence, PENALTY)
-
-    @property
-    def width(self) -> int:
-        """How many features there are."""
-        return self._features.width
+            self._taste = normalize(factors), self._known.matrix.regression(factors, confidence, PENALTY)
 
     def _similar(self, new: FeatureMatrix) -> tuple[Tensor, Tensor]:
         """The items with events that new ones are like, and shares, whose sum is 1, or 0 without any [n, NEAREST] each.
 
         Of the items with the most similar features, those whose factors are most similar to the predicted ones.
         """
-        nearest, similarity = self._matrix.nearest(new, CANDIDATES)
+        nearest, similarity = self._known.matrix.nearest(new, CANDIDATES)
         similarity *= self._has_events[nearest]
         if self._taste is not None:
             known, weights = self._taste
@@ -104,25 +81,17 @@ class Content:
         shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
         return self._items[nearest.gather(1, best.indices)], shares
 
-    def partners(self, num_items: int) -> CSR:
-        """For each item, others with similar features, weighted by a power of the cosine."""
-        nearest, cosines = self._matrix.nearest(self._matrix, PARTNERS + 1, READ)
-        itself = torch.arange(len(nearest)).unsqueeze(1)
-        real = (cosines > 0) & (nearest != itself)
-        row, column = self._items[itself.expand_as(nearest)[real]], self._items[nearest[real]]
-        return group_rows(row, column.int(), num_items, cosines[real] ** PARTNER_POWER)
-
     def placements(self, model: TreeModel, rows: Any, background: BackgroundUsers | None) -> list[Placement]:
         """Where new items go, given their rows of the table; without background users nothing is scaled.
 
         An item that has no feature in common with others is like none of them.
         """
-        new = FeatureMatrix(self._features.transform(rows), self._features.width)
+        new = FeatureMatrix(self._known.features.transform(rows), self._known.width)
         (similar, shares), scorer = self._similar(new), model.scorer
         real = shares > 0
         rows_of = (part[real].split(real.sum(1).tolist()) for part in (similar, shares))
         like = [Placement(items, share) for items, share in zip(*rows_of, strict=True)]
-        if background is None or not isinstance(scorer, SumScorer):
+        if background is None or not scorer.names:
             return like
         offsets = torch.arange(len(similar) + 1) * similar.shape[1]
         alike = CSR(offsets, similar.flatten(), shares.flatten())
@@ -140,57 +109,6 @@ class Content:
             Placement(*each[:2], *learned) if len(each.items) else each
             for each, *learned in zip(like, sources, weights, vectors, strict=True)
         ]
-
-
-def with_similar_items(
-    model: TreeModel, content: Content, users: BeforeAfter, measured: TreeModel | None = None
-) -> TreeModel:
-    """The model with items of similar features as one more list of its memory, if users find more with it.
-
-    Args:
-        model: with the parts and weights that it has without features.
-        content: the features of its items.
-        users: validation users, by whom the weight is chosen.
-        measured: the same model before it was fitted to these users, if it was.
-    """
-    measured = measured or model
-    scorer, tree = measured.scorer, measured.tree
-    if not isinstance(scorer, SumScorer) or not len(users) or not content.width:
-        return model
-    if MEMORY not in scorer.names or not scorer.weight_of(MEMORY):
-        return model
-    partners = content.partners(tree.num_items)
-    parts = {"model": scorer, CONTENT: MemoryScorer.from_partners([partners], [RECENCY]).to(tree.device)}
-    users_in_context = with_contexts(scorer, users.sample(USERS))
-    candidates = Candidates(tree, parts, users_in_context, model.first_level, str(tree.device))
-    unit = float(candidates.units[1] / candidates.units[0])
-    before = candidates.user_recalls({"model": 1.0, CONTENT: 0.0})
-    trials = {step * unit: candidates.user_recalls({"model": 1.0, CONTENT: step * unit}) - before for step in STEPS}
-    gains = {weight: (gain / before.mean(0).clamp(min=1e-9)).mean(1) for weight, gain in trials.items()}  # of each user
-    weight = max(gains, key=lambda each: float(gains[each].mean()))
-    error = float(gains[weight].std(correction=0)) / len(before) ** 0.5
-    if float(gains[weight].mean()) < max(LEAST_GAIN, CERTAIN * error):
-        return model
-    assert isinstance(model.scorer, SumScorer)
-    memory = model.scorer.part(MEMORY)
-    assert isinstance(memory, MemoryScorer)
-    more = memory.with_list(partners, RECENCY * weight / scorer.weight_of(MEMORY))
-    changed = model.scorer.with_parts({MEMORY: more})
-    changed.hyperparameters |= {CONTENT: weight}
-    changed.calibration = candidates.calibration({"model": 1.0, CONTENT: weight})
-    return model.with_scorer(changed).eval()
-
-
-def features_weight(model: TreeModel) -> float:
-    """The weight of items with similar features in the memory of a model; 0 where there are none."""
-    scorer = model.scorer
-    return float(scorer.hyperparameters.get(CONTENT, 0.0)) if isinstance(scorer, SumScorer) else 0.0
-
-
-def features_report(model: TreeModel) -> list[str]:
-    """A line about items with similar features; none where they are not used."""
-    weight = features_weight(model)
-    return [f"Validation users find more with items of similar features: their weight is {weight:.2g}."] * bool(weight)
 
 
 def added_report(count: int) -> list[str]:
@@ -218,7 +136,6 @@ def needed_scale(
         rates: the popularity that is expected of each, relative to the average item [n].
         background: users, and the score that an item needs to be shown to them.
     """
-    assert isinstance(model.scorer, SumScorer)
     x = background.x
     ends = torch.arange(1, len(x) + 1) * x.shape[1]
     history = sparse.distinct_spans(

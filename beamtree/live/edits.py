@@ -13,12 +13,13 @@ from beamtree.data.csr import CSR, entries_of_rows, group_rows, strongest, sum_d
 from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, TableScorer
+from beamtree.parts.memory import MemoryPart
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, TableScorer, as_sum
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
-ADDED, MEMORY = "added", "memory"  # parts of a sum: partners of items added later, and those that were fitted
-CONTENT = "content"  # the weight of the last list of the memory in the hyperparameters, if that is of similar features
+ADDED = "added"  # a part of a sum: partners of items added later
+MEMORY = MemoryPart.name
 
 
 def with_items(
@@ -52,17 +53,15 @@ def with_items(
     for number, (start, stop) in zip(numbers, pairwise(ends), strict=True):
         slots.take(slots.best(near[start:stop], shares[start:stop]), number)
     grown = tree.with_items(slots.tensor().to(tree.device), len(ids))
-    tables = scorer.tables().values() if isinstance(scorer, SumScorer) else [scorer]
-    for table in tables:
-        if isinstance(table, TableScorer):
-            _write_rows(table, tree, grown, numbers, like, list(new.values()))
-    if isinstance(scorer, SumScorer) and partners:
-        scorer = _with_edges(
-            scorer, _new_edges(scorer, numbers, like, list(new.values())), torch.tensor(numbers), len(ids)
-        )
-    elif isinstance(scorer, SumScorer):
-        memories = {name: part for name in scorer.names if isinstance(part := scorer.part(name), MemoryScorer)}
-        scorer = scorer.with_parts({name: memory.grown(len(ids)) for name, memory in memories.items()})
+    for table in scorer.tables().values():
+        _write_rows(table, tree, grown, numbers, like, list(new.values()))
+    parts = as_sum(scorer)
+    if parts is not None and partners:
+        edges = _new_edges(parts, numbers, like, list(new.values()))
+        scorer = _with_edges(parts, edges, torch.tensor(numbers), len(ids))
+    elif parts is not None:
+        memories = {name: part for name in parts.names if isinstance(part := parts.part(name), MemoryScorer)}
+        scorer = parts.with_parts({name: memory.grown(len(ids)) for name, memory in memories.items()})
     return _copy_with(model, grown, scorer, ids)
 
 
@@ -166,11 +165,9 @@ def outgoing(memory: MemoryScorer, items: Tensor) -> Entries:
     return row % max(1, len(items)), memory.partners[entry].long(), weight
 
 
-def mean_partners(
-    scorer: SumScorer, partners_of: Callable[[MemoryScorer, Tensor], Entries], like: CSR, most: int
-) -> CSR:
+def mean_partners(scorer: Scorer, partners_of: Callable[[MemoryScorer, Tensor], Entries], like: CSR, most: int) -> CSR:
     """The strongest partners of new items: sums of those of the items that each is like, multiplied by the shares."""
-    memory = scorer.part(MEMORY) if MEMORY in scorer.names else None
+    memory = scorer.scorers().get(MEMORY)
     like = like.filter(like.columns < (memory.num_items if isinstance(memory, MemoryScorer) else 0))
     assert like.values is not None
     if not isinstance(memory, MemoryScorer) or not len(like.columns):

@@ -43,7 +43,6 @@ from beamtree.live.placement import (
 from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.query import History
-from beamtree.scorers import SumScorer
 from beamtree.tree import PAD
 
 log = logging.getLogger("beamtree")
@@ -580,7 +579,7 @@ class LiveModel:
 
     def _background_users(self) -> BackgroundUsers | None:
         """Users to learn from; None without a training log, and for a scorer that cannot."""
-        if self._data is None or not len(self._data.train) or not isinstance(self.model.scorer, SumScorer):
+        if self._data is None or not len(self._data.train) or not self.model.scorer.names:
             return None
         with BACKGROUND_LOCK:
             self._background = users = self._background or BackgroundUsers(self.model, self._data)

@@ -19,7 +19,7 @@ from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
 from beamtree.model import TreeModel
 from beamtree.query import id_list, pad_histories
-from beamtree.scorers import FactorScorer, SumScorer
+from beamtree.scorers import FactorScorer
 from beamtree.scorers.memory import PARTNERS, recency_weights
 from beamtree.tree import PAD, Tree
 
@@ -152,11 +152,9 @@ class BackgroundUsers:
 
 def _user_factors(model: TreeModel, x: Tensor) -> Tensor:
     """The factors of users [B, dim]; dim is 0 where the model has no factors with a weight."""
-    scorer = model.scorer
-    if not isinstance(scorer, SumScorer) or "factors" not in scorer.names or not scorer.weight_of("factors"):
+    part = model.scorer.scorers().get("factors")
+    if not isinstance(part, FactorScorer) or not model.scorer.weight_of("factors"):
         return torch.empty(len(x), 0)
-    part = scorer.part("factors")
-    assert isinstance(part, FactorScorer)
     return part.context(model.tree, x).user.cpu()
 
 
@@ -232,7 +230,6 @@ def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], backgr
     result = like_items(items[nearest])._replace(sources=items[strongest], weights=of_events[strongest])
     if not factors.shape[1]:
         return result
-    assert isinstance(model.scorer, SumScorer)
     return result._replace(factors=of_factors / model.scorer.weight_of("factors"))
 
 

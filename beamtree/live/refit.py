@@ -12,14 +12,13 @@ from typing import Any
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.evaluate import FittedUsers
-from beamtree.live.edits import ADDED, CONTENT, MEMORY, edges_of, memory_of, with_hidden
+from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden
 from beamtree.live.events import Event
 from beamtree.model import TreeModel
+from beamtree.parts import PARTS, Part
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, SumScorer, context_part
-from beamtree.scorers.context import CONTEXT
+from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
 from beamtree.train.backend import current_backend
-from beamtree.train.context import refit_context
 
 CUTS = (10, 50, 100, 200)  # measured before a refit
 BEFORE = "before the refit, fitted to the training users alone"
@@ -34,30 +33,28 @@ def refit_parts(
     on_progress: OnProgress = no_progress,
     *,
     start: FactorScorer | None = None,
+    parts: Sequence[Part] = (),
 ) -> TreeModel:
     """The model with its closed-form parts fitted again, to these events, with the penalties and weights that it has.
 
     Trained parts stay as they are. Partners of items that were added later stay where the events do not contain the
-    item. On the same events the parts are what they were. With `start`, ALS goes on from these factors.
+    item. On the same events the parts are what they were. With `start`, ALS goes on from these factors. `parts` are
+    those from outside the package; one that is not given stays as it is.
     """
-    scorer, backend = model.scorer, current_backend()
+    scorer, backend = as_sum(model.scorer), current_backend()
     count, device = model.tree.num_items, str(model.tree.device)
-    if not has_closed_form(model):
+    if scorer is None or not has_closed_form(model):
         raise ValueError("only a model with closed-form parts can be refitted: train with the recipe beamtree")
-    assert isinstance(scorer, SumScorer)
     data = replace(data, description={**data.description, "num_items": count})
-    builder = backend.closed_form(
+    form = backend.closed_form(
         model.tree, data, seed, device, model.first_level, on_progress,
-        events=events, hyperparameters=dict(scorer.hyperparameters), start=start,
+        events=events, hyperparameters=dict(scorer.hyperparameters), start=start, parts=(*PARTS, *parts),
     )  # fmt: skip
-    parts = builder.all_parts()
-    # Parts with a weight of 0 were not saved.
-    changed: dict[str, Scorer] = {name: parts.part(name).to(device) for name in parts.names if name in scorer.names}
-    if CONTENT in scorer.hyperparameters and MEMORY in changed:  # features do not change
-        before, fitted = scorer.part(MEMORY), changed[MEMORY]
-        assert isinstance(before, MemoryScorer)
-        assert isinstance(fitted, MemoryScorer)
-        changed[MEMORY] = fitted.with_list(*before.last_list())
+    fitted = form.fit()
+    closed = {name: fitted.part(name).to(device) for name in fitted.names}
+    changed: dict[str, Scorer] = {}
+    for part in form.parts:
+        changed |= part.refit(scorer, closed, form)
     popularity = events.popularity(count)
     if ADDED in scorer.names:
         added = scorer.part(ADDED)
@@ -65,9 +62,6 @@ def refit_parts(
         edges = edges_of(added)
         unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
         changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
-    context = context_part(scorer)
-    if context is not None and events.contexts is not None:
-        changed[CONTEXT] = refit_context(context, model.tree, events, count, seed)
     result = model.with_scorer(scorer.with_parts(changed))
     result.popularity = popularity
     return backend.place(result, device).eval()
@@ -75,11 +69,11 @@ def refit_parts(
 
 def has_closed_form(model: TreeModel) -> bool:
     """Whether a model has parts that can be fitted again."""
-    return isinstance(model.scorer, SumScorer) and bool(model.scorer.hyperparameters)
+    return bool(model.scorer.hyperparameters)
 
 
 def refit_to_all(
-    model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress
+    model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress, parts: Sequence[Part] = ()
 ) -> tuple[TreeModel, dict[str, Any]]:
     """The model that serves, fitted to all users; and its scores on the test users before, as run.json records them."""
     backend = current_backend()
@@ -87,9 +81,9 @@ def refit_to_all(
     if len(data.test):
         result = backend.evaluate(model, data.test, beam_size=max(DEFAULT_BEAM_SIZE, *CUTS), m=CUTS)
         measured["scores"] = result.records()
-    factors = model.scorer.scorers().get("factors") if isinstance(model.scorer, SumScorer) else None
+    factors = model.scorer.scorers().get("factors")
     start = factors if isinstance(factors, FactorScorer) and backend.is_single else None  # ranks have parts of them
-    return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start), measured
+    return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start, parts=parts), measured
 
 
 def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) -> list[str]:
@@ -111,9 +105,15 @@ def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) 
     return [*before, line]
 
 
-def before_refit(model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress) -> TreeModel:
+def before_refit(
+    model: TreeModel,
+    data: Prepared,
+    seed: int,
+    on_progress: OnProgress = no_progress,
+    parts: Sequence[Part] = (),
+) -> TreeModel:
     """The model as it was before it was fitted to all users; items that were added later are hidden."""
-    result = refit_parts(model, data, data.train.events, seed, on_progress)
+    result = refit_parts(model, data, data.train.events, seed, on_progress, parts=parts)
     added = range(data.num_items, model.tree.num_items)
     return with_hidden(result, [*model.tree.hidden().tolist(), *added]) if added else result
 

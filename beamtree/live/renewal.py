@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, retrieve
-from beamtree.closed_form.builder import LEARNED
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
@@ -42,12 +41,14 @@ from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog
 from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.placement import NEAREST, Placement
-from beamtree.live.refit import fitted_sections, refit_parts, seed_of
+from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
 from beamtree.live.saved import load_changes, save_changes
 from beamtree.metrics import bootstrap, default_m, hits
 from beamtree.model import TreeModel
+from beamtree.parts import Part
+from beamtree.parts.deep import DEEP
 from beamtree.progress import Reporter, clock
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.scorers import Scorer, as_sum
 from beamtree.storage.models import save_model
 from beamtree.storage.settings import SETTINGS
 from beamtree.train.options import TrainingOptions
@@ -149,6 +150,7 @@ def renew(
     time_format: str | None = None,
     device: str = "cpu",
     scorers: Sequence[type[Scorer]] = (),
+    parts: Sequence[Part] = (),
     verbose: bool = True,
 ) -> Renewal:
     """Add new events to a run's log and renew its model, unless recall of the newest events is lower than before.
@@ -168,6 +170,7 @@ def renew(
         time_format: the format of dates as in strptime. Default: detected.
         device: cpu or cuda.
         scorers: scorer classes from outside the package.
+        parts: parts from outside the package; one that is not given stays as it was.
         verbose: print progress on standard error.
     """
     with requires("", "reading a log"):
@@ -188,7 +191,7 @@ def renew(
         Reporter(verbose) as report,
     ):
         old = open_model(folder, device, scorers)
-        if not isinstance(old.scorer, SumScorer) or not old.scorer.hyperparameters:
+        if not has_closed_form(old):
             raise ValueError(f"{folder} has no closed-form parts to renew: train it with the recipe beamtree")
         assert old.ids is not None
         data, new_run = open_data(folder, old), draft / folder.name
@@ -224,10 +227,10 @@ def renew(
         if steps:  # beside parts that do not know the validation users
             report.stage("Training")
             training = _of_training_users(rest, joined, sections)
-            grown = refit_parts(grown, joined, training, seed)
+            grown = refit_parts(grown, joined, training, seed, parts=parts)
             grown = _trained(grown, replace(joined, train=BeforeAfter(training)), settings, steps)
         report.stage("Fitting the closed form")
-        model = refit_parts(grown, joined, rest, seed)
+        model = refit_parts(grown, joined, rest, seed, parts=parts)
         report.stage("Comparing with yesterday's model")
         changes, is_worse = ([], False) if users is None else _compare(old, model, users)
         unchanged, shown = compare_answers(old, model, data)
@@ -324,10 +327,10 @@ def _trained(model: TreeModel, data: Prepared, run: dict[str, Any], steps: int) 
     options = TrainingOptions(**{name: run[name] for name in names}, steps=steps, sequence=False)
     settings = resolve_settings(data, replace(options, device=str(model.tree.device)))
     model = copy.deepcopy(model)
-    assert isinstance(model.scorer, SumScorer)
-    if model.scorer.learned is None:  # its weight was 0
+    scorer = as_sum(model.scorer)
+    if scorer is not None and scorer.learned is None:  # its weight was 0
         network = settings.recipe.scorer(model.tree, data, settings.seed).to(model.tree.device)
-        model = model.with_scorer(model.scorer.with_part(LEARNED, network, 0.0, learned=True))
+        model = model.with_scorer(scorer.with_part(DEEP, network, 0.0, learned=True))
     train_model(settings, data, model)
     return model.eval()
 
@@ -367,7 +370,8 @@ def _some(events: Events, kept: Tensor, name: str) -> Events:
     contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
     lengths = torch.bincount(torch.repeat_interleave(events.counts())[kept], minlength=len(events))
     offsets = pad(lengths.cumsum(0), (1, 0))
-    return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, contexts=contexts)
+    times = None if events.times is None else events.times[events.span()][kept]
+    return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, times, contexts)
 
 
 def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, BeforeAfter] | None:

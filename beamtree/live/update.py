@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
-from beamtree.data.csr import group_rows
 from beamtree.live.events import as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
+from beamtree.parts import Part
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
 
@@ -22,6 +22,7 @@ def update_model(
     dislikes: Mapping[str, Sequence[str]],
     data: Prepared | None,
     run: Mapping[str, object],
+    parts: Sequence[Part] = (),
 ) -> None:
     """Add the new items of some events, record them, and refit the closed-form parts if the log is available.
 
@@ -31,6 +32,7 @@ def update_model(
         dislikes: the items that users dislike, which are recorded too.
         data: the training log, if available.
         run: the content of run.json.
+        parts: those from outside the package.
     """
     live.update_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
     live.record_events(
@@ -39,7 +41,7 @@ def update_model(
     live.record_dislikes(dislikes)
     if data is not None and has_closed_form(live.model):
         joined = _all_events(data, fitted_sections(data, run, updated=True), live)
-        live.replace_model(refit_parts(live.model, data, joined, seed_of(run)))
+        live.replace_model(refit_parts(live.model, data, joined, seed_of(run), parts=parts))
 
 
 def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -74,5 +76,11 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
     weights = None if weights is None else torch.cat([weights, torch.ones(len(items))])
-    by_user = group_rows(owner, item.int(), len(rows), weights)
-    return Events(by_user.offsets, by_user.columns, f"{events.name}, {len(items)} more", events.ids, by_user.values)
+    order = owner.argsort(stable=True)
+    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    weights = None if weights is None else weights[order]
+    times = None
+    if events.times is not None:  # recorded events are newer than the log
+        newest = events.times.max() if len(events.times) else torch.tensor(0)
+        times = torch.cat([events.times, newest.expand(len(items))])[order]
+    return Events(offsets, item.int()[order], f"{events.name}, {len(items)} more", events.ids, weights, times)

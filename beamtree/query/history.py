@@ -16,7 +16,7 @@ from beamtree.data.ids import as_given, as_id
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer, context_part
+from beamtree.scorers import context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
 
@@ -138,7 +138,7 @@ def in_context(
         raise ValueError(f"{counts}: give one for each history, or one for all")
     if not all(isinstance(each, Mapping) for each in contexts):
         raise ValueError('a context is a dict, such as {"country": "DE", "hour": 20}')
-    fitted = model.scorer.hyperparameters if isinstance(model.scorer, SumScorer) else {}
+    fitted = model.scorer.hyperparameters
     known = fitted.get(CONTEXT, {}).get("columns", [])
     unknown = next((column for each in contexts for column in each if column not in known), None)
     if unknown is not None:

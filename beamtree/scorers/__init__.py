@@ -11,7 +11,7 @@ from beamtree.scorers.memory import MemoryScorer
 from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
 from beamtree.scorers.sequence import SequenceScorer
-from beamtree.scorers.sum import SumScorer
+from beamtree.scorers.sum import SumScorer, as_sum
 from beamtree.scorers.table import NodeTable
 
 # What a saved model can name. A new scorer is one file and one line here; one from outside is passed to `load_model`.
@@ -43,6 +43,7 @@ __all__ = [
     "SequenceScorer",
     "SumScorer",
     "TableScorer",
+    "as_sum",
     "context_names",
     "context_part",
     "with_contexts",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -34,6 +35,7 @@ class Scorer(nn.Module, ABC):
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
     reads_context = False  # whether x has the values of contexts after the histories: see `data.contexts`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
 
     @property
     def kind(self) -> str:
@@ -86,6 +88,29 @@ class Scorer(nn.Module, ABC):
         make: Any = cls
         scorer: Self = make(**settings, seed=None)
         return scorer
+
+    # What a sum of scorers has; any other has no parts
+
+    @property
+    def names(self) -> list[str]:
+        """The parts of a sum, in the order of their weights."""
+        return list(self.scorers())
+
+    def scorers(self) -> Mapping[str, "Scorer"]:
+        """The parts of a sum by name."""
+        return {}
+
+    def weight_of(self, name: str) -> float:
+        """The weight of a part on the leaves; 0 for one that there is not."""
+        return 0.0
+
+    def drop_zero_parts(self) -> "Scorer":
+        """The sum of the parts whose weights are not 0."""
+        return self
+
+    def tables(self) -> "Mapping[str, TableScorer]":
+        """The parts that have rows of nodes, by name; the scorer itself, if it is no sum and has them."""
+        return {}
 
     def learner(self) -> "Scorer":
         """What gradients train: all of it, unless a scorer says otherwise."""
@@ -147,6 +172,9 @@ class TableScorer(Scorer):
     @property
     def capturable(self) -> bool:
         return self.table.capturable
+
+    def tables(self) -> "Mapping[str, TableScorer]":
+        return {SCORE: self}
 
     def item_vectors(self, tree: Tree) -> Tensor:
         """What the leaves of the items are known by [M, dim]."""

@@ -38,6 +38,7 @@ class SumScorer(TableScorer):
         knots: points of the calibration; without it, a line through the origin.
     """
 
+    hyperparameters: dict[str, Any]
     weights: Tensor
     calibration: Tensor  # scores and logits: how often an item with such a score is chosen [2, K]; see `calibrated`
 
@@ -68,11 +69,6 @@ class SumScorer(TableScorer):
         """Whether any of its parts does."""
         return any(part.reads_context for part in self.scorers().values())
 
-    @property
-    def names(self) -> list[str]:
-        """The parts, in the order of their weights."""
-        return list(self.scorers())
-
     def scorers(self) -> Mapping[str, Scorer]:
         """The parts by name, without the detours of `nn.Module`: every search asks for them several times."""
         return self._modules["parts"]._modules  # type: ignore[union-attr, return-value]
@@ -94,8 +90,8 @@ class SumScorer(TableScorer):
         return {name: value for name, value in state if name in ("weights", "calibration") or name.startswith(own)}
 
     def weight_of(self, name: str) -> float:
-        """The weight of a part on the leaves."""
-        return float(self.weights[-1, self.names.index(name)])
+        """The weight of a part on the leaves; 0 for one that there is not."""
+        return float(self.weights[-1, self.names.index(name)]) if name in self.scorers() else 0.0
 
     def set_weights(self, **weights: float) -> "SumScorer":
         """Set the weights of parts on all levels."""
@@ -256,6 +252,11 @@ class SumScorer(TableScorer):
         histories = histories_of(self, x)
         for part in self.scorers().values():
             part.check(x if part.reads_context else histories)
+
+
+def as_sum(scorer: Scorer) -> SumScorer | None:
+    """The scorer, if it is a sum."""
+    return scorer if isinstance(scorer, SumScorer) else None
 
 
 def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from beamtree.files.atomic import fsync
 from beamtree.files.checksums import file_checksum, is_read_fully, with_checksum
 from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
-from beamtree.scorers import SCORERS, NodeTable, Scorer, SumScorer, TableScorer
+from beamtree.scorers import SCORERS, NodeTable, Scorer, TableScorer
 from beamtree.storage.settings import (
     DTYPES,
     FORMATS,
@@ -63,8 +63,6 @@ def save_model(model: TreeModel, folder: str | Path) -> None:
 
 def without_zero_parts(model: TreeModel) -> TreeModel:
     """The model without parts of a sum that have weight 0; the model itself if there are none."""
-    if not isinstance(model.scorer, SumScorer):
-        return model
     scorer = model.scorer.drop_zero_parts()
     return model if scorer is model.scorer else model.with_scorer(scorer)
 

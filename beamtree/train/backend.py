@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.files.staging import folder_lock
 from beamtree.model import TreeModel
+from beamtree.parts.closed_form import ClosedForm
 from beamtree.storage.models import load_model, save_model, write_finished
 from beamtree.storage.tensors import check_finite
 from beamtree.train.checkpoint import Checkpointer
@@ -28,7 +28,7 @@ class Backend:
 
     is_first = True  # whether this process writes files and reports
     is_single = True  # whether this is the only process
-    closed_form: type[ClosedFormBuilder] = ClosedFormBuilder
+    closed_form: type[ClosedForm] = ClosedForm
     stepper: type[Stepper] = Stepper
     checkpointer: type[Checkpointer] = Checkpointer
     load_model = staticmethod(load_model)  # of a model whose training continues

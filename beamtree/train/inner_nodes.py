@@ -11,11 +11,11 @@ from beamtree.closed_form.calibration import logistic
 from beamtree.data import Data
 from beamtree.methods import Method
 from beamtree.model import TreeModel
+from beamtree.parts.sequence import SEQUENCE
 from beamtree.scorers import Scorer, SequenceScorer, SumScorer
 from beamtree.targets import any_relevant
 from beamtree.train.loop import fit
 from beamtree.train.schedule import Schedule
-from beamtree.train.sequence import SEQUENCE
 from beamtree.tree import PAD, Tree
 
 BATCH = 128

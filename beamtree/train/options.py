@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamtree.closed_form.builder import ClosedFormBuilder
 from beamtree.data import BeforeAfter, Data, Prepared
 from beamtree.methods import Method
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.parts import Part
+from beamtree.scorers import Scorer
 from beamtree.tree import Tree
 
 MakeScorer = Callable[[Tree, Prepared, int], Scorer]  # (tree, data, seed)
@@ -28,7 +28,7 @@ class Recipe:
     epochs: int | None  # None: enough for the usual number of steps
     warm_up: bool  # whether methods that walk a beam begin as TDM
     instances: Callable[[BeforeAfter], Data]  # from training users to the instances of a step
-    start: Callable[[ClosedFormBuilder], SumScorer] | None = None  # closed-form parts that the scorer is added to
+    parts: tuple[Part, ...] = ()  # of a sum, of which the scorer is the last; none: the scorer is the whole score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class TrainingOptions:
     seed: int = 0
     refit: bool | None = None
     sequence: bool | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def method_name(self) -> str:

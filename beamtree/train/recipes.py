@@ -3,29 +3,29 @@
 `Recommender.fit` and the commands train, compare and demo all call `resolve_settings`, `build_model` and `train_model`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from beamtree.closed_form.builder import LEARNED, SAME_ITEMS, ClosedFormBuilder
 from beamtree.data import Data, Prepared, SlidingWindows
+from beamtree.data.catalogue import Catalogue
 from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
+from beamtree.parts import PARTS, Part
+from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
+from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
+from beamtree.parts.sequence import SEQUENCE
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import DeepScorer, Scorer, SumScorer
-from beamtree.scorers.context import CONTEXT
-from beamtree.scorers.popularity import POPULARITY
+from beamtree.scorers import Scorer, SumScorer
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
-from beamtree.train.context import add_context
 from beamtree.train.loop import OnStep, fit, per_epoch
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.schedule import Schedule, constant, cosine
-from beamtree.train.sequence import SEQUENCE, add_sequence
 from beamtree.train.validation import OnCheck, Progress, Validation
 from beamtree.tree import Tree
 
@@ -51,19 +51,9 @@ def default_sizes(device: torch.device | str) -> Sizes:
     return DEFAULT_SIZES["cpu" if torch.device(device).type == "cpu" else "cuda"]
 
 
-def deep_from_factors(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
-    """The deep scorer with shared rows, initialized from co-occurrence factors."""
-    return DeepScorer(tree.num_nodes, seed=seed).start_from(tree, data.factors)
-
-
-def deep_as_published(tree: Tree, data: Prepared, seed: int) -> DeepScorer:
-    """The deep scorer with separate rows drawn from N(0, 1)."""
-    return DeepScorer(tree.num_nodes, scale=1.0, share=False, seed=seed)
-
-
 DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
 RECIPES = {
-    "beamtree": replace(DEEP, start=ClosedFormBuilder.all_parts),
+    "beamtree": replace(DEEP, parts=PARTS),
     "deep": DEEP,
     "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
@@ -85,7 +75,7 @@ class TrainingSettings:
     seed: int = 0
     device: str = "cpu"
     refit: bool = False
-    sequence: bool = False
+    parts: tuple[Part, ...] = ()  # of the sum that is fitted; none: the scorer of the recipe is the whole score
     check_every: int | None = None  # steps between validation checks; None: a twentieth of all
 
     def instances(self, data: Prepared) -> Data:
@@ -93,6 +83,17 @@ class TrainingSettings:
         if self.method.single_target:
             return SlidingWindows(data.train.events)
         return self.recipe.instances(data.train)
+
+    @property
+    def sequence(self) -> bool:
+        """Whether a sequence part is trained."""
+        return any(part.name == SEQUENCE for part in self.parts)
+
+    @property
+    def parts_from_outside(self) -> tuple[Part, ...]:
+        """Those that are not of the recipe."""
+        own = {part.name for part in self.recipe.parts}
+        return tuple(part for part in self.parts if part.name not in own)
 
     def num_steps(self, data: Prepared) -> int:
         """The number of steps, unless training stops early."""
@@ -119,7 +120,7 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
     """Check the options, and choose what was left open for these data and this device."""
     recipe = check_names(options)
     if options.scorer is not None:
-        recipe = replace(recipe, scorer=_scorer_function(options.scorer), start=None)
+        recipe = replace(recipe, scorer=_scorer_function(options.scorer), parts=())
     lr = recipe.lr if options.lr is None else options.lr
     if not 0 < lr <= MAX_LR:
         raise ValueError(f"lr={lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
@@ -147,35 +148,50 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
     if data.train.events.contexts is not None and not current_backend().is_single:
         raise ValueError("contexts need a single process: train without torchrun")
     if method.chained:  # closed-form parts do not give logits of a node among its siblings
-        recipe = replace(recipe, start=None)
-    if options.refit and recipe.start is None:
+        recipe = replace(recipe, parts=())
+    if options.refit and not recipe.parts:
         raise ValueError("`refit` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
     held_out = len(data.val) + len(data.test) > 0  # without, a refit would change nothing
-    refit = recipe.start is not None and held_out if options.refit is None else options.refit
+    refit = bool(recipe.parts) and held_out if options.refit is None else options.refit
     settings = TrainingSettings(
         recipe, method, beam_size, batch_size, options.epochs, options.steps, lr,
         options.optimizer, options.patience, options.seed, options.device, refit,
-        _trains_sequence(data, options, recipe),
+        _parts(data, options, recipe),
     )  # fmt: skip
     if options.epochs is not None or options.steps is not None:
         return settings
-    if recipe.start is not None and sizes is DEFAULT_SIZES["cpu"]:
+    if bool(recipe.parts) and sizes is DEFAULT_SIZES["cpu"]:
         return replace(settings, steps=0)  # the steps that a CPU has time for do not improve on the closed form
     steps_per_epoch = max(1, per_epoch(settings.instances(data), batch_size))
     return replace(settings, epochs=recipe.epochs or max(1, round(sizes.steps / steps_per_epoch)))
+
+
+def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Part, ...]:
+    """The parts to try, those from outside before the one that is trained; a ValueError where one cannot be fitted."""
+    is_single = current_backend().is_single
+    trains_sequence = _trains_sequence(data, options, recipe)
+    parts = [part for part in recipe.parts if part.name != SEQUENCE or trains_sequence]
+    if options.parts and not parts:
+        raise ValueError("`parts` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
+    for part in options.parts:
+        obstacle = part.obstacle(data, is_single=is_single)
+        if obstacle:
+            raise ValueError(f"`parts`: {part.name} needs {obstacle}")
+        if any(part.name == other.name for other in parts):
+            raise ValueError(f"`parts`: there are two parts of the name {part.name!r}: give one of them another")
+        parts.insert(next((at for at, other in enumerate(parts) if isinstance(other, DeepPart)), len(parts)), part)
+    parts = [DeepPart(recipe.scorer) if isinstance(part, DeepPart) else part for part in parts]
+    return tuple(part for part in parts if part.obstacle(data, is_single=is_single) is None)
 
 
 def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -> bool:
     """Whether to train a sequence part; a ValueError where it was asked for and cannot be."""
     if options.sequence is False:
         return False
-    obstacle = None
-    if recipe.start is None:
-        obstacle = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
-    elif not len(data.val):
-        obstacle = "validation users: prepare with `val_users`"
-    elif not current_backend().is_single:
-        obstacle = "a single process: train without torchrun"
+    part = next((part for part in recipe.parts if part.name == SEQUENCE), None)
+    obstacle: str | None = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
+    if part is not None:
+        obstacle = part.obstacle(data, is_single=current_backend().is_single)
     if options.sequence and obstacle:
         raise ValueError(f"`sequence` needs {obstacle}")
     on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0
@@ -191,55 +207,62 @@ def _scorer_function(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
 
 
 def build_model(
-    settings: TrainingSettings, data: Prepared, tree: Tree, on_progress: OnProgress = no_progress
+    settings: TrainingSettings,
+    data: Prepared,
+    tree: Tree,
+    on_progress: OnProgress = no_progress,
+    catalogue: Catalogue | None = None,
 ) -> TreeModel:
-    """The model before the first step; fitting closed-form parts and a sequence part calls `on_progress`."""
+    """The model before the first step; fitting its parts calls `on_progress`.
+
+    Args:
+        settings: which parts, and how they are trained.
+        data: the log.
+        tree: T.
+        on_progress: called with the progress.
+        catalogue: the table of the items, where there is one.
+    """
     backend = current_backend()
     tree = backend.tree(tree)
     top = first_level(tree, settings.beam_size)
-    scorer = settings.recipe.scorer(tree, data, settings.seed)
-    if settings.recipe.start is not None:
-        scorer.check(data.train.observations())
-        parts = settings.recipe.start(backend.closed_form(tree, data, settings.seed, settings.device, top, on_progress))
-        if settings.sequence:
-            parts = add_sequence(
-                parts, tree, data,
-                first_level=top, device=settings.device, seed=settings.seed, on_progress=on_progress,
-            )  # fmt: skip
-        if data.train.events.contexts is not None:
-            parts = add_context(parts, tree, data, first_level=top, device=settings.device, seed=settings.seed)
-        scorer = parts.with_part(LEARNED, scorer, 0.0, learned=True)
+    if settings.parts:
+        form = backend.closed_form(
+            tree, data, settings.seed, settings.device, top, on_progress, parts=settings.parts, catalogue=catalogue,
+            is_single=backend.is_single,
+        )  # fmt: skip
+        scorer: Scorer = add_parts(form.fit(), form)
+    else:
+        scorer = settings.recipe.scorer(tree, data, settings.seed)
     model = TreeModel(tree, scorer, chained=settings.method.chained, first_level=top, ids=data.items)
     return backend.place(model, settings.device)
 
 
+def add_parts(scorer: SumScorer, form: ClosedForm) -> SumScorer:
+    """The sum of the closed form with the other parts, each where validation users find more with it."""
+    for part in form.parts:
+        if part not in form.own:
+            scorer = part.add(scorer, form)
+    return scorer
+
+
 def start_parts(model: TreeModel) -> str:
     """What a model had before the first step, as text; empty where that was nothing but a network."""
-    if not isinstance(model.scorer, SumScorer):
+    if not model.scorer.hyperparameters:
         return ""
-    added = [f"the {name} part" for name in (SEQUENCE, CONTEXT) if name in model.scorer.names]
+    records = model.scorer.hyperparameters
+    added = [f"the {name} part" for name in model.scorer.names if isinstance(records.get(name), dict)]
     return " and ".join(["the closed form", *added])
 
 
-def parts_report(scorer: Scorer) -> list[str]:
-    """Lines on what a fit did not find, and on what the sequence part and the context part brought to a sum."""
-    tried = scorer.hyperparameters if isinstance(scorer, SumScorer) else {}
-    lines = []
-    if tried.get("vanished"):
-        lines.append("Factors are left out: the log is too sparse for them, and they would rank by popularity alone.")
-    if isinstance(scorer, SumScorer) and scorer.drop_zero_parts().names == [POPULARITY]:
-        lines.append("The score is popularity alone: validation users do not find more with any other part.")
-    if tried.get("same", 0.0) >= SAME_FOR_ALL:
+def parts_report(scorer: Scorer, parts: Sequence[Part] = PARTS) -> list[str]:
+    """Lines on what the parts of a sum brought, and on those that were left out."""
+    lines = [line for part in parts for line in part.report(scorer)]
+    same = scorer.hyperparameters.get("same", 0.0)
+    if same >= SAME_FOR_ALL:
         lines.append(
-            f"Everybody gets nearly the same list: {tried['same']:.0%} of what {SAME_ITEMS} places show to validation "
+            f"Everybody gets nearly the same list: {same:.0%} of what {SAME_ITEMS} places show to validation "
             f"users are the same {SAME_ITEMS} items."
         )
-    for name in (SEQUENCE, CONTEXT):
-        gain, users = (tried.get(name, {}).get(key) for key in ("gain", "users"))
-        if gain:
-            lines.append(f"The {name} part raises recall on {users:,} validation users by {gain:.1%} of what it was.")
-        elif users is not None:
-            lines.append(f"The {name} part was left out: {users:,} validation users do not find more with it.")
     return lines
 
 

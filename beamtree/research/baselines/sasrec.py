@@ -13,10 +13,10 @@ from torch.nn.functional import embedding
 
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.metrics import hits, num_relevant, recall
+from beamtree.parts.sequence import SequenceSettings, fit_sequence
 from beamtree.research.baselines import pad_results
 from beamtree.research.baselines.networks import CHECKS, OnStep
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
-from beamtree.train.sequence import SequenceSettings, fit_sequence
 from beamtree.tree import PAD
 
 BATCH, STEPS = 128, 10_000

@@ -151,7 +151,7 @@ def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> T
         return load_model(folder, experiment.device, scorers=row.scorers)
     with timed(folder):
         settings = experiment.settings(row)
-        if settings.recipe.start is not None:
+        if settings.parts:
             experiment.on_message(f"{name}: fitting the closed form")
         model = build_model(settings, data, experiment.tree)
         write_run(folder, describe_run(data.folder, experiment.options(row), settings))

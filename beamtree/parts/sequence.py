@@ -4,7 +4,7 @@ The loss is the cross-entropy over all items, or over a sample of them where the
 the sum with the weight that validation users choose, and only where the sum then finds more for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, softplus
 
 from beamtree.beam import retrieve
-from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights, weigh_losses
+from beamtree.closed_form.part_weights import USERS
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
 from beamtree.model import TreeModel
-from beamtree.progress import OnProgress, log, no_progress
-from beamtree.scorers import SequenceScorer, SumScorer
+from beamtree.parts.acceptance import Acceptance, Trial
+from beamtree.parts.base import Fitting, Part
+from beamtree.progress import log
+from beamtree.scorers import Scorer, SequenceScorer, SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
@@ -37,7 +39,6 @@ BATCH = 128  # windows in a step
 AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
 PATIENCE = 1_500  # steps without a rise after which training stops
 EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
-LOSS = 2.0  # how much a loss of recall at one cut counts, beside gains at others
 REFRESH = 100  # steps after which the beam that finds negatives takes the newest vectors
 NEGATIVES_BEAM = 20  # its size
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
@@ -92,52 +93,72 @@ def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
     )
 
 
-def add_sequence(
-    parts: SumScorer,
-    tree: Tree,
-    data: Prepared,
-    *,
-    first_level: int,
-    device: str = "cpu",
-    seed: int = 0,
-    settings: SequenceSettings | None = None,
-    on_progress: OnProgress = no_progress,
-) -> SumScorer:
-    """The sum with a trained sequence part; the sum as it was where validation users do not find more with it.
+class SequencePart(Part):
+    """A transformer, trained as long as validation users find more with it.
 
     Args:
-        parts: the closed-form parts, with their weights.
-        tree: T.
-        data: the log, with validation users.
-        first_level: of the search.
-        device: where the part is trained.
-        seed: of all that is random.
-        settings: sizes; `sequence_settings` unless given.
-        on_progress: called with how much is done.
+        settings: sizes. Default: `sequence_settings` of the log.
     """
-    settings = settings or sequence_settings(data, device)
-    selection = Selection(parts, tree, data, first_level, device)
 
-    def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
-        on_progress(STAGE, step, settings.steps)
-        return selection.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
+    name = SEQUENCE
 
-    parts.cpu()  # where the tree is
-    start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
-    fit_sequence(
-        data.train.events,
-        data.num_items,
-        settings,
-        device=device,
-        seed=seed,
-        start=start,
-        tree=tree,
-        on_check=on_check,
-    )
-    if selection.scorer is not None:
-        model = TreeModel(tree, selection.scorer).to(device)
-        fit_to_maxima(model.tree, selection.scorer.table.weight, user_vectors(selection.scorer, model.tree, data, seed))
-    return selection.result()
+    def __init__(self, settings: SequenceSettings | None = None) -> None:
+        self.settings = settings
+
+    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
+        return super().obstacle(data) or (None if is_single else "a single process: train without torchrun")
+
+    def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
+        """The sum with the best part that training passes through."""
+        tree, data, device, seed = fitting.tree, fitting.data, fitting.device, fitting.seed
+        settings = self.settings or sequence_settings(data, device)
+        best = BestPart(fitting.acceptance(parts))
+
+        def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
+            fitting.on_progress(STAGE, step, settings.steps)
+            return best.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
+
+        parts.cpu()  # where the tree is
+        start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
+        fit_sequence(
+            data.train.events,
+            data.num_items,
+            settings,
+            device=device,
+            seed=seed,
+            start=start,
+            tree=tree,
+            on_check=on_check,
+        )
+        if best.scorer is not None:
+            model = TreeModel(tree, best.scorer).to(device)
+            fit_to_maxima(model.tree, best.scorer.table.weight, user_vectors(best.scorer, model.tree, data, seed))
+        return best.acceptance.result(self.name, best.scorer, best.trial)
+
+    def refit(self, scorer: SumScorer, fitted: Mapping[str, Scorer], fitting: Fitting) -> Mapping[str, Scorer]:
+        """It stays as it was trained."""
+        return {}
+
+
+class BestPart:
+    """The best of the parts that a training passes through."""
+
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance = acceptance
+        self.scorer: SequenceScorer | None = None
+        self.trial: Trial | None = None
+        self._alone, self._step = 0.0, 0
+
+    def check(self, step: int, scorer: SequenceScorer) -> bool:
+        """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
+        trial = self.acceptance.measure({SEQUENCE: scorer})
+        percents = 100 * trial.alone, 100 * trial.gain.mean
+        log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, *percents)
+        if trial.alone > self._alone:
+            self._alone, self._step = trial.alone, step
+        if trial.accepted and (self.trial is None or trial.gain.worth > self.trial.gain.worth):
+            self.scorer, self.trial, self._step = scorer, trial, step
+        return step - self._step >= PATIENCE
 
 
 @torch.no_grad()
@@ -148,51 +169,6 @@ def user_vectors(part: DotProductScorer, tree: Tree, data: Prepared, seed: int =
     rows = torch.randint(len(users), (count,), generator=generator, device=tree.device)
     vectors = part.table.read(tree, share=False)
     return torch.cat([part.encode(tree, vectors, users.batch(each, generator)[0]) for each in rows.split(512)])
-
-
-class Selection:
-    """Measures the sum with the sequence part during training, and keeps the best."""
-
-    def __init__(self, parts: SumScorer, tree: Tree, data: Prepared, first_level: int, device: str) -> None:
-        self.parts, self.tree, self.device, self.first_level = parts, tree, device, first_level
-        active = parts.drop_zero_parts()
-        self._active = {name: active.part(name) for name in active.names}
-        self._start = {name: active.weight_of(name) for name in active.names} | {SEQUENCE: 0.0}
-        self.users = data.val.sample(USERS)
-        self.best = 0.0  # what the best part gains; losses at a cut count LOSS times
-        self.gain = 0.0  # what it gains in mean recall, relative to the sum without it
-        self.scorer: SequenceScorer | None = None
-        self.weights: dict[str, float] = {}
-        self.calibration = parts.calibration
-        self._alone, self._best_step = 0.0, 0
-
-    def check(self, step: int, scorer: SequenceScorer) -> bool:
-        """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
-        parts = {**self._active, SEQUENCE: scorer}
-        candidates = Candidates(self.tree, parts, self.users, self.first_level, self.device)
-        weights = choose_weights(candidates, self._start, loss=LOSS)
-        before, after = candidates.user_recalls(self._start), candidates.user_recalls(weights)
-        rise = (after - before) / before.mean(0).clamp(min=1e-9)  # of each user at each cut
-        gain, worth = float(rise.mean()), float(weigh_losses(rise.mean(0), LOSS).mean())
-        error = float(rise.mean(1).std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
-        alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in parts}).mean())
-        log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, 100 * alone, 100 * gain)
-        if alone > self._alone:
-            self._alone, self._best_step = alone, step
-        if weights[SEQUENCE] and worth > max(self.best, error):  # more than chance on few users
-            self.best, self.gain, self.scorer, self.weights = worth, gain, scorer, weights
-            self._best_step = step
-            self.calibration = candidates.calibration(weights).cpu()
-        return step - self._best_step >= PATIENCE
-
-    def result(self) -> SumScorer:
-        """The sum with the best part, or without one."""
-        scorer = self.parts
-        if self.scorer is not None:
-            scorer = scorer.with_part(SEQUENCE, self.scorer.cpu(), 0.0).set_weights(**self.weights)
-            scorer.calibration = self.calibration
-        scorer.hyperparameters[SEQUENCE] = {"gain": self.gain, "users": len(self.users)}
-        return scorer
 
 
 def fit_sequence(

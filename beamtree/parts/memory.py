@@ -1,0 +1,136 @@
+"""The memory part: lists of partners of every item, from three ways to count which items go together."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from beamtree.closed_form.part_weights import CUTS
+from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE
+from beamtree.data.csr import CSR
+from beamtree.data.views import HISTORY
+from beamtree.parts.base import ClosedFormPart, FittedCandidates
+from beamtree.parts.closed_form import POWERS, ClosedForm
+from beamtree.progress import log
+from beamtree.scorers import MemoryScorer, Scorer
+from beamtree.scorers.memory import PARTNERS, recency_weights
+
+FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
+FOLLOW = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4)  # λ of transitions
+FOLLOW_POWER = 0.5  # of recency weights of transitions
+ENTRIES = 1_500_000  # total partners in a small catalogue, where that is more than PARTNERS per item
+NEWEST = 20  # events of a history that sequential rules use
+LOSS = 1e-3  # relative loss of recall that is accepted for half the partners
+PAIRS = 40_000_000  # pairs of past events sampled for transitions
+
+
+class PartnerList(NamedTuple):
+    """The partners of every item, and the weights of the events of a history."""
+
+    partners: CSR
+    recency: Tensor
+
+    def weighed(self, scale: float, weight: float) -> "PartnerList":
+        """The same with scaled partners, and its weight in those of the events."""
+        return PartnerList(self.partners.scaled(scale), self.recency * weight)
+
+
+class MemoryPart(ClosedFormPart):
+    """One memory of up to three lists; each is weighed as a candidate of its own."""
+
+    name = "memory"
+    stages: ClassVar = {"together": 35, "next": 8, "follows": 17, "partners": 3}
+    combined_last = True  # the number of partners is chosen with all other parts in the sum
+
+    def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
+        fits = {"together": cooccurring_items, "next": next_items}
+        if form.ordered:
+            fits["follows"] = later_items
+        lists = {name: fit(form) for name, fit in fits.items() if form.is_used(name)}
+        scorers = {name: form.memory([each.partners], [each.recency]) for name, each in lists.items()}
+        return FittedCandidates(scorers, lambda others: self._join(lists, form, others))
+
+    def _join(
+        self, lists: Mapping[str, PartnerList], form: ClosedForm, others: Mapping[str, Scorer]
+    ) -> MemoryScorer | None:
+        """One memory of the lists that have a weight; with half of the partners, if recall is nearly the same."""
+        used = [each.weighed(form.scale(name), form.weight(name)) for name, each in lists.items() if form.weight(name)]
+        if not used:
+            return None
+
+        def with_partners(most: int) -> MemoryScorer:
+            return form.memory([each.partners.head(most) for each in used], [each.recency for each in used])
+
+        def recalls(most: int) -> dict[int, float]:
+            return form.recalls(form.sum_of({**others, self.name: with_partners(most)}), CUTS)
+
+        return with_partners(num_partners(form, max_partners(form), recalls))
+
+
+def num_partners(form: ClosedForm, most: int, recalls: Callable[[int], dict[int, float]]) -> int:
+    """N: half of the fitted partners, if recall is nearly the same at every cut."""
+    form.stages.begin("partners", 1)
+    if "partners" not in form.hyperparameters:
+        form.hyperparameters["partners"] = most
+        if form.validates:
+            half, full = recalls(most // 2), recalls(most)
+            if all(half[cut] >= (1 - LOSS) * full[cut] for cut in full):
+                form.hyperparameters["partners"] = most // 2
+        log.debug("partners of an item: %s", form.hyperparameters["partners"])
+    number: int = form.hyperparameters["partners"]
+    return number
+
+
+def max_partners(form: ClosedForm) -> int:
+    """N, before it may be halved."""
+    return max(PARTNERS, ENTRIES // form.tree.num_items)
+
+
+def cooccurring_items(form: ClosedForm) -> PartnerList:
+    """Items that are chosen by the same users."""
+    form.stages.begin("together", len(PENALTIES) + len(POWERS))
+    gram, most = form.count_pairs(), max_partners(form)
+
+    @cache
+    def whole(penalty: float) -> CSR:
+        return form.fit_ridge(gram, form.order, penalty, most)
+
+    def trial(penalty: float) -> Scorer:
+        if len(form.order) <= WHOLE:  # a trial would take as long
+            partners = whole(penalty).head(PARTNERS)
+        else:
+            partners = form.fit_ridge(gram, form.trial_items, penalty, PARTNERS, features=FEATURES // 2)
+        return form.memory([partners], [recency_weights(0.0)])
+
+    partners = whole(form.hill_climb("together, λ", PENALTIES, trial, FIRST_CUTS))
+    power = form.power("together", lambda each: form.memory([partners], [recency_weights(each)]))
+    return PartnerList(partners, recency_weights(power))
+
+
+def next_items(form: ClosedForm) -> PartnerList:
+    """Items within the next few events: sequential rules."""
+    form.stages.begin("next", len(POWERS))
+    partners = form.fit_rules(max_partners(form))
+    power = form.power("next", lambda each: form.memory([partners], [recency_weights(each, NEWEST)]))
+    return PartnerList(partners, recency_weights(power, NEWEST))
+
+
+def later_items(form: ClosedForm) -> PartnerList:
+    """Items anywhere in the future of a history: a ridge regression."""
+    form.stages.begin("follows", len(FOLLOW))
+    recency = recency_weights(FOLLOW_POWER)
+    train = form.data.train.events  # also where all users are fitted, so that these are read as often
+    mean = float(train.counts().clamp(max=2 * HISTORY).double().mean()) / 2
+    readings = min(max(int(PAIRS / max(1.0, len(train) * mean**2)), 1), 32)
+    past, future = form.count_transitions(recency.to(form.device), readings)
+
+    @cache
+    def fitted(penalty: float, targets: int) -> CSR:
+        order = form.order if targets == len(form.order) else form.trial_items
+        return form.fit_regression(past, future, order, penalty, max_partners(form))
+
+    penalty = form.hill_climb(
+        "follows, λ", FOLLOW, lambda each: form.memory([fitted(each, len(form.trial_items))], [recency])
+    )
+    return PartnerList(fitted(penalty, len(form.order)), recency)
