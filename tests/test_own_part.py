@@ -85,8 +85,8 @@ def test_it_is_saved_loaded_explained_and_served(shops, tmp_path):
     assert "recent" in parts_of(shop.model)
     assert "recent" not in parts_of(without_part(shop.model, "recent"))
     with serving(make_service(tmp_path / "run", beam_size=400)) as client:
-        answer = client.post("/v1/recommend", json={"history": history, "m": 5}).json()
-    assert [row["item"] for row in answer["items"]] == shop.recommend(history, m=5)["item"].to_list()
+        (answer,) = client.post("/v1/recommend", json={"history": history, "m": 5}).json()["results"]
+    assert answer["items"] == shop.recommend(history, m=5)["item"].to_list()
 
 
 def test_it_is_fitted_again_with_all_events(shops, tmp_path):
