@@ -183,6 +183,19 @@ def test_an_update_reads_dislikes_as_the_first_log_did(fitted, tmp_path):
     assert "i80" in plain.ids.names
 
 
+def test_a_popular_item_without_events_has_a_score_above_0(listed):
+    """It is the share of all events, and no score is exactly 0 or 1."""
+    found, count = listed.recommend([], m=62), len(LOG) - len(MORE)
+    assert found["item"].to_list()[-2:] == ["i70", "i80"]
+    assert found["score"].to_list()[-2:] == pytest.approx([0.5 / count, 0.5 / count])
+    with pytest.warns(UserWarning, match="unknown"):
+        scores = listed.score(users=["nobody"], items=["i80", "i70", "i01"])
+    with pytest.warns(UserWarning, match="unknown"):
+        reasons = listed.explain(users=["nobody"], items="i80")
+    assert scores["score"].to_list()[:2] == pytest.approx([0.5 / count, 0.5 / count])
+    assert reasons["total"].to_list() == pytest.approx([0.5 / count])
+
+
 # Users with dislikes alone
 
 GRUMBLER = pl.DataFrame([("grumbler", f"i{n:02}", n, 1) for n in range(25)], schema=LOG.schema, orient="row")

@@ -484,6 +484,11 @@ def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
     return counts * ratios[0].double().exp()
 
 
+def shares_of_events(counts: Tensor) -> Tensor:
+    """The shares of all events, by how many events each item has [M]; an item without events counts as half of one."""
+    return counts.clamp(min=0.5) / counts.sum().clamp(min=1)
+
+
 def popular_items(
     model: TreeModel,
     m: int,
@@ -500,7 +505,7 @@ def popular_items(
     order[torch.tensor(exclude, dtype=torch.int64, device=order.device)] = -torch.inf
     best = order.topk(min(m, len(items)))
     top = best.indices.where(best.values > -torch.inf, PAD)
-    shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
+    shares = shares_of_events(counts)[best.indices].masked_fill(top == PAD, -torch.inf)
     missing = (0, m - len(top))
     return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)
 
