@@ -20,6 +20,7 @@ from beamtree.files.checksums import file_checksum, with_checksum
 from beamtree.ingest import arrays
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import Executor, prepare
+from beamtree.ingest.report import describe_log
 from beamtree.live import Journal, renew
 
 # i70 has few events, and i80 has only dislikes; u000 and u001 know both.
@@ -371,3 +372,9 @@ def test_a_line_break_in_an_item_with_dislikes_alone_is_an_error(tmp_path):
     log = LOG.with_columns(item=pl.col("item").replace({"i80": "i\n80"}))
     with pytest.raises(ValueError, match=r"the id 'i\\n80' of an item contains a line break: remove it"):
         prepare(log, tmp_path / "out", weight="rating", dislike=2)
+
+
+def test_the_report_counts_the_items_and_users_that_are_dropped(tmp_path):
+    log = pl.concat([LOG, pl.DataFrame([("short", "i70", 50, 5)], schema=LOG.schema, orient="row")])
+    description = prepare(log, tmp_path / "out", min_events=2, min_item_events=4)
+    assert describe_log(description)[2] == "Dropped 5 rows of items with fewer than 4 events (2 items, 1 users)."
