@@ -381,9 +381,9 @@ def test_a_much_larger_catalogue_gets_a_new_tree(run):
 # Saved or not
 
 
-def worse(grown, *arguments):
+def worse(grown, *arguments, **named):
     """The model with scores turned around."""
-    model = REFIT(grown, *arguments)
+    model = REFIT(grown, *arguments, **named)
     model.scorer.weights = -model.scorer.weights
     return model
 
