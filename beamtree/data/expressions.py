@@ -271,7 +271,7 @@ def _column(column: pl.Series) -> pl.Series:
     """A column as integers of 64 bits, floats without NaN, text, times without a zone, or lists of these."""
     dtype = column.dtype
     if dtype.is_integer():
-        return column.cast(pl.Int64 if LOWEST <= _end(column.min()) and _end(column.max()) <= HIGHEST else pl.Int128)
+        return column.cast(pl.Int64 if _end(column.min()) >= LOWEST and _end(column.max()) <= HIGHEST else pl.Int128)
     if dtype.is_float() or dtype.is_decimal():
         return column.cast(pl.Float64).fill_nan(None)
     if dtype in (pl.Categorical, pl.Enum):
