@@ -77,18 +77,22 @@ def write_run(folder: Path, run: dict[str, Any], progress: Progress | None = Non
     kept: dict[str, Any] = {}  # of the tables that are there now
     with suppress(ValueError):
         kept = read_run(folder).get(CHECKSUMS, {})
-    write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions}, FORMATS[0])
-    if progress is not None:
-        finish_run(folder, progress)
+    training = {} if progress is None else {"training": _training(run, progress)}
+    write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions, **training}, FORMATS[0])
 
 
 def finish_run(folder: Path, progress: Progress, before_refit: Mapping[str, Any] | None = None) -> None:
     """Add the result of training to run.json, and what was measured before a refit."""
     run = read_run(folder)
+    training = _training(run, progress) | ({} if before_refit is None else {"before_refit": before_refit})
+    write_checked_json(folder / RUN, {**run, "training": training}, FORMATS[0])
+
+
+def _training(run: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """What run.json says about training when it is over: always all of it."""
     training: dict[str, Any] = {"steps_done": progress.step, "recall_at_start": progress.start}
     training |= {"best_step": progress.best_step, "best_recall": progress.best if progress.best_step >= 0 else None}
-    training |= {} if before_refit is None else {"before_refit": before_refit}
-    write_checked_json(folder / RUN, {**run, "training": {**run.get("training", {}), **training}}, FORMATS[0])
+    return {**run.get("training", {}), **training}
 
 
 def progress_of(run: dict[str, Any]) -> Progress | None:
