@@ -6,6 +6,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import torch
+from inner_nodes import train_inner_nodes
 from torch.nn.functional import gelu, layer_norm
 
 import beamtree as bt
@@ -15,7 +16,6 @@ from beamtree.live.edits import with_items
 from beamtree.live.placement import Placement
 from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
-from beamtree.train.inner_nodes import train_inner_nodes
 from beamtree.train.recipes import parts_report
 from beamtree.train.sequence import (
     REFRESH,
