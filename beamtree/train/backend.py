@@ -1,18 +1,20 @@
 """What fits a model: this process, unless `beamtree.distributed` has several fit one model together."""
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from beamtree.closed_form.builder import ClosedFormBuilder
-from beamtree.closed_form.part_weights import weigh_parts
+from beamtree.closed_form.part_weights import Candidates, weigh_parts
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.files.staging import folder_lock
-from beamtree.model import TreeModel
+from beamtree.model import BatchPart, TreeModel
 from beamtree.storage.models import load_model, save_model, write_finished
 from beamtree.storage.tensors import check_finite
 from beamtree.train.checkpoint import Checkpointer
@@ -28,7 +30,9 @@ class Backend:
 
     is_first = True  # whether this process writes files and reports
     is_single = True  # whether this is the only process
+    rank = 0  # of this process
     closed_form: type[ClosedFormBuilder] = ClosedFormBuilder
+    candidates: type[Candidates] = Candidates
     stepper: type[Stepper] = Stepper
     checkpointer: type[Checkpointer] = Checkpointer
     load_model = staticmethod(load_model)  # of a model whose training continues
@@ -49,6 +53,13 @@ class Backend:
         """The value of the first process."""
         return value
 
+    def share(self, total: int) -> BatchPart:
+        """This process's rows of a batch."""
+        return BatchPart(0, total, total)
+
+    def sum_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Give every process the sums of the gradients of weights that all have."""
+
     def tree(self, tree: Tree) -> Tree:
         """A tree that all processes have built."""
         return tree
@@ -67,7 +78,7 @@ class Backend:
 
     def weigh_parts(self, model: TreeModel, users: Data) -> None:
         """Choose the weights of the parts of a sum on validation users."""
-        weigh_parts(model, users)
+        weigh_parts(model, users, self.candidates)
 
     def evaluate(
         self, model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from beamtree.closed_form.contexts import ContextFactors, fit_contexts
-from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights
+from beamtree.closed_form.part_weights import USERS, choose_weights
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.contexts import value_numbers
 from beamtree.data.seeds import mix
@@ -14,6 +14,7 @@ from beamtree.scorers import ContextScorer, Scorer, SumScorer
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.dot_product import fit_to_maxima
 from beamtree.scorers.table import NodeTable
+from beamtree.train.backend import current_backend
 from beamtree.tree import PAD, Tree
 
 SAMPLE = 2048  # contexts of training events that inner nodes are fitted to
@@ -33,7 +34,8 @@ def add_context(
         seed: of the sample of contexts that inner nodes are fitted to.
     """
     parts.cpu()  # where the tree is
-    factors = fit_contexts(data.train.events, data.num_items)
+    backend = current_backend()
+    factors = fit_contexts(data.train.events, data.num_items, backend.first)
     columns = list(factors.columns)
     record = {"columns": columns, "gain": 0.0, "users": min(USERS, len(data.val))}
     parts.hyperparameters[CONTEXT] = record
@@ -48,12 +50,13 @@ def add_context(
         weights = [float(other == name) for other in names]
         tried[name] = ContextScorer.from_table(table, factors.columns, factors.values, weights)
     users = data.val.sample(USERS).with_contexts(factors.columns)
-    candidates = Candidates(tree, tried, users, first_level, device)
+    candidates = backend.candidates(tree, tried, users, first_level, device)
     without = start | dict.fromkeys(names, 0.0)
-    chosen = choose_weights(candidates, without)
+    chosen = backend.first(choose_weights(candidates, without))
     before, after = candidates.user_recalls(without), candidates.user_recalls(chosen)
     rise = ((after - before) / before.mean(0).clamp(min=1e-9)).mean(1)  # of each user
-    gain, error = float(rise.mean()), float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
+    error = float(rise.std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
+    gain, error = backend.first((float(rise.mean()), error))
     calibration = candidates.calibration(chosen).cpu()
     weights = [chosen.pop(name) for name in names]
     log.debug("context part: weights %s, gain %.2f %% ± %.2f %%", weights, 100 * gain, 100 * error)
@@ -69,7 +72,7 @@ def add_context(
 
 def refit_context(part: ContextScorer, tree: Tree, events: Events, num_items: int, seed: int = 0) -> ContextScorer:
     """A context part fitted again, to these events, with the weights of its columns."""
-    result = context_scorer(tree, fit_contexts(events, num_items), part.weights.tolist())
+    result = context_scorer(tree, fit_contexts(events, num_items, current_backend().first), part.weights.tolist())
     fit_inner_nodes(result, tree, events, seed)
     return result
 

@@ -142,10 +142,6 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         raise ValueError(f"{data.folder} has one user for training and at least two are needed: prepare a longer log")
     if int(data.train.events.counts().max()) < 2:
         raise ValueError(f"no training user of {data.folder} has two events: prepare a longer log")
-    if data.train.events.weights is not None and not current_backend().is_single:
-        raise ValueError("weights of events need a single process: train without torchrun")
-    if data.train.events.contexts is not None and not current_backend().is_single:
-        raise ValueError("contexts need a single process: train without torchrun")
     if method.chained:  # closed-form parts do not give logits of a node among its siblings
         recipe = replace(recipe, start=None)
     if options.refit and recipe.start is None:
@@ -174,8 +170,6 @@ def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -
         obstacle = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
     elif not len(data.val):
         obstacle = "validation users: prepare with `val_users`"
-    elif not current_backend().is_single:
-        obstacle = "a single process: train without torchrun"
     if options.sequence and obstacle:
         raise ValueError(f"`sequence` needs {obstacle}")
     on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0

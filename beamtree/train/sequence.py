@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, softplus
 
 from beamtree.beam import retrieve
-from beamtree.closed_form.part_weights import USERS, Candidates, choose_weights, weigh_losses
+from beamtree.closed_form.part_weights import USERS, choose_weights, weigh_losses
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
@@ -23,6 +23,7 @@ from beamtree.progress import OnProgress, log, no_progress
 from beamtree.scorers import SequenceScorer, SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
+from beamtree.train.backend import current_backend
 from beamtree.tree import PAD, Tree
 
 SEQUENCE = "sequence"  # the name of the part
@@ -169,13 +170,15 @@ class Selection:
     def check(self, step: int, scorer: SequenceScorer) -> bool:
         """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
         parts = {**self._active, SEQUENCE: scorer}
-        candidates = Candidates(self.tree, parts, self.users, self.first_level, self.device)
-        weights = choose_weights(candidates, self._start, loss=LOSS)
+        backend = current_backend()
+        candidates = backend.candidates(self.tree, parts, self.users, self.first_level, self.device)
+        weights = backend.first(choose_weights(candidates, self._start, loss=LOSS))
         before, after = candidates.user_recalls(self._start), candidates.user_recalls(weights)
         rise = (after - before) / before.mean(0).clamp(min=1e-9)  # of each user at each cut
         gain, worth = float(rise.mean()), float(weigh_losses(rise.mean(0), LOSS).mean())
         error = float(rise.mean(1).std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
         alone = float(candidates.user_recalls({name: float(name == SEQUENCE) for name in parts}).mean())
+        gain, worth, error, alone = backend.first((gain, worth, error, alone))
         log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, 100 * alone, 100 * gain)
         if alone > self._alone:
             self._alone, self._best_step = alone, step
@@ -208,6 +211,9 @@ def fit_sequence(
 ) -> tuple[SequenceEncoder, Tensor]:
     """Train an encoder and the vectors of the items; returns the running means of their weights.
 
+    Several processes have all weights, and each computes the loss of its windows of a batch: the weights are those of
+    one process, but for rounding and the draws of dropout.
+
     Args:
         events: of the training users.
         num_items: M.
@@ -218,7 +224,7 @@ def fit_sequence(
         tree: that a beam searches for negatives, where the settings ask for them.
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
     """
-    events = events.to(device)
+    backend, events = current_backend(), events.to(device)
     users = _windows(events)
     if not len(users):
         raise ValueError("nothing to train on: no user has two events")
@@ -247,7 +253,7 @@ def fit_sequence(
         return average.eval(), means[-1]
 
     with torch.random.fork_rng([device] if on_gpu else []):
-        torch.manual_seed(mix(seed, 8))  # of dropout
+        torch.manual_seed(mix(seed, 8) + backend.rank)  # of dropout
         for t in range(settings.steps):
             epoch, batch = divmod(t, per_epoch)
             if batch == 0:
@@ -255,19 +261,26 @@ def fit_sequence(
             rows = order[batch * settings.batch_size :][: settings.batch_size]
             generator.manual_seed(mix(seed, t))
             x, y = draw_windows(events, rows, settings.reach, settings.targets, generator)
+            share = backend.share(len(rows))
+            own_x, own_y = share.of(x), share.of(y)
             with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
-                states = encoder.train()(embedding(x.clamp(min=0), vectors))
-            real = (y != PAD).any(2)
-            states, y = states[real].float(), y[real]
+                states = encoder.train()(embedding(own_x.clamp(min=0), vectors))
+            real = (own_y != PAD).any(2)
+            states, own_y = states[real].float(), own_y[real]
             if settings.sampled is None:
-                loss = cross_entropy(states, vectors, y)
+                loss = cross_entropy(states, vectors, own_y)
             else:
                 certain = None if leaves is None else leaves(t, encoder, vectors, x)
-                loss = sampled_cross_entropy(states, vectors, y, shares, settings.sampled, generator, certain)
+                loss = sampled_cross_entropy(
+                    states, vectors, own_y, shares, settings.sampled, generator, certain, drawn_from=y
+                )
+            if not backend.is_single:  # a mean over targets: this process has some of the batch's
+                loss = loss * (0 if share.is_empty else (own_y != PAD).sum() / (y != PAD).sum().clamp(min=1))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * min(1.0, (t + 1) / WARM_UP)
             optimizer.zero_grad()
             loss.backward()
+            backend.sum_gradients(weights)
             optimizer.step()
             with torch.no_grad():
                 torch._foreach_lerp_(means, [weight.detach() for weight in weights], max(AVERAGE, 1 / (t + 10)))
@@ -364,14 +377,18 @@ def sampled_cross_entropy(
     sampled: int,
     generator: torch.Generator,
     certain: Tensor | None = None,
+    drawn_from: Tensor | None = None,
 ) -> Tensor:
     """The same over a target and a sample: half of it uniform, half targets of the batch.
+
+    These are `targets`, or `drawn_from` where this process has a part of the batch.
 
     By the log Q correction an item that is expected n times in the sample has 1/n of its weight. `shares` is how often
     items are targets [M]. Items that are `certain` to be in the sum have their whole weight; the sample stands for the
     others.
     """
-    positives = targets[targets != PAD]
+    batch = targets if drawn_from is None else drawn_from
+    positives = batch[batch != PAD]
     half = sampled // 2 if len(positives) else 0
     uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
     others = positives[torch.randint(max(1, len(positives)), (half,), generator=generator, device=targets.device)]
