@@ -311,7 +311,9 @@ class Recommender:
         tables = {name: table for name in TABLES if (table := getattr(options, name)) is not None}
         began, backend = time_now(), current_backend()
         if about_items is not None and not backend.is_single:
-            raise ValueError("`items` of fit needs a single process: fit without torchrun")
+            raise ValueError(
+                "`items` of fit needs a single process: fit without it, save, and call `update_items` later"
+            )
         with Reporter(verbose and backend.is_first) as report:
             with backend.guard():
                 data, own = open_log(log, options.seed, reading, report.stage)

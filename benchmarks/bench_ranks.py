@@ -73,7 +73,7 @@ def work(args: argparse.Namespace) -> dict[str, float]:
     profile = torch.profiler.profile() if args.profile and ranks().is_first else None
     for t in range(args.steps + (0 if args.memory else WARM_UP)):
         if t == WARM_UP:
-            ranks().wait()
+            ranks().gather(None)
             cpu_start, start = time.process_time(), time.perf_counter()
             if profile is not None:
                 profile.start()

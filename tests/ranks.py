@@ -7,8 +7,6 @@ import traceback
 
 import torch
 
-from beamtree.distributed.group import Ranks
-
 # Ranks are copies of one process that has imported all of this once: that takes seconds, and a copy none.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["beamtree", "pytest"])
@@ -54,23 +52,3 @@ def _begin(rank, size, port, found, work, arguments):
         found.put((rank, True, work(*arguments)))
     except BaseException:
         found.put((rank, False, traceback.format_exc()))
-
-
-class ThreadRanks(Ranks):
-    """Ranks that are threads of one process, so that they can share a GPU."""
-
-    def __init__(self, rank, size, given, meet):
-        self.rank, self.size, self._given, self._meet = rank, size, given, meet
-
-    def _all(self, values, together):
-        self._given[self.rank] = values.clone()
-        self._meet.wait(300)
-        values.copy_(together(torch.stack(self._given)))
-        self._meet.wait(300)
-        return values
-
-    def sum_(self, values):
-        return self._all(values, lambda all_: all_.sum(0))
-
-    def max_(self, values):
-        return self._all(values, lambda all_: all_.amax(0))

@@ -4,7 +4,6 @@ import datetime
 import math
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -29,7 +28,6 @@ from beamtree.ingest.user_events import read_users
 from beamtree.live.refit import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
-from beamtree.train import TrainingOptions, recipes
 from beamtree.train.recipes import parts_report
 
 DEVICES = ("phone", "desktop")
@@ -124,12 +122,6 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
         shop.recommend(["i001"], context=[{"device": "phone"}] * 2)
     with pytest.raises(ValueError, match="a context is a dict"):
         shop.recommend(["i001"], context=["device"])
-
-
-def test_several_processes_are_refused(shop, monkeypatch):
-    monkeypatch.setattr(recipes, "current_backend", lambda: SimpleNamespace(is_single=False))
-    with pytest.raises(ValueError, match="contexts need a single process: train without torchrun"):
-        recipes.resolve_settings(shop.data, TrainingOptions())
 
 
 def test_appended_events_bring_their_contexts(tmp_path):

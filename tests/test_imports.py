@@ -41,7 +41,6 @@ RIM = {"__main__", "cli", "research"}
 ALSO = {
     "storage/models.py": {"safetensors"},
     "storage/sharded_files.py": {"safetensors"},
-    "distributed/load_shard.py": {"safetensors"},
     "storage/tensors.py": {"safetensors"},
     "data/frames.py": {"polars"},
     "data/attributes.py": {"polars"},

@@ -35,14 +35,19 @@ from beamtree.train.recipes import first_level
 SIZES = (2, 3)
 
 
-def make_events(users=41, num_items=53, longest=30, seed=0):
-    """Users of taste: those of a group choose among the same third of the items, the first most often."""
+def make_events(users=41, num_items=53, longest=30, seed=0, weighted=False):
+    """Users of taste: those of a group choose among the same third of the items, the first most often.
+
+    With weights, about a fourth of the events are not to be predicted.
+    """
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(2, longest, (users,), generator=generator)
     group = torch.repeat_interleave(torch.arange(users) % 3, counts)
     share = torch.rand(len(group), generator=generator).square()
     items = ((share * (num_items // 3)).long() * 3 + group).clamp(max=num_items - 1)
-    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items.int(), f"{users} users, {seed}")
+    weights = torch.rand(len(items), generator=generator) * 4 - 1 if weighted else None
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return Events(offsets, items.int(), f"{users} users, {seed}", weights=weights)
 
 
 def on_ranks(size, work, *arguments):
@@ -105,7 +110,13 @@ def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch, count):
 # Factors
 
 
-FACTORS = {"whole": (41, 1 << 19), "pulled": (41, 30), "few users": (2, 30)}  # users, and rows pulled at once
+FACTORS = {  # users, rows pulled at once, and whether events have weights
+    "whole": (41, 1 << 19, False),
+    "pulled": (41, 30, False),
+    "few users": (2, 30, False),
+    "weights": (41, 1 << 19, True),
+    "weights, pulled": (41, 30, True),
+}
 HOW = {"dim": 7, "penalty": 0.05, "everywhere": 0.1}
 
 
@@ -118,8 +129,8 @@ def products(found):
 def factors_over_ranks():
     join()
     als.CELLS, found = 64, {}
-    for name, (users, exchange.PULL_AT_ONCE) in FACTORS.items():
-        own = sharded_als(make_events(users), 53, **HOW)
+    for name, (users, exchange.PULL_AT_ONCE, weighted) in FACTORS.items():
+        own = sharded_als(make_events(users, weighted=weighted), 53, **HOW)
         assert len(own.items) == len(own_rows(53))
         found[name] = products(own)
     return found
@@ -129,8 +140,8 @@ def factors_over_ranks():
 @pytest.mark.parametrize("size", SIZES)
 def test_factors_do_not_depend_on_the_number_of_ranks(size):
     found = on_ranks(size, factors_over_ranks)
-    for name, (users, _) in FACTORS.items():
-        alone, diagonal, everywhere = products(implicit_als(make_events(users), 53, **HOW))
+    for name, (users, _, weighted) in FACTORS.items():
+        alone, diagonal, everywhere = products(implicit_als(make_events(users, weighted=weighted), 53, **HOW))
         theirs, their_diagonal, their_everywhere = found[name]
         assert everywhere == their_everywhere
         for ours, other in ((alone, theirs), (diagonal, their_diagonal)):
@@ -154,16 +165,16 @@ def limits(name):
     cooccurrence.PENDING, ridge.BLOCK = 50, 4
 
 
-def case(users):
+def case(users, weighted):
     most = 9 if users > 2 else 53  # of few users much is equal, and which of these are the strongest says nothing
     order = torch.randperm(53, generator=torch.Generator().manual_seed(1))
-    return make_events(users), order, torch.linspace(1, 0.1, 69), most
+    return make_events(users, weighted=weighted), order, torch.linspace(1, 0.1, 69), most
 
 
-def all_partners(name, users):
+def all_partners(name, *which):
     """The partners of all kinds, and how many entries the Gram matrix has."""
     limits(name)
-    events, order, recency, most = case(users)
+    events, order, recency, most = case(*which)
     gram = cooccurrence.cooccurrence(events, 53)
     past, future = past_and_future(events, 53, recency, readings=2, seed=0)
     found = {
@@ -175,10 +186,10 @@ def all_partners(name, users):
     return {kind: dense(each).tolist() for kind, each in found.items()}, len(gram.values)
 
 
-def own_partners(name, users):
+def own_partners(name, *which):
     """The same over ranks."""
     limits(name)
-    events, order, recency, most = case(users)
+    events, order, recency, most = case(*which)
     gram = sharded_cooccurrence(events, 53, order)
     past, future = sharded_past_and_future(events, 53, recency, 2, 0, order)
     found = {
@@ -204,16 +215,16 @@ def dense(partners):
     return found
 
 
-def partners_over_ranks(users):
+def partners_over_ranks(*which):
     join()
-    found = {name: own_partners(name, users) for name in LIMITS}
+    found = {name: own_partners(name, *which) for name in LIMITS}
     return {name: each for name, (each, _) in found.items()}, sum(ranks().gather(found["by rows"][1]))
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("size", "users"), [(2, 41), (3, 41), (3, 2)])
-def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch):
-    found, entries = on_ranks(size, partners_over_ranks, users)
+@pytest.mark.parametrize(("size", "users", "weighted"), [(2, 41, False), (3, 41, False), (3, 2, False), (2, 41, True)])
+def test_partners_do_not_depend_on_the_number_of_ranks(size, users, weighted, monkeypatch):
+    found, entries = on_ranks(size, partners_over_ranks, users, weighted)
     for room, name in (
         (cooccurrence, "DENSE"),
         (cooccurrence, "PENDING"),
@@ -222,7 +233,7 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, monkeypatch)
     ):
         monkeypatch.setattr(room, name, getattr(room, name))  # put back at the end
     for name in LIMITS:
-        alone, held = all_partners(name, users)
+        alone, held = all_partners(name, users, weighted)
         for kind, weights in alone.items():
             theirs, ours = torch.tensor(found[name][kind]), torch.tensor(weights)
             torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=f"{name}, {kind}")

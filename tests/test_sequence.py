@@ -6,6 +6,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import torch
+from inner_nodes import train_inner_nodes
 from torch.nn.functional import gelu, layer_norm
 
 import beamtree as bt
@@ -28,7 +29,6 @@ from beamtree.parts.sequence import (
 )
 from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
-from beamtree.train.inner_nodes import train_inner_nodes
 from beamtree.train.recipes import parts_report
 
 

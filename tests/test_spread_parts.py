@@ -262,7 +262,6 @@ def trained(folder, steps, asks=False):
     )
     final = folder.parent / f"{folder.name}-{steps}-{now.size}"
     current_backend().save_model(model, final)
-    now.wait()
     return {name: value.tolist() for name, value in bt.load_model(final).scorer.state_dict().items()}
 
 
@@ -304,7 +303,7 @@ def taken_over(folder, by_all):
         write_sharded(folder / "given", spread(given), 0, {}, set(), {})
     elif ranks().is_first:
         bt.save_model(given, folder / "given")
-    ranks().wait()
+    ranks().gather(None)  # until the first has written it
     load_weights(folder / "given", read_settings(folder / "given"), spread(model))
     current_backend().save_model(model, folder / "again")
 

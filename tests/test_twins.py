@@ -1,19 +1,16 @@
 """Every twin of a scorer against its definition, after items were forgotten, hidden, added and moved.
 
-A part of a score has up to five twins beside its PyTorch code: the compiled search, the exported program, a search over
-ranks, training over ranks, and Triton's kernels. `PARTS`, `TWINS` and `CHANGES` are walked as one table. The definition
+A part of a score has up to four twins beside its PyTorch code: the compiled search, the exported program, training over
+ranks, and Triton's kernels. `PARTS`, `TWINS` and `CHANGES` are walked as one table. The definition
 is written out below, for one user at a time; an item without a leaf is in no history.
 """
 
 import copy
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
 import torch
-from ranks import ThreadRanks
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
@@ -24,7 +21,6 @@ from beamtree.data import Ids
 from beamtree.data.csr import strongest
 from beamtree.data.views import HISTORY, POOLING_WINDOWS
 from beamtree.distributed.group import Ranks
-from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
 from beamtree.live.edits import with_hidden, with_items, without_items
@@ -313,24 +309,6 @@ def exported_program(model, x, k, m):
     return exported(model, x, k, m, lambda *how: export_program(how[0], beam_size=how[1], m=how[2]).module())
 
 
-def over_ranks(model, x, k, m, folder):
-    """Three ranks that are threads, each with its part of the saved model."""
-    bt.save_model(model, folder)
-    given, meet = [None] * 3, threading.Barrier(3)
-
-    def search(rank):
-        try:
-            return bt.retrieve(load_part(folder, ThreadRanks(rank, 3, given, meet), top=TOP), x, beam_size=k, m=m)
-        except ValueError:
-            meet.abort()
-            raise
-
-    with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(search, range(3)))
-    assert all(torch.equal(items, answers[0][0]) for items, _ in answers)
-    return answers[0]
-
-
 def as_trained_over_ranks(model, x, k, m):
     """The tables of training over ranks, of which this process is the only one."""
     model = copy.deepcopy(model)
@@ -342,11 +320,10 @@ TWINS = {
     "compiled": compiled,
     "exported": exported,
     "exported program": exported_program,
-    "over ranks": over_ranks,
     "as trained over ranks": as_trained_over_ranks,
     "Triton": with_triton,
 }
-MISSING = [("compiled", "linear"), ("over ranks", "linear"), ("over ranks", "context"), ("over ranks", "all parts")]
+MISSING = [("compiled", "linear")]
 SLOW = {
     "exported program": ("all parts",),
     "Triton": ("factors", "memory", "deep", "all parts"),
@@ -372,14 +349,13 @@ def case(part, change):
 
 
 @pytest.mark.parametrize(("twin", "part", "change"), list(table()))
-def test_a_twin_finds_and_scores_what_the_definition_says(tmp_path, twin, part, change):
+def test_a_twin_finds_and_scores_what_the_definition_says(twin, part, change):
     model, x, logits = case(part, change)
     reference = TreeModel(model.tree, FixedScorer(logits), first_level=model.first_level)
     search = TWINS[twin]
-    more = {"folder": tmp_path} if twin == "over ranks" else {}
     digits = {"rtol": 2e-3, "atol": 2e-3}
     for k, m in ((12, 8), (100, 40)):
-        items, scores = search(model, x, k, m, **more)
+        items, scores = search(model, x, k, m)
         expected, log_p = bt.retrieve(reference, FixedScorer.every(len(x)), beam_size=k, m=m)
         assert torch.equal(items == PAD, expected == PAD)
         torch.testing.assert_close(scores, log_p.float(), **digits)
@@ -401,12 +377,8 @@ def test_an_item_that_was_forgotten_is_in_no_history():
         assert torch.equal(definition(model, x), definition(model, without)), part
 
 
-@pytest.mark.parametrize(("twin", "part"), sorted(MISSING))
-def test_a_twin_that_is_missing_is_not_used(tmp_path, twin, part):
-    model = make_model(part)
-    x = users_of(model)
-    if twin == "compiled":
-        assert search_parts(model.scorer, model.tree, x) is None
-    else:
-        with pytest.raises(ValueError, match="cannot be sharded over ranks"):
-            over_ranks(model, x, 12, 8, tmp_path)
+def test_a_twin_that_is_missing_is_not_used():
+    for twin, part in MISSING:
+        assert twin == "compiled"
+        model = make_model(part)
+        assert search_parts(model.scorer, model.tree, users_of(model)) is None

@@ -12,8 +12,7 @@ from rich.table import Table
 from beamtree.cli import options
 from beamtree.cli.console import note, out, printable, progress, write
 from beamtree.data.ids import is_integer
-from beamtree.distributed.command import OpenModel, run_command
-from beamtree.distributed.group import connect
+from beamtree.distributed.group import check_single
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
@@ -32,7 +31,7 @@ from beamtree.query import (
     read_rules,
 )
 from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
-from beamtree.train.runs import ids_of, open_data
+from beamtree.train.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
@@ -129,9 +128,8 @@ def retrieve_items(
 
     Where --output is a folder, each file of --input is answered separately: all events of a user must be in one file.
     With --engine ray the workers of a cluster do it, each with its own copy of the model.
-
-    For a model too large for one device use `torchrun --nproc-per-node 4 -m beamtree retrieve …`, see docs/scale.md.
     """
+    check_single("retrieve")
     if sum(value is not None for value in (history, users, input)) != 1 or (input is None) != (output is None):
         raise ValueError('give --history "ID,ID,…", or --users "ID,…", or --input FILE and --output FILE')
     check_unknown(unknown)
@@ -158,32 +156,27 @@ def retrieve_items(
     ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
         raise ValueError("--engine ray writes a folder: give --input FOLDER and --output FOLDER")
-    if in_folder and connect(device).size > 1:
-        raise ValueError("under torchrun all ranks answer one file: give a file to --output, or do not use torchrun")
     if in_folder and input is not None and output is not None:
         cluster = options.ray_cluster(address, workers, gpus=device != "cpu") if ray else None
         _answer_folder(job._replace(run=run.absolute()), input, output, device, cluster, gpus)
         return
 
-    def answer(open_run: OpenModel) -> None:
-        model = open_run(run)
-        if input is not None and output is not None:
-            _answer_file(model, job, input, output)
-        elif users is not None:
-            log = open_data(run, model, data)
-            known, ids = users_of_run(run, log), ids_of(run, model)
-            searcher = make_searcher(run, model, request, lambda user: known.histories([user], ids)[0])
-            all_users = known.ids()
-            names = list(dict.fromkeys(parse_ids(users, all_users)))
-            for name in names if unknown == ERROR else ():
-                if not known.histories([name], ids)[0].is_known:
-                    history_of_user(log, name)  # raises an error that says why
-            _answer_here(searcher, request._replace(users=names), json, all_users.integer)
-        elif history is not None:
-            searcher = make_searcher(run, model, request)
-            _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
-
-    run_command("retrieve", run, device, answer)
+    model = open_model(run, device)
+    if input is not None and output is not None:
+        _answer_file(model, job, input, output)
+    elif users is not None:
+        log = open_data(run, model, data)
+        known, ids = users_of_run(run, log), ids_of(run, model)
+        searcher = make_searcher(run, model, request, lambda user: known.histories([user], ids)[0])
+        all_users = known.ids()
+        asked = list(dict.fromkeys(parse_ids(users, all_users)))
+        for name in asked if unknown == ERROR else ():
+            if not known.histories([name], ids)[0].is_known:
+                history_of_user(log, name)  # raises an error that says why
+        _answer_here(searcher, request._replace(users=asked), json, all_users.integer)
+    elif history is not None:
+        searcher = make_searcher(run, model, request)
+        _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
 
 
 def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None, integer_users: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import threading
 from contextlib import ExitStack, closing
@@ -16,8 +15,7 @@ import typer
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.classify.storage import refuse_classifier
 from beamtree.cli.console import note
-from beamtree.distributed.command import OpenModel, run_on_first
-from beamtree.distributed.group import PeerLostError, connect, should_report
+from beamtree.distributed.group import check_single
 from beamtree.errors import requires
 from beamtree.files.staging import InUseError
 
@@ -98,95 +96,78 @@ def serve_run(
     them by an address. Without the second, only this machine may do so.
 
     SIGTERM stops the server: requests in flight are finished, and the exit code is 0.
-
-    For a model too large for one device use `torchrun --nproc-per-node 4 -m beamtree serve RUN`, see docs/scale.md.
     """
+    check_single("serve")
     refuse_classifier(run)
     if threads is not None:
         torch.set_num_threads(threads)
 
-    def serve(load_model: OpenModel | None) -> None:
-        """Listen, load the run and serve it. `load_model` opens a model that is divided over ranks."""
-        if load_model is not None and (changes, follow) != (None, None):
-            raise ValueError(
-                "items cannot change while a model is searched over ranks: leave out `changes` and `follow`"
-            )
-        if changes is not None and follow is not None:
-            raise ValueError("`changes` and `follow`: a service makes changes, or follows those of another")
-        with requires("serve", "`beamtree serve`"):
-            from beamtree.live import Journal
-            from beamtree.live.following import Heartbeat, open_changes
-            from beamtree.serve.engine.engine import EngineOptions
-            from beamtree.serve.engine.follower import Follower
-            from beamtree.serve.engine.served_run import last_served_run, open_run
-            from beamtree.serve.http.access import Limits, access_from_environment
-            from beamtree.serve.http.app import make_app
-            from beamtree.serve.http.server import listen, make_server, url_of
-            from beamtree.serve.http.service import Service
+    if changes is not None and follow is not None:
+        raise ValueError("`changes` and `follow`: a service makes changes, or follows those of another")
+    with requires("serve", "`beamtree serve`"):
+        from beamtree.live import Journal
+        from beamtree.live.following import Heartbeat, open_changes
+        from beamtree.serve.engine.engine import EngineOptions
+        from beamtree.serve.engine.follower import Follower
+        from beamtree.serve.engine.served_run import last_served_run, open_run
+        from beamtree.serve.http.access import Limits, access_from_environment
+        from beamtree.serve.http.app import make_app
+        from beamtree.serve.http.server import listen, make_server, url_of
+        from beamtree.serve.http.service import Service
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        with ExitStack() as stack:
-            listening = stack.enter_context(closing(listen(host, port)))
-            try:
-                journal = None if changes is None else stack.enter_context(closing(Journal(changes)))
-            except InUseError as error:
-                raise ValueError(f"{changes} has the changes of another service: `follow` them instead") from error
-            open_it = partial(
-                open_run,
-                name=name or run.absolute().name,
-                device=device,
-                items=items,
-                data=data,
-                journal=journal,
-                follows=follow is not None,
-                load_model=load_model,
-            )
-            follower = None
-            if follow is not None:
-                token = os.environ.get("BEAMTREE_CHANGE_TOKEN") or None
-                follower = Follower(run, open_it, partial(open_changes, follow, token))
-            first = run if journal is None else last_served_run(run, journal)
-            service = Service(
-                run,
-                open_it,
-                first=first,
-                options=EngineOptions(
-                    beam_size=beam_size, window=window / 1000, max_batch=batch, max_queue=queue, slow=slow / 1000
-                ),
-                timeout=timeout / 1000,
-                limits=Limits(
-                    m=max_m,
-                    beam_size=max_beam,
-                    history=max_history,
-                    histories=max_histories,
-                    listed=max_list,
-                    body=max_body,
-                    changes=max_changes,
-                ),
-                access=access_from_environment(host, follows=follow is not None),
-                watch=watch,
-                journal=journal,
-                follower=follower,
-            )
-            if changes is not None:
-                stack.enter_context(closing(Heartbeat(changes, url_of(listening, for_others=True))))
-            if first.absolute() != run.absolute():
-                note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
-            if follower is not None:
-                note(f"the changes of {follower.writer} are followed")
-            note(f"{service.loaded.name} is served at {url_of(listening)}")
-            make_server(make_app(service), service, drain).run(sockets=[listening])
-        if any(thread.daemon and thread.name.startswith("beamtree-") for thread in threading.enumerate()):
-            _exit_without_threads()
-
-    ranks = connect(device)
-    if ranks.size == 1:
-        serve(None)
-        return
-    if not ranks.is_first:  # the first stops the others when all requests are answered
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-    run_on_first(ranks, "serve", run, device, serve, _exit_without_peer)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with ExitStack() as stack:
+        listening = stack.enter_context(closing(listen(host, port)))
+        try:
+            journal = None if changes is None else stack.enter_context(closing(Journal(changes)))
+        except InUseError as error:
+            raise ValueError(f"{changes} has the changes of another service: `follow` them instead") from error
+        open_it = partial(
+            open_run,
+            name=name or run.absolute().name,
+            device=device,
+            items=items,
+            data=data,
+            journal=journal,
+            follows=follow is not None,
+        )
+        follower = None
+        if follow is not None:
+            token = os.environ.get("BEAMTREE_CHANGE_TOKEN") or None
+            follower = Follower(run, open_it, partial(open_changes, follow, token))
+        first = run if journal is None else last_served_run(run, journal)
+        service = Service(
+            run,
+            open_it,
+            first=first,
+            options=EngineOptions(
+                beam_size=beam_size, window=window / 1000, max_batch=batch, max_queue=queue, slow=slow / 1000
+            ),
+            timeout=timeout / 1000,
+            limits=Limits(
+                m=max_m,
+                beam_size=max_beam,
+                history=max_history,
+                histories=max_histories,
+                listed=max_list,
+                body=max_body,
+                changes=max_changes,
+            ),
+            access=access_from_environment(host, follows=follow is not None),
+            watch=watch,
+            journal=journal,
+            follower=follower,
+        )
+        if changes is not None:
+            stack.enter_context(closing(Heartbeat(changes, url_of(listening, for_others=True))))
+        if first.absolute() != run.absolute():
+            note(f"{first.name} was posted to /v1/model and is served instead of {run}: post {run.name} to go back")
+        if follower is not None:
+            note(f"the changes of {follower.writer} are followed")
+        note(f"{service.loaded.name} is served at {url_of(listening)}")
+        make_server(make_app(service), service, drain).run(sockets=[listening])
+    if any(thread.daemon and thread.name.startswith("beamtree-") for thread in threading.enumerate()):
+        _exit_without_threads()
 
 
 def _exit_without_threads() -> None:
@@ -195,10 +176,3 @@ def _exit_without_threads() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _exit_without_peer(error: PeerLostError) -> None:
-    """Without one rank no request can be answered: exit, so that torchrun restarts all."""
-    if should_report():
-        print(f"beamtree: {error}", file=sys.stderr, flush=True)
-    os._exit(2)

@@ -102,7 +102,8 @@ def train(
     join(device)
     backend = current_backend()
     if features is not None and not backend.is_single:
-        raise ValueError("--features needs a single process: train without torchrun")
+        later = f"train without it, and then run `beamtree items {out_folder} {features}`"
+        raise ValueError(f"--features needs a single process: {later}")
     if not backend.is_first:
         silence()
     with backend.guard():

@@ -6,7 +6,7 @@ in naive Bayes. The matrix of all values and items is factorized, so that items 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,14 +32,16 @@ class ContextFactors(NamedTuple):
     items: Tensor  # [M, dim]
 
 
-def fit_contexts(events: Events, num_items: int) -> ContextFactors:
-    """The factors of the log-ratios of a log."""
+def fit_contexts(
+    events: Events, num_items: int, agree: Callable[[Tensor], Tensor] = lambda directions: directions
+) -> ContextFactors:
+    """The factors of the log-ratios of a log; `agree` gives several processes the directions of the first one."""
     columns = frequent_values(events)
     total = sum(map(len, columns.values()))
     gram = torch.zeros(total, total, dtype=torch.float64)
     for block in log_ratios(events, num_items, columns):
         gram += block.double() @ block.double().T
-    directions = torch.linalg.eigh(gram).eigenvectors[:, -DIM:].float()  # of the largest eigenvalues [V, dim]
+    directions = agree(torch.linalg.eigh(gram).eigenvectors[:, -DIM:].float())  # of the largest eigenvalues [V, dim]
     items = [block.T @ directions for block in log_ratios(events, num_items, columns)]
     return ContextFactors(columns, directions, torch.cat(items))
 

@@ -3,7 +3,7 @@
 The files are described in `beamtree.storage.sharded_files`. As with every model, settings.json is replaced last.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -257,26 +257,3 @@ def _copy(tensors: ShardedTensors, settings: Mapping[str, Any], state: Mapping[s
     for name, value in _layout(state, rows, shard).items():
         is_level = name.partition(":")[0] in rows and not name.endswith(":top")
         tensors.copy(name, value, shard.runs(shard.ranks.rank).start if is_level else 0)
-
-
-def read_part(
-    folder: Path, settings: Mapping[str, Any], shard: Shard, wanted: Callable[[Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """The weights that one rank needs for a search: rows of its shard, `wanted` partners, and all other tensors."""
-    shards = settings["shards"]
-    if int(shards["cut"]) != shard.cut:
-        raise ValueError(f"{folder} was written by another version of beamtree: {REMEDY}")
-    with open_shards(folder, settings) as tensors:
-        lists: dict[str, Tensor] = {}
-        for prefix in shards["lists"]:
-            count = tensors.shape(f"weights.{prefix}recency")[0]
-            total = sum(tensors.shape(f"weights.{prefix}offsets:{rank}")[0] - 1 for rank in range(shards["ranks"]))
-            part = read_memory(tensors, settings, prefix, count, torch.arange(total // count), wanted)
-            lists |= {f"{prefix}{name}": value for name, value in zip(MEMORY_TENSORS, vars(part).values(), strict=True)}
-        names = [name for name in tensors.names if name.startswith("weights.") and ":" not in name]
-        state = {name: tensors.whole(name) for name in names}
-        for name in (name for name in shards["rows"] if name.startswith("weights.")):
-            top = tensors.whole(f"{name}:top")
-            state[name] = top.new_empty(shard.num_rows, top.shape[1])
-        _copy(tensors, settings, {name: value for name, value in state.items() if name in shards["rows"]}, shard)
-    return {**{name.removeprefix("weights."): value for name, value in state.items()}, **lists}

@@ -34,7 +34,7 @@ from beamtree.closed_form.ridge import (
 from beamtree.closed_form.transitions import POPULAR, near_pairs, pairs_of_cuts, rules_of
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.csr import CSR, concatenate, group_rows, sum_duplicates
-from beamtree.data.factors import distinct_pairs
+from beamtree.data.factors import weighted_pairs
 from beamtree.distributed import exchange
 from beamtree.distributed.exchange import InterleavedTable, Route, concatenate_all, lockstep, own_rows, send
 from beamtree.distributed.group import ranks
@@ -129,15 +129,18 @@ def sharded_als(
     dim: int = als.DIM,
     rounds: int = als.ROUNDS,
     seed: int = 0,
+    start: Tensor | None = None,
 ) -> Factors:
     """`implicit_als` with the vectors of this rank's items; users and items are interleaved over the ranks."""
     dim, size, device = min(dim, num_items), ranks().size, events.offsets.device
     own = events.of(own_rows(len(events), device), events.name)
-    user, item = distinct_pairs(own, num_items)
-    items_of_users = group_rows(user, item, len(own))
-    item, user = send(item % size, item, user * size + ranks().rank)
-    users_of_items = group_rows(item // size, user, len(own_rows(num_items)))
-    vectors = InterleavedTable.of(initial_vectors(num_items, dim, seed, device)).part
+    user, item, weight = weighted_pairs(own, num_items)
+    weight = torch.ones(len(item), device=device) if weight is None else weight
+    items_of_users = group_rows(user, item, len(own), weight)
+    item, user, weight = send(item % size, item, user * size + ranks().rank, weight)
+    users_of_items = group_rows(item // size, user, len(own_rows(num_items)), weight)
+    first = initial_vectors(num_items, dim, seed, device) if start is None else start
+    vectors = InterleavedTable.of(first).part
     for _ in range(rounds):
         items = _rotate_all(vectors, penalty, everywhere, num_items)
         users = _rotate_all(_solve(items, items_of_users, num_items), penalty, everywhere, len(events))
@@ -162,7 +165,7 @@ def _solve(other: Factors, chosen: CSR, count: int) -> Tensor:
     if count <= exchange.PULL_AT_ONCE:
         vectors = table.whole()
         for rows, width in batches:
-            result[rows] = solve_batch(other, vectors, *chosen.padded(rows, width))
+            result[rows] = solve_batch(other, vectors, chosen.padded(rows, width)[0], chosen.padded_values(rows, width))
         return result
     runs = _runs(batches)
     for index in lockstep(len(runs)):
@@ -171,9 +174,9 @@ def _solve(other: Factors, chosen: CSR, count: int) -> Tensor:
         entries = [columns[real] for columns, real in padded]
         ids = torch.unique(torch.cat([other.items.new_empty(0, dtype=torch.int64), *entries]))
         vectors = table.at(ids)
-        for (rows, _), (columns, real) in zip(run, padded, strict=True):
+        for (rows, width), (columns, _) in zip(run, padded, strict=True):
             at = torch.searchsorted(ids, columns).clamp_(max=len(ids) - 1)
-            result[rows] = solve_batch(other, vectors, at, real)
+            result[rows] = solve_batch(other, vectors, at, chosen.padded_values(rows, width))
     return result
 
 

@@ -44,21 +44,12 @@ class Ranks:
         """Whether this rank writes files and prints for all."""
         return self.rank == 0
 
-    @property
-    def timeout(self) -> float:
-        """Seconds that this rank waits for another."""
-        return _timeout()
-
     def share(self, total: int) -> BatchPart:
         """This rank's consecutive rows of a batch."""
         return BatchPart(total * self.rank // self.size, total * (self.rank + 1) // self.size, total)
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over ranks of tensors of one shape, in place."""
-        return values
-
-    def max_(self, values: Tensor) -> Tensor:
-        """The largest over ranks of tensors of one shape, in place."""
         return values
 
     def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
@@ -80,9 +71,6 @@ class Ranks:
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows [Σ sent, ...], those for rank 0 first, and return the received rows [Σ received, ...]."""
         return rows
-
-    def wait(self) -> None:
-        """Wait for all ranks."""
 
     # Built on these
 
@@ -140,11 +128,6 @@ class _Group(Ranks):
             dist.all_reduce(values)
         return values
 
-    def max_(self, values: Tensor) -> Tensor:
-        with _peer_errors():
-            dist.all_reduce(values, dist.ReduceOp.MAX)
-        return values
-
     def broadcast_(self, values: Tensor, source: int = 0) -> Tensor:
         buffer = values.contiguous()
         with _peer_errors():
@@ -169,9 +152,6 @@ class _Group(Ranks):
         with _peer_errors():
             dist.all_to_all_single(theirs, rows.contiguous(), list(received), list(sent))
         return theirs
-
-    def wait(self) -> None:
-        self.counts([0] * self.size)
 
 
 @contextmanager
@@ -219,6 +199,12 @@ def connect(device: str = "cpu") -> Ranks:
             atexit.register(disconnect)
         _ranks = _Group()
     return _ranks
+
+
+def check_single(command: str) -> None:
+    """Raise a ValueError where torchrun started several processes for a command that is for one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        raise ValueError(f"`beamtree {command}` is for one process: start it without torchrun")
 
 
 def _init_process_group(backend: str, seconds: float) -> None:

@@ -56,11 +56,6 @@ class Shard:
         below, first, runs = self.arity ** (level - self.cut), self.level(level).start, self.runs(rank)
         return range(first + runs.start * below, first + runs.stop * below)
 
-    def owned(self, level: int, nodes: Tensor) -> Tensor:
-        """Which nodes of a level this rank has; no rank has PAD."""
-        span = self.level(level) if level <= self.cut else self.span(level, self.ranks.rank)
-        return (nodes >= span.start) & (nodes < span.stop)
-
     @property
     def below(self) -> range:
         """The levels whose rows are divided."""

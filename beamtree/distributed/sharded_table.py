@@ -51,8 +51,12 @@ class ShardedTable(NodeTable):
     def span(self, nodes: range) -> Tensor:
         raise ValueError("these rows are sharded over ranks: read them with `read`")
 
-    def of_items(self, tree: Tree, items: Tensor | None = None, *, share: bool) -> Tensor:
-        raise ValueError("the rows of this model are sharded over ranks: save it, and open it in one process")
+    @torch.no_grad()
+    def of_items(self, tree: Tree, *, share: bool) -> Tensor:
+        """The vectors of all items' leaves, on every rank; all ranks must call it."""
+        vectors = self.read(tree, share=share)
+        (rows,) = vectors.index([(tree.height, tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)))])
+        return vectors.at(rows)
 
     def deeper(self, old: Tree, *, share: bool) -> NodeTable:
         raise ValueError("the rows of this model are sharded over ranks: save it, and open it in one process")

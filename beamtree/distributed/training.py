@@ -1,7 +1,7 @@
 """Training over ranks: every rank computes the loss of its rows of a batch, and has its part of the model."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.closed_form.part_weights import weigh_parts
 from beamtree.data import Data
 from beamtree.distributed.checkpoint import ShardedCheckpointer, load_part_for_training, save_model, write_sharded
 from beamtree.distributed.closed_form import ShardedCandidates, ShardedClosedForm
@@ -20,8 +19,8 @@ from beamtree.distributed.sharding import divided_names, shard_model
 from beamtree.evaluate import Evaluation, measure, search_function
 from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
-from beamtree.model import TreeModel
-from beamtree.scorers import as_sum
+from beamtree.model import BatchPart, TreeModel
+from beamtree.scorers import as_sum, with_contexts
 from beamtree.scorers.table import NodeTable
 from beamtree.storage.tensors import check_finite
 from beamtree.train.backend import Backend, use_backend
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 def join(device: str = "cpu") -> Ranks:
-    """Train and search together with all ranks that torchrun started, if it did and there are several."""
+    """Train together with all ranks that torchrun started, if it did and there are several."""
     group = connect(device)
     if group.size > 1:
         use_backend(RanksBackend())
@@ -91,6 +90,7 @@ class RanksBackend(Backend):
 
     is_single = False
     closed_form = ShardedClosedForm
+    candidates = ShardedCandidates
     stepper = ShardedStepper
     checkpointer = ShardedCheckpointer
     load_model = staticmethod(load_part_for_training)
@@ -99,6 +99,10 @@ class RanksBackend(Backend):
     @property
     def is_first(self) -> bool:  # type: ignore[override]
         return ranks().is_first
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return ranks().rank
 
     def guard(self) -> AbstractContextManager[bool]:
         return ranks().fail_together()
@@ -116,6 +120,15 @@ class RanksBackend(Backend):
 
     def first(self, value: T) -> T:
         return ranks().first(value)
+
+    def share(self, total: int) -> BatchPart:
+        return ranks().share(total)
+
+    def sum_gradients(self, weights: Sequence[Tensor]) -> None:
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        total = ranks().sum_(torch.cat([grad.flatten() for grad in grads]))
+        for grad, part in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
 
     def tree(self, tree: Tree) -> Tree:
         """The first rank's tree: a builder may round differently on another machine."""
@@ -142,7 +155,7 @@ class RanksBackend(Backend):
             check_finite(model)
 
     def weigh_parts(self, model: TreeModel, users: Data) -> None:
-        weigh_parts(model, users, ShardedCandidates)
+        super().weigh_parts(model, users)
         if (scorer := as_sum(model.scorer)) is not None:
             ranks().broadcast_(scorer.weights)
             ranks().broadcast_(scorer.calibration)
@@ -155,7 +168,7 @@ class RanksBackend(Backend):
     ) -> Evaluation:
         """The same for a sharded model; each rank searches for its share of every batch."""
         find = ranks().split_rows(search_function(model, beam_size, max(m)))
-        return measure(find, data, m=m, batch_size=64 * ranks().size, **options)
+        return measure(find, with_contexts(model.scorer, data), m=m, batch_size=64 * ranks().size, **options)
 
 
 @cache

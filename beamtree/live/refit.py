@@ -82,7 +82,7 @@ def refit_to_all(
         result = backend.evaluate(model, data.test, beam_size=max(DEFAULT_BEAM_SIZE, *CUTS), m=CUTS)
         measured["scores"] = result.records()
     factors = model.scorer.scorers().get("factors")
-    start = factors if isinstance(factors, FactorScorer) and backend.is_single else None  # ranks have parts of them
+    start = factors if isinstance(factors, FactorScorer) else None
     return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start, parts=parts), measured
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from beamtree.closed_form.part_weights import STEPS, USERS, Candidates, choose_weights, weigh_losses
 from beamtree.data import Data
+from beamtree.parts.processes import ALONE, Processes
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.tree import Tree
 
@@ -54,6 +55,7 @@ class Acceptance:
         device: where candidates are scored.
         errors: standard errors that a gain must be above 0.
         least: the smallest relative gain that pays.
+        processes: those that fit together.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Acceptance:
         *,
         errors: float = 1.0,
         least: float = 0.0,
+        processes: Processes = ALONE,
     ) -> None:
         self.parts, self.users, self._errors, self._least = parts, users, errors, least
+        self._processes = processes
         self._tree, self._first_level, self._device = tree, first_level, device
         active = parts.drop_zero_parts()
         self._active = {name: active.part(name) for name in active.names}
@@ -82,7 +86,7 @@ class Acceptance:
         """The sum with these scorers, with the weights of the highest recall."""
         candidates = self._candidates({**self._active, **tried})
         start = self._start | dict.fromkeys(tried, 0.0)
-        weights = choose_weights(candidates, start, loss=LOSS)
+        weights = self._processes.first(choose_weights(candidates, start, loss=LOSS))
         return self._trial(candidates, start, weights, tried)
 
     def measure_beside(self, name: str, scorer: Scorer) -> Trial:
@@ -99,7 +103,7 @@ class Acceptance:
         return self._trial(candidates, start, best, {name: scorer})
 
     def _candidates(self, parts: Mapping[str, Scorer]) -> Candidates:
-        return Candidates(self._tree, parts, self.users, self._first_level, self._device)
+        return self._processes.candidates(self._tree, parts, self.users, self._first_level, self._device)
 
     def _trial(
         self, candidates: Candidates, start: dict[str, float], weights: dict[str, float], tried: Mapping[str, Scorer]
@@ -107,7 +111,7 @@ class Acceptance:
         gain = Gain.of(candidates.user_recalls(start), candidates.user_recalls(weights))
         alone = float(candidates.user_recalls({name: float(name in tried) for name in candidates.names}).mean())
         accepted = any(weights[name] for name in tried) and gain.is_certain(self._errors, self._least)
-        return Trial(weights, gain, alone, candidates.calibration(weights).cpu(), accepted)
+        return self._processes.first(Trial(weights, gain, alone, candidates.calibration(weights).cpu(), accepted))
 
     def result(self, name: str, part: Scorer | None, trial: Trial | None) -> SumScorer:
         """The sum with a part where its trial was accepted, and a record of what it brought."""

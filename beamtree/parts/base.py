@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from beamtree.closed_form.part_weights import USERS
 from beamtree.data import Data, Events, Prepared
 from beamtree.parts.acceptance import Acceptance
+from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import FactorScorer, Scorer, SumScorer, with_contexts
 from beamtree.tree import Tree
@@ -33,7 +34,7 @@ class Fitting:
         start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
         parts: those of the sum, in the order in which they are tried; the closed form fits those that are its own.
         catalogue: the table of the items, where there is one.
-        is_single: whether this is the only process.
+        processes: those that fit together.
     """
 
     tree: Tree
@@ -47,7 +48,7 @@ class Fitting:
     start: FactorScorer | None = None
     parts: "tuple[Part, ...]" = ()
     catalogue: "Catalogue | None" = None
-    is_single: bool = True
+    processes: Processes = ALONE
 
     @property
     def fitted_events(self) -> Events:
@@ -58,7 +59,7 @@ class Fitting:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
         users: Data = self.data.val.sample(USERS)
         users = self.data.val.sample(USERS).with_contexts(contexts) if contexts else with_contexts(parts, users)
-        return Acceptance(self.tree, parts, users, self.first_level, self.device)
+        return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)
 
 
 class Part(ABC):
@@ -69,7 +70,7 @@ class Part(ABC):
 
     name: str
 
-    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
+    def obstacle(self, data: Prepared) -> str | None:
         """What is missing to fit this part to a log, as text after "needs"; None where nothing is."""
         return None if len(data.val) else "validation users: prepare with `val_users`"
 
@@ -117,7 +118,7 @@ class ClosedFormPart(Part):
     stages: ClassVar[Mapping[str, int]] = {}  # of its fit, and their shares of the time
     combined_last = False  # whether it needs all other parts when it is combined
 
-    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
+    def obstacle(self, data: Prepared) -> str | None:
         return None
 
     @abstractmethod

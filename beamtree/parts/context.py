@@ -24,13 +24,13 @@ class ContextPart(Part):
 
     name = CONTEXT
 
-    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
+    def obstacle(self, data: Prepared) -> str | None:
         return None if data.train.events.contexts is not None else "columns of a context: prepare with `context`"
 
     def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
         parts.cpu()  # where the tree is
         tree, data = fitting.tree, fitting.data
-        factors = fit_contexts(data.train.events, data.num_items)
+        factors = fit_contexts(data.train.events, data.num_items, fitting.processes.first)
         columns = list(factors.columns)
         acceptance = fitting.acceptance(parts, factors.columns)
         trial, part, weights = None, None, []
@@ -60,7 +60,9 @@ class ContextPart(Part):
         before, tree, events = context_part(scorer), fitting.tree, fitting.fitted_events
         if before is None or events.contexts is None:
             return {}
-        part = context_scorer(tree, fit_contexts(events, tree.num_items), before.weights.tolist())
+        part = context_scorer(
+            tree, fit_contexts(events, tree.num_items, fitting.processes.first), before.weights.tolist()
+        )
         fit_inner_nodes(part, tree, events, fitting.seed)
         return {self.name: part}
 

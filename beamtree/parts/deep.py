@@ -22,7 +22,7 @@ class DeepPart(Part):
     def __init__(self, make: Callable[[Tree, Prepared, int], Scorer] | None = None) -> None:
         self.make = make or deep_from_factors
 
-    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
+    def obstacle(self, data: Prepared) -> str | None:
         return None
 
     def fit(self, fitting: Fitting) -> Scorer:

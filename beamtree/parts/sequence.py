@@ -21,6 +21,7 @@ from beamtree.metrics import num_relevant
 from beamtree.model import TreeModel
 from beamtree.parts.acceptance import Acceptance, Trial
 from beamtree.parts.base import Fitting, Part
+from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import log
 from beamtree.scorers import Scorer, SequenceScorer, SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
@@ -105,9 +106,6 @@ class SequencePart(Part):
     def __init__(self, settings: SequenceSettings | None = None) -> None:
         self.settings = settings
 
-    def obstacle(self, data: Prepared, *, is_single: bool = True) -> str | None:
-        return super().obstacle(data) or (None if is_single else "a single process: train without torchrun")
-
     def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
         """The sum with the best part that training passes through."""
         tree, data, device, seed = fitting.tree, fitting.data, fitting.device, fitting.seed
@@ -128,6 +126,7 @@ class SequencePart(Part):
             seed=seed,
             start=start,
             tree=tree,
+            processes=fitting.processes,
             on_check=on_check,
         )
         if best.scorer is not None:
@@ -180,9 +179,13 @@ def fit_sequence(
     seed: int = 0,
     start: Tensor | None = None,
     tree: Tree | None = None,
+    processes: Processes = ALONE,
     on_check: Callable[[int, SequenceEncoder, Tensor], bool] = lambda step, encoder, vectors: False,
 ) -> tuple[SequenceEncoder, Tensor]:
     """Train an encoder and the vectors of the items; returns the running means of their weights.
+
+    Several processes have all weights, and each computes the loss of its windows of a batch: the weights are those of
+    one process, but for rounding and the draws of dropout.
 
     Args:
         events: of the training users.
@@ -192,6 +195,7 @@ def fit_sequence(
         seed: of all that is random.
         start: vectors of the items [M, any], such as factors, that theirs begin with.
         tree: that a beam searches for negatives, where the settings ask for them.
+        processes: those that train together.
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
     """
     events = events.to(device)
@@ -223,7 +227,7 @@ def fit_sequence(
         return average.eval(), means[-1]
 
     with torch.random.fork_rng([device] if on_gpu else []):
-        torch.manual_seed(mix(seed, 8))  # of dropout
+        torch.manual_seed(mix(seed, 8) + processes.rank)  # of dropout
         for t in range(settings.steps):
             epoch, batch = divmod(t, per_epoch)
             if batch == 0:
@@ -231,19 +235,26 @@ def fit_sequence(
             rows = order[batch * settings.batch_size :][: settings.batch_size]
             generator.manual_seed(mix(seed, t))
             x, y = draw_windows(events, rows, settings.reach, settings.targets, generator)
+            share = processes.share(len(rows))
+            own_x, own_y = share.of(x), share.of(y)
             with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
-                states = encoder.train()(embedding(x.clamp(min=0), vectors))
-            real = (y != PAD).any(2)
-            states, y = states[real].float(), y[real]
+                states = encoder.train()(embedding(own_x.clamp(min=0), vectors))
+            real = (own_y != PAD).any(2)
+            states, own_y = states[real].float(), own_y[real]
             if settings.sampled is None:
-                loss = cross_entropy(states, vectors, y)
+                loss = cross_entropy(states, vectors, own_y)
             else:
                 certain = None if leaves is None else leaves(t, encoder, vectors, x)
-                loss = sampled_cross_entropy(states, vectors, y, shares, settings.sampled, generator, certain)
+                loss = sampled_cross_entropy(
+                    states, vectors, own_y, shares, settings.sampled, generator, certain, drawn_from=y
+                )
+            if not processes.is_single:  # a mean over targets: this process has some of the batch's
+                loss = loss * (0 if share.is_empty else (own_y != PAD).sum() / (y != PAD).sum().clamp(min=1))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * min(1.0, (t + 1) / WARM_UP)
             optimizer.zero_grad()
             loss.backward()
+            processes.sum_gradients(weights)
             optimizer.step()
             with torch.no_grad():
                 torch._foreach_lerp_(means, [weight.detach() for weight in weights], max(AVERAGE, 1 / (t + 10)))
@@ -340,14 +351,18 @@ def sampled_cross_entropy(
     sampled: int,
     generator: torch.Generator,
     certain: Tensor | None = None,
+    drawn_from: Tensor | None = None,
 ) -> Tensor:
     """The same over a target and a sample: half of it uniform, half targets of the batch.
+
+    These are `targets`, or `drawn_from` where this process has a part of the batch.
 
     By the log Q correction an item that is expected n times in the sample has 1/n of its weight. `shares` is how often
     items are targets [M]. Items that are `certain` to be in the sum have their whole weight; the sample stands for the
     others.
     """
-    positives = targets[targets != PAD]
+    batch = targets if drawn_from is None else drawn_from
+    positives = batch[batch != PAD]
     half = sampled // 2 if len(positives) else 0
     uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
     others = positives[torch.randint(max(1, len(positives)), (half,), generator=generator, device=targets.device)]

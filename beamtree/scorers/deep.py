@@ -105,15 +105,13 @@ class DeepScorer(TableScorer):
         shares = window_shares(self.windows, leaves)
         if not self.lift:
             (places,) = vectors.index([(tree.height, leaves)])
-            means = vectors.reduce(
-                torch.bmm(shares, vectors.at(places)).unsqueeze(2), range(tree.height, tree.height + 1)
-            )
+            means = torch.bmm(shares, vectors.at(places))
             return means.flatten(1).unsqueeze(1).expand(-1, tree.height + 1, -1)
         lifted = tree.lift(leaves, range(tree.height + 1))  # [H + 1, B, T]
         places = vectors.index_levels(lifted).movedim(0, -1)  # [B, T, H + 1]
         rows = vectors.at(places).flatten(2)  # [B, T, (H + 1) dim]
         means = torch.bmm(shares, rows).view(*shares.shape[:2], tree.height + 1, -1)
-        return vectors.reduce(means, range(tree.height + 1)).transpose(1, 2).flatten(2)
+        return means.transpose(1, 2).flatten(2)
 
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]

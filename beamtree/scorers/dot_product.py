@@ -37,7 +37,7 @@ class DotProductScorer(TableScorer):
     def history_vectors(self, tree: Tree, vectors: Vectors, leaves: Tensor) -> Tensor:
         """The vectors of leaves [B, T, dim], any for PAD."""
         (rows,) = vectors.index([(tree.height, leaves)])
-        return self.table.reduce(tree.height, gather(vectors, rows))
+        return gather(vectors, rows)
 
     def scores(self, context: DotProductContext, level: int, nodes: Tensor) -> Tensor:
         (rows,) = context.vectors.index([(level, nodes)])

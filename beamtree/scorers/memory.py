@@ -1,6 +1,6 @@
 """Item memory: the items of the history name their partners, each with a weight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ class SubtreeMaxScorer(Scorer):
     """A scorer of few items per user: a node has the score of the best item below it."""
 
     reads_items = True
-    subtree_max: Callable[[Tree, Tensor, Tensor], SubtreeMax] = SubtreeMax
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Items [B, E], PAD for none, and a score for each [B, E]; scores of a repeated item are added."""
@@ -33,7 +32,7 @@ class SubtreeMaxScorer(Scorer):
     @torch.no_grad()
     def context(self, tree: Tree, x: Tensor) -> SubtreeMax:
         items, scores = self.entries(x)
-        return self.subtree_max(tree, tree.leaf_of_item(items), scores)
+        return SubtreeMax(tree, tree.leaf_of_item(items), scores)
 
     def scores(self, context: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
         return context.at(level, nodes)

@@ -169,7 +169,7 @@ class SumScorer(TableScorer):
         entries = [(*part.entries(histories), weight) for weight, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
         scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
-        return SumContext(contexts, sparse[0][1].subtree_max(tree, leaves, scores), len(x))
+        return SumContext(contexts, SubtreeMax(tree, leaves, scores), len(x))
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
         if context.subtree_max is not None:

@@ -47,10 +47,6 @@ class NodeTable(nn.Module):
         """The rows of consecutive nodes, such as a level [len(nodes), dim], without a copy."""
         return self.weight[nodes.start : nodes.stop]
 
-    def reduce(self, level: int, values: Tensor) -> Tensor:
-        """What was read of nodes of a level; a table that holds only some rows adds what the others hold."""
-        return values
-
     @torch.no_grad()
     def add_means(self, tree: Tree, vectors: Tensor, *, share: bool) -> None:
         """Add to the rows what makes the vector of every node the mean of those of the items below it.
@@ -217,10 +213,6 @@ class Vectors:
     def index_levels(self, nodes: Tensor) -> Tensor:
         """The same for nodes of all levels, one after another [H + 1, ...]."""
         return nodes
-
-    def reduce(self, sums: Tensor, levels: range) -> Tensor:
-        """Sums over vectors of levels [..., len(levels), dim]; see `NodeTable.reduce`."""
-        return sums
 
     def at(self, rows: Tensor) -> Tensor:
         """Rows of `values` [..., dim]; any row for PAD, whose gradient must then be 0."""

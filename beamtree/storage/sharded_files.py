@@ -9,7 +9,7 @@ them, dim], of which every file has some nodes of the cut in the order of the ra
 <name>:top. The partners of item i of a memory are in the part i % W of W.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
@@ -166,17 +166,11 @@ def read_memory(
     prefix: str,
     lists: int,
     items: Tensor,
-    wanted: Callable[[Tensor], Tensor] | None = None,
 ) -> CSR:
-    """The partners of some items, list by list; with `wanted`, only partners in its mask."""
+    """The partners of some items, list by list."""
     size = settings["shards"]["ranks"]
-
-    def parts() -> Iterator[CSR]:
-        for index in range(size):
-            part = CSR(*(tensors.whole(f"weights.{prefix}{name}:{index}") for name in MEMORY_TENSORS))
-            yield part if wanted is None else part.filter(wanted(part.columns))
-
-    return merge_parts(parts(), lists, size, items)
+    parts = (CSR(*(tensors.whole(f"weights.{prefix}{name}:{rank}") for name in MEMORY_TENSORS)) for rank in range(size))
+    return merge_parts(parts, lists, size, items)
 
 
 def merge_parts(parts: Iterable[CSR], lists: int, size: int, items: Tensor) -> CSR:

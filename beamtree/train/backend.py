@@ -13,6 +13,7 @@ from beamtree.evaluate import Evaluation, evaluate
 from beamtree.files.staging import folder_lock
 from beamtree.model import TreeModel
 from beamtree.parts.closed_form import ClosedForm
+from beamtree.parts.processes import Processes
 from beamtree.storage.models import load_model, save_model, write_finished
 from beamtree.storage.tensors import check_finite
 from beamtree.train.checkpoint import Checkpointer
@@ -23,11 +24,10 @@ from beamtree.tree import Tree
 T = TypeVar("T")
 
 
-class Backend:
+class Backend(Processes):
     """One process. With several, all of them call every method, in the same order."""
 
     is_first = True  # whether this process writes files and reports
-    is_single = True  # whether this is the only process
     closed_form: type[ClosedForm] = ClosedForm
     stepper: type[Stepper] = Stepper
     checkpointer: type[Checkpointer] = Checkpointer
@@ -44,10 +44,6 @@ class Backend:
 
     def check_equal(self, **settings: object) -> None:
         """Raise a ValueError where processes were started with different settings."""
-
-    def first(self, value: T) -> T:
-        """The value of the first process."""
-        return value
 
     def tree(self, tree: Tree) -> Tree:
         """A tree that all processes have built."""
@@ -67,7 +63,7 @@ class Backend:
 
     def weigh_parts(self, model: TreeModel, users: Data) -> None:
         """Choose the weights of the parts of a sum on validation users."""
-        weigh_parts(model, users)
+        weigh_parts(model, users, self.candidates)
 
     def evaluate(
         self, model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any

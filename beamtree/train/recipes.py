@@ -143,10 +143,6 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         raise ValueError(f"{data.folder} has one user for training and at least two are needed: prepare a longer log")
     if int(data.train.events.counts().max()) < 2:
         raise ValueError(f"no training user of {data.folder} has two events: prepare a longer log")
-    if data.train.events.weights is not None and not current_backend().is_single:
-        raise ValueError("weights of events need a single process: train without torchrun")
-    if data.train.events.contexts is not None and not current_backend().is_single:
-        raise ValueError("contexts need a single process: train without torchrun")
     if method.chained:  # closed-form parts do not give logits of a node among its siblings
         recipe = replace(recipe, parts=())
     if options.refit and not recipe.parts:
@@ -168,20 +164,19 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
 
 def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Part, ...]:
     """The parts to try, those from outside before the one that is trained; a ValueError where one cannot be fitted."""
-    is_single = current_backend().is_single
     trains_sequence = _trains_sequence(data, options, recipe)
     parts = [part for part in recipe.parts if part.name != SEQUENCE or trains_sequence]
     if options.parts and not parts:
         raise ValueError("`parts` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
     for part in options.parts:
-        obstacle = part.obstacle(data, is_single=is_single)
+        obstacle = part.obstacle(data)
         if obstacle:
             raise ValueError(f"`parts`: {part.name} needs {obstacle}")
         if any(part.name == other.name for other in parts):
             raise ValueError(f"`parts`: there are two parts of the name {part.name!r}: give one of them another")
         parts.insert(next((at for at, other in enumerate(parts) if isinstance(other, DeepPart)), len(parts)), part)
     parts = [DeepPart(recipe.scorer) if isinstance(part, DeepPart) else part for part in parts]
-    return tuple(part for part in parts if part.obstacle(data, is_single=is_single) is None)
+    return tuple(part for part in parts if part.obstacle(data) is None)
 
 
 def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -> bool:
@@ -191,7 +186,7 @@ def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -
     part = next((part for part in recipe.parts if part.name == SEQUENCE), None)
     obstacle: str | None = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
     if part is not None:
-        obstacle = part.obstacle(data, is_single=current_backend().is_single)
+        obstacle = part.obstacle(data)
     if options.sequence and obstacle:
         raise ValueError(f"`sequence` needs {obstacle}")
     on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0
@@ -228,7 +223,7 @@ def build_model(
     if settings.parts:
         form = backend.closed_form(
             tree, data, settings.seed, settings.device, top, on_progress, parts=settings.parts, catalogue=catalogue,
-            is_single=backend.is_single,
+            processes=backend,
         )  # fmt: skip
         scorer: Scorer = add_parts(form.fit(), form)
     else:

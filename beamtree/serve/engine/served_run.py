@@ -90,7 +90,6 @@ def open_run(
     data: Path | None = None,
     journal: Journal | None = None,
     follows: bool = False,
-    load_model: Callable[[Path], TreeModel] | None = None,
 ) -> LoadedRun:
     """Open a run, read-only or with a journal of changes.
 
@@ -102,13 +101,12 @@ def open_run(
         data: the prepared log, where it was moved.
         journal: changes to apply, and to append to; read-only unless given.
         follows: whether changes of another process will be applied to it.
-        load_model: loads the model of a run's folder, where other ranks hold parts of it.
     """
     digest, state = fingerprint(run), run_state(run)
-    model = (open_model(run, device) if load_model is None else load_model(run)).eval()
+    model = open_model(run, device).eval()
     ids, training_log, settings = ids_of(run, model), open_log(run, model, data), read_run(run)
     ids.find(["warm up"])  # builds the index of ids, so that no request has to wait for it
-    if load_model is None and model.scorer.reads_items:  # and loads compiled code, or compiles it
+    if model.scorer.reads_items:  # and loads compiled code, or compiles it
         retrieve(model, torch.zeros(1, 1, dtype=torch.int64, device=model.tree.device), beam_size=1, m=1)
     vectors = None
     if journal is not None or follows:  # for the placement of new items
