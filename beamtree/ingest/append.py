@@ -17,6 +17,7 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import check_integers, write_ids
 from beamtree.data.prepared import SPLITS, id_types, write_folder
+from beamtree.data.times import convert, unix_unit
 from beamtree.errors import short_message
 from beamtree.ingest.arrays import Array, summarize
 from beamtree.ingest.contexts import check_contexts
@@ -25,7 +26,7 @@ from beamtree.ingest.pairs import read_pairs, write_pairs
 from beamtree.ingest.readers import are_integers, open_logs
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
-from beamtree.ingest.times import WHITESPACE, unix_unit
+from beamtree.ingest.times import WHITESPACE
 
 OLD_FILES = {"item": "events.npy", "time": "times.npy", "weight": "weights.npy", "context": "context.npy"}
 
@@ -212,13 +213,12 @@ def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:
     old = np.load(data.folder / "times.npy", mmap_mode="r")
     if not len(times) or not len(old):
         return times
-    units = [unix_unit(int(np.median(each))) for each in (old, times.to_numpy())]
-    before, now = units
+    before, now = (unix_unit(int(np.median(each))) for each in (old, times.to_numpy()))
     if before == now:
         return times
     if before is None or now is None:
         raise ValueError(f"the times of the log are of another kind than those of {data.folder}: one has dates")
-    return times * (before // now) if before > now else times // (now // before)
+    return convert(times, now, before)
 
 
 def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:

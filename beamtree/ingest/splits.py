@@ -17,8 +17,9 @@ import numpy as np
 import polars as pl
 
 from beamtree.data.prepared import SPLITS
+from beamtree.data.times import parse_date
 from beamtree.ingest.arrays import Array, CleanedLog, Sections, count_targets, filter_events, read_range, user_ranges
-from beamtree.ingest.times import TimeScale, detect_unix_unit, parse_date
+from beamtree.ingest.times import TimeScale, detect_unix_unit
 
 HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
