@@ -38,7 +38,8 @@ def common_unit(times: Tensor) -> int | None:
 
 def convert(times: AnyTimes, unit: int, other: int) -> AnyTimes:
     """Unix times of one unit in another, rounded down."""
-    return times * (other // unit) if other >= unit else times // (unit // other)
+    result: AnyTimes = times * (other // unit) if other >= unit else times // (unit // other)
+    return result
 
 
 def in_micros(times: Tensor) -> Tensor:

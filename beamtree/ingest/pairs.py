@@ -12,6 +12,7 @@ import polars as pl
 from beamtree.data import Prepared
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import DROPPED_ITEMS, PAIRS
+from beamtree.ingest.readers import check_lines
 
 
 def write_pairs(folder: Path, pairs: Mapping[str, pl.LazyFrame], users: pl.Series, items: pl.Series) -> None:
@@ -28,9 +29,7 @@ def write_pairs(folder: Path, pairs: Mapping[str, pl.LazyFrame], users: pl.Serie
     numbers = pl.LazyFrame({"item": items})
     named = pl.concat([each.select("item") for each in left.values()]).unique()
     dropped = named.join(numbers, on="item", how="anti").sort("item").collect()["item"]
-    broken = dropped.filter(dropped.str.contains(r"[\r\n]"))
-    if len(broken):
-        raise ValueError(f"the id {broken[0]!r} of an item contains a line break: remove it")
+    check_lines(dropped, "an item")
     if len(dropped):
         write_ids(folder / DROPPED_ITEMS, dropped)
     numbers = pl.concat([numbers, dropped.to_frame().lazy()]).with_row_index("number")
