@@ -13,6 +13,7 @@ from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import short_message
 from beamtree.files.checksums import read_checked_json
+from beamtree.files.sealed import check_files
 from beamtree.files.staging import remove_leftovers_in
 from beamtree.live.saved import load_changes
 from beamtree.scorers import SCORERS
@@ -78,7 +79,7 @@ def _check_run(folder: Path) -> None:
 
 def _check_prepared(folder: Path) -> None:
     description = prepared.read_description(folder)
-    prepared.check_files(folder, description, full=True)
+    check_files(folder, description["files"], prepared.REMEDY, full=True)
     data = load_data(folder)
     prepared.check_arrays(folder, description, *prepared.open_arrays(folder, description))
     for ids, count in ((data.items, data.num_items), (data.users, len(data.train) + len(data.val) + len(data.test))):
