@@ -60,30 +60,36 @@ from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import fingerprint, holds_model
-from beamtree.storage.tuned import remove_stale_beam
-from beamtree.threads import ChangeLock
-from beamtree.train.backend import current_backend
-from beamtree.train.loop import OnStep
-from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
-from beamtree.train.runs import (
+from beamtree.storage.runs import (
     DATA,
     RUN,
     TABLES,
     check_free,
     data_folder,
-    describe_run,
     ids_of,
     open_data,
     open_model,
-    progress_of,
     read_run,
     remove_training,
     replace_data,
     save_table,
     table_file,
     write_run,
+)
+from beamtree.storage.settings import fingerprint, holds_model
+from beamtree.storage.tuned import remove_stale_beam
+from beamtree.threads import ChangeLock
+from beamtree.train.backend import current_backend
+from beamtree.train.loop import OnStep
+from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
+from beamtree.train.recipes import (
+    build_model,
+    check_names,
+    describe_run,
+    parts_report,
+    resolve_settings,
+    start_parts,
+    train_model,
 )
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
@@ -839,12 +845,12 @@ class Recommender:
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
-        backend = current_backend()
+        backend, trained = current_backend(), None if self.progress is None else self.progress.as_dict()
         with backend.lock(folder):
             with backend.guard() as first:
                 if first:
                     check_free(folder, or_model=True)
-                    write_run(folder, run, self.progress)  # first: a folder with run.json is a run
+                    write_run(folder, run, trained)  # first: a folder with run.json is a run
                     if self._loaded is None or self._loaded.resolve() != folder.resolve():
                         remove_training(folder)
                     replace_data(folder, source if source is not None and self._owns_data else None)
@@ -936,7 +942,7 @@ class Recommender:
         own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
         recommender._tables = {name: file for name, file in own.items() if file is not None}
         recommender._loaded, recommender._fingerprint = folder, fingerprint(folder)
-        recommender.progress = progress_of(run)
+        recommender.progress = Progress.of_run(run)
         saved = load_changes(folder)
         recommender._live = None if saved is None else recommender._open_live(saved)
         return recommender

@@ -19,9 +19,9 @@ from beamtree.files import staging
 from beamtree.live import Journal, renewal
 from beamtree.serve import item_client
 from beamtree.serve.http.access import Access, Limits
+from beamtree.storage.runs import read_run
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
-from beamtree.train.runs import read_run
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from sample_logs import random_log
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.research.baselines import popularity
-from beamtree.train.runs import table_file
+from beamtree.storage.runs import table_file
 
 
 @pytest.fixture(scope="module")

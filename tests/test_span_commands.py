@@ -19,7 +19,7 @@ from ranks import environment, free_port
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.scorers import DeepScorer, RepeatScorer, SumScorer
-from beamtree.train.runs import write_run
+from beamtree.storage.runs import write_run
 
 ITEMS = 9000  # more than the levels have that every rank holds
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]

@@ -19,25 +19,14 @@ from beamtree.classify.text import TextFeatures
 from beamtree.data.ids import Ids, write_ids
 from beamtree.files.checksums import read_checked_json
 from beamtree.files.sealed import check_files, file_checksums, write_sealed_folder
-from beamtree.storage.settings import explain_damage
+from beamtree.storage.settings import CLASSIFIER, explain_damage, holds_classifier
 from beamtree.storage.tensors import load_tensors, save_tensors
 
-SETTINGS, ARRAYS, LABELS, VOCABULARY = "classifier.json", "arrays.safetensors", "labels.txt", "vocabulary.txt"
+ARRAYS, LABELS, VOCABULARY = "arrays.safetensors", "labels.txt", "vocabulary.txt"
 FORMAT = 2
 REMEDY = "train again"
 SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}  # as which they are written
 UNSIGNED = {"uint16": np.uint16, "uint32": np.uint32}  # as which they are read
-
-
-def holds_classifier(folder: Path) -> bool:
-    """Whether a folder holds a classifier."""
-    return (folder / SETTINGS).is_file()
-
-
-def refuse_classifier(folder: Path) -> None:
-    """Raise a ValueError where a folder that should be a run holds a classifier."""
-    if holds_classifier(folder):
-        raise ValueError(f"{folder} is a classifier of documents: see `beamtree classify --help` for its commands")
 
 
 def save_classifier(
@@ -64,7 +53,7 @@ def save_classifier(
             "unsigned": unsigned, "files": file_checksums(draft),
         }  # fmt: skip
 
-    write_sealed_folder(folder, SETTINGS, fill, _check_target, indent=None)
+    write_sealed_folder(folder, CLASSIFIER, fill, _check_target, indent=None)
 
 
 def _check_target(folder: Path) -> None:
@@ -76,7 +65,7 @@ def load_classifier(folder: Path) -> tuple[LabelModel, TextFeatures | None, Ids,
     """The model, the features of texts, the labels, how often each occurs, and the settings of a folder."""
     if not holds_classifier(folder):
         raise ValueError(f"{folder} is not a classifier: save one with Classifier.save")
-    settings = read_checked_json(folder / SETTINGS, (FORMAT,), REMEDY)
+    settings = read_checked_json(folder / CLASSIFIER, (FORMAT,), REMEDY)
     with explain_damage(folder):
         paths = check_files(folder, settings["files"], REMEDY)
         arrays = {name: tensor.numpy() for name, tensor in load_tensors(paths[ARRAYS]).items()}

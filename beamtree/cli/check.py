@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from beamtree.classify.storage import holds_classifier, load_classifier
+from beamtree.classify.storage import load_classifier
 from beamtree.cli.console import write
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
@@ -19,10 +19,10 @@ from beamtree.live.saved import load_changes
 from beamtree.scorers import SCORERS
 from beamtree.storage import settings
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import holds_model
+from beamtree.storage.runs import DATA, RUN, TABLES, TRAINING, read_run, table_file
+from beamtree.storage.settings import holds_classifier, holds_model
 from beamtree.storage.tensors import check_finite
 from beamtree.storage.tuned import FORMATS, TUNE
-from beamtree.train.runs import DATA, RUN, TABLES, TRAINING, read_run, table_file
 
 Checks = Iterator[tuple[str, Callable[[], object]]]
 

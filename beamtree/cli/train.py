@@ -23,6 +23,16 @@ from beamtree.live.content import Content, added_report, features_report, with_s
 from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
+from beamtree.storage.runs import (
+    LOG,
+    RUN,
+    TRAINING,
+    TrainingLog,
+    check_free,
+    finish_run,
+    read_run,
+    write_run,
+)
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
@@ -30,21 +40,11 @@ from beamtree.train.backend import current_backend
 from beamtree.train.recipes import (
     TrainingSettings,
     build_model,
+    describe_run,
     parts_report,
     resolve_settings,
     start_parts,
     train_model,
-)
-from beamtree.train.runs import (
-    LOG,
-    RUN,
-    TRAINING,
-    TrainingLog,
-    check_free,
-    describe_run,
-    finish_run,
-    read_run,
-    write_run,
 )
 
 LOG_EVERY = 50  # steps
@@ -178,7 +178,7 @@ def _train_in(
         write(*refit_report(model, measured, data))
     with current_backend().guard() as first:
         if first:
-            finish_run(folder, result, measured)
+            finish_run(folder, result.as_dict(), measured)
     current_backend().save_model(model, folder)
     write(f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}")
 

@@ -12,8 +12,8 @@ from beamtree.distributed.group import PeerLostError, Ranks, connect
 from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.remote_search import Coordinator, follow
 from beamtree.model import TreeModel
+from beamtree.storage.runs import check_run, open_model
 from beamtree.storage.settings import fingerprint
-from beamtree.train.runs import check_run, open_model
 
 OpenModel = Callable[[Path], TreeModel]
 
