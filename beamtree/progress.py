@@ -16,6 +16,14 @@ log = logging.getLogger("beamtree")
 LINE_SECONDS = 10.0  # between two lines of progress without a terminal
 REDRAW_SECONDS = 0.1  # between two updates on a terminal
 
+_aside = 0.0  # seconds that estimates leave out
+
+
+def set_aside(seconds: float) -> None:
+    """Leave seconds out of estimates of the time that is left: what took them will not come again."""
+    global _aside
+    _aside += seconds
+
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing."""
@@ -33,6 +41,7 @@ class Reporter:
         self._prints = verbose and not logs and not silenced
         self._terminal = self._prints and sys.stderr.isatty()
         self._what, self._began, self._shown, self._delay = "", 0.0, 0.0, delay
+        self._aside = 0.0  # at the begin
         self._status = ""  # the line shown on a terminal
 
     def __enter__(self) -> "Reporter":
@@ -60,10 +69,11 @@ class Reporter:
         now = time.monotonic()
         if what != self._what:
             self._what, self._began, self._shown = what, now, 0.0 if self._terminal else now
+            self._aside = _aside
         if now - self._began < self._delay or now - self._shown < (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             return
         self._shown = now
-        seconds = now - self._began
+        seconds = now - self._began - (_aside - self._aside)
         text = f"{what}: {100 * done // total} %" if total else f"{what} …"
         if 0 < done < total and seconds >= 1:
             text += f", about {clock(seconds * (total - done) / done)} left"

@@ -616,14 +616,14 @@ class Recommender:
         return make_frame(columns, known, kind)
 
     def _histories_of(self, searcher: Searcher, users: Any, unknown: str, unknown_users: list[str]) -> list[History]:
-        """The histories of users of the log and of later events; those of unknown users are empty, or an error."""
+        """The histories of users of the log and of later events; unknown users have no items, or are an error."""
         found = self._known_users().histories(users, searcher.ids)
-        for user in (user for user, history in zip(users, found, strict=True) if history is None):
+        for user in (user for user, history in zip(users, found, strict=True) if not history.is_known):
             data = self.data  # an error without the log: nobody would be known
             if unknown == ERROR:
                 history_of_user(data, user)  # raises an error that says why
             unknown_users.append(as_id(user))
-        return [history or History([]) for history in found]
+        return found
 
     def _known_users(self) -> Users:
         return Users(self.data, {}, {}) if self._live is None else self._live.users

@@ -692,6 +692,8 @@ def test_labels_are_added_by_name_and_by_documents(tmp_path):
             live.add_labels({"bare": name})
     with pytest.raises(ValueError, match="which is no label"):
         live.add_labels({}, {"bare": ["text"]})
+    with pytest.raises(ValueError, match="label 'bare': its name must be text or None; its documents are the second"):
+        live.add_labels({"bare": {"texts": ["topic1word1"]}})
     with pytest.raises(ValueError, match="give texts, not a matrix"):
         live.add_labels({"sofa": None}, {"sofa": np.ones((1, 3))})
     assert live.labels[-2:] == ["lamp", "chair"]  # as before

@@ -20,6 +20,7 @@ from beamtree.files.checksums import file_checksum, with_checksum
 from beamtree.ingest import arrays
 from beamtree.ingest.append import append_log
 from beamtree.ingest.prepare import Executor, prepare
+from beamtree.ingest.report import describe_log
 from beamtree.live import Journal, renew
 
 # i70 has few events, and i80 has only dislikes; u000 and u001 know both.
@@ -183,6 +184,58 @@ def test_an_update_reads_dislikes_as_the_first_log_did(fitted, tmp_path):
     assert "i80" in plain.ids.names
 
 
+def test_a_popular_item_without_events_has_a_score_above_0(listed):
+    """It is the share of all events, and no score is exactly 0 or 1."""
+    found, count = listed.recommend([], m=62), len(LOG) - len(MORE)
+    assert found["item"].to_list()[-2:] == ["i70", "i80"]
+    assert found["score"].to_list()[-2:] == pytest.approx([0.5 / count, 0.5 / count])
+    with pytest.warns(UserWarning, match="unknown"):
+        scores = listed.score(users=["nobody"], items=["i80", "i70", "i01"])
+    with pytest.warns(UserWarning, match="unknown"):
+        reasons = listed.explain(users=["nobody"], items="i80")
+    assert scores["score"].to_list()[:2] == pytest.approx([0.5 / count, 0.5 / count])
+    assert reasons["total"].to_list() == pytest.approx([0.5 / count])
+
+
+# Users with dislikes alone
+
+GRUMBLER = pl.DataFrame([("grumbler", f"i{n:02}", n, 1) for n in range(25)], schema=LOG.schema, orient="row")
+DISLIKED = set(GRUMBLER["item"])
+
+
+def found_for(shop, user="grumbler", **how):
+    with pytest.warns(UserWarning, match="1 of 1 users are unknown"):
+        return set(shop.recommend(users=[user], m=30, **how)["item"])
+
+
+def test_a_user_with_dislikes_alone_is_unknown_and_gets_none_of_them(tmp_path):
+    shop = bt.Recommender(steps=0, seed=0).fit(pl.concat([LOG, GRUMBLER]), **OPTIONS)
+    assert "grumbler" not in shop.users
+    shop.save(tmp_path / "run")
+    for each in (shop, bt.Recommender.load(tmp_path / "run"), pickle.loads(pickle.dumps(shop))):
+        assert not found_for(each) & DISLIKED
+        assert not found_for(each, rules={"pins": ["i03"]}) & DISLIKED
+        with pytest.raises(ValueError, match="user 'grumbler' is not in the log"):
+            each.recommend(users=["grumbler"], unknown="error")
+    beamtree("retrieve", "run", "--users", "grumbler", "--m", "30", "--json", "found.json", folder=tmp_path)
+    assert not {row["item"] for row in json.loads((tmp_path / "found.json").read_text())} & DISLIKED
+    with serving(make_service(tmp_path / "run", open_shop)) as client:
+        (result,) = client.post("/v1/recommend", json={"users": ["grumbler"], "m": 30}).json()["results"]
+        assert result["items"]
+        assert not set(result["items"]) & DISLIKED
+        assert client.get("/v1/users/grumbler").status_code == 404
+    more = pl.DataFrame([("grumbler", "i40", 90, 5), ("guest", "i01", 91, 1)], schema=LOG.schema, orient="row")
+    shop.update(more)  # the first is a user from now on, the second has a dislike alone
+    shop.save(tmp_path / "updated")
+    renew(tmp_path / "run", more, force=True, verbose=False)
+    for each in (shop, *(bt.Recommender.load(tmp_path / name) for name in ("updated", "run"))):
+        assert "grumbler" in each.users
+        found = each.recommend(users=["grumbler"], m=30)
+        assert len(found) == 30
+        assert not set(found["item"]) & DISLIKED
+        assert "i01" not in found_for(each, "guest")
+
+
 # All users
 
 
@@ -209,10 +262,10 @@ def test_users_of_several_sections_are_listed_once():
 
 def known_pairs(data):
     """(user, item, whether it is disliked) of all pairs beside the events."""
-    rows = range(len(data.users))
-    ids = data.items.extended(data.dropped_items.names)
+    users = [*data.users.names, *data.dropped_users.names]
+    rows, ids = range(len(users)), data.items.extended(data.dropped_items.names)
     return {
-        (data.users[row], ids[item], is_dislike)
+        (users[row], ids[item], is_dislike)
         for is_dislike, read in ((False, data.seen), (True, data.dislikes))
         for row, items in zip(rows, read(rows, ids), strict=True)
         for item in items
@@ -220,7 +273,10 @@ def known_pairs(data):
 
 
 def plain_pairs(rows, min_events, min_item_events):
-    """The definition: users and items with few events are dropped in turn, and the rest know what they did."""
+    """The definition: users and items with few events are dropped in turn, and the rest know what they did.
+
+    Dislikes stay known of all users.
+    """
     events = list(dict.fromkeys(row for row in rows if row[3] > 2))
     left = events
     while True:
@@ -233,7 +289,7 @@ def plain_pairs(rows, min_events, min_item_events):
         left = kept
     users, items = {row[0] for row in left}, {row[1] for row in left}
     seen = {(user, item, False) for user, item, *_ in events if user in users and item not in items}
-    return seen | {(user, item, True) for user, item, _, rating in rows if rating <= 2 and user in users}
+    return seen | {(user, item, True) for user, item, _, rating in rows if rating <= 2}
 
 
 ROWS = st.lists(
@@ -259,7 +315,7 @@ def test_pairs_are_those_of_the_definition(tmp_path_factory, rows, min_events, m
     except ValueError:  # too few are left
         return
     data, expected = bt.load_data(folder / "out"), plain_pairs(rows, min_events, min_item_events)
-    assert known_pairs(data) == {pair for pair in expected if pair[0] in data.users.names}
+    assert known_pairs(data) == {pair for pair in expected if pair[2] or pair[0] in data.users.names}
     without_events = {item for _, item, _ in expected} - set(data.items.names)
     if split == "halves":
         assert data.dropped_items.names == sorted(without_events)
@@ -267,7 +323,7 @@ def test_pairs_are_those_of_the_definition(tmp_path_factory, rows, min_events, m
     if split == "halves":
         append_log(data, data.items, pl.DataFrame(added, schema=log.schema, orient="row"), folder / "more")
         joined = bt.load_data(folder / "more")
-        more = {(user, item, True) for user, item, _, rating in added if rating <= 2 and user in joined.users.names}
+        more = {(user, item, True) for user, item, _, rating in added if rating <= 2}
         assert known_pairs(joined) == known_pairs(data) | more
 
 
@@ -316,3 +372,9 @@ def test_a_line_break_in_an_item_with_dislikes_alone_is_an_error(tmp_path):
     log = LOG.with_columns(item=pl.col("item").replace({"i80": "i\n80"}))
     with pytest.raises(ValueError, match=r"the id 'i\\n80' of an item contains a line break: remove it"):
         prepare(log, tmp_path / "out", weight="rating", dislike=2)
+
+
+def test_the_report_counts_the_items_and_users_that_are_dropped(tmp_path):
+    log = pl.concat([LOG, pl.DataFrame([("short", "i70", 50, 5)], schema=LOG.schema, orient="row")])
+    description = prepare(log, tmp_path / "out", min_events=2, min_item_events=4)
+    assert describe_log(description)[2] == "Dropped 5 rows of items with fewer than 4 events (2 items, 1 users)."

@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import subprocess
 import sys
 
 import polars as pl
@@ -107,6 +108,35 @@ def test_elsewhere_progress_is_a_line_now_and_then(unconfigured, monkeypatch, ca
         "Fitting: 60 %, about 0:20 left",
         "Fitting: 80 %, about 0:10 left",
     ]
+
+
+def test_seconds_that_do_not_come_again_are_not_in_the_estimate(unconfigured, monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: now[0])
+    with Reporter() as report:
+        report.progress("Fitting", 0, 50)
+        now[0] += 30
+        reporting.set_aside(20)
+        report.progress("Fitting", 5, 50)
+    assert capsys.readouterr().err.splitlines() == ["Fitting: 10 %, about 1:30 left"]
+
+
+@pytest.mark.extended
+def test_compiling_is_not_in_the_estimate():
+    """In a fresh installation it takes longer than a small fit."""
+    code = """
+import time
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import torch, beamtree as bt
+from beamtree import progress
+from beamtree.scorers import RepeatScorer
+model, began = bt.TreeModel(bt.Tree(range(8)), RepeatScorer()), time.monotonic()
+bt.retrieve(model, torch.tensor([[3, 5]]), beam_size=4, m=2)
+print(progress._aside / (time.monotonic() - began))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.5 < float(done.stdout) < 1
 
 
 def test_stages_that_are_passed_over_count_as_done():

@@ -393,7 +393,13 @@ class Classifier:
             documents: a dict from id to texts (or a matrix) of documents with this label; also for known labels.
         """
         examples = {as_id(key): self.features_of(value) for key, value in (documents or {}).items()}
-        names = {as_id(key): str(value or "") for key, value in labels.items()}
+        names = {as_id(key): value or "" for key, value in labels.items()}
+        for key, name in names.items():
+            if not isinstance(name, str):
+                raise ValueError(
+                    f"label {key!r}: its name must be text or None; its documents are the second argument, "
+                    f"add_labels({{{key!r}: None}}, {{{key!r}: [text, …]}})"
+                )
         unknown = [key for key in examples if key not in names and self._ids.find([key])[0] is None]
         if unknown:
             raise ValueError(f"documents of {unknown[0]!r}, which is no label: name it in `labels`")

@@ -88,6 +88,7 @@ def _check_prepared(folder: Path) -> None:
     prepared.check_pairs(data)
     data.items.find([""])
     data.dropped_items.find([""])
+    data.dropped_users.find([""])
 
 
 def _check_model(folder: Path) -> None:

@@ -176,7 +176,7 @@ def retrieve_items(
             all_users = known.ids()
             names = list(dict.fromkeys(parse_ids(users, all_users)))
             for name in names if unknown == ERROR else ():
-                if known.histories([name], ids)[0] is None:
+                if not known.histories([name], ids)[0].is_known:
                     history_of_user(log, name)  # raises an error that says why
             _answer_here(searcher, request._replace(users=names), json, all_users.integer)
         elif history is not None:

@@ -9,10 +9,12 @@
                        average; below 0 if an event is not to be predicted
     context.npy        int32 [E], where the log was prepared with contexts: the number of the context of each event
     contexts.txt       the distinct contexts, as JSON, one per line; the line is the number
-    dislikes.npy       int64 [n, 2], where there are any: the row of a user (the last of several) and an item, sorted
+    dislikes.npy       int64 [n, 2], where there are any: the row of a user (the last of several) and an item, sorted;
+                       users without events come after the others
     seen.npy           int64 [n, 2], where there are any: the same for items that a user chose, but that were dropped
     dropped_items.txt  the ids of items in these two files that have no events in training, by id; their numbers follow
                        those of items.txt
+    dropped_users.txt  the ids of users with dislikes who have no events, by id; their rows follow those of users.txt
     items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
                        were appended come after the others
     users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
@@ -53,8 +55,9 @@ FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
 REMEDY = "prepare the data again"
 ARRAYS = {"offsets.npy", "events.npy", "times.npy", "cuts.npy", "weights.npy", "context.npy"}
 PAIRS = ("dislikes.npy", "seen.npy")  # of a user and an item
-DROPPED_ITEMS = "dropped_items.txt"
-FILES = {DESCRIPTION, *ARRAYS, *PAIRS, "items.txt", "users.txt", "contexts.txt", DROPPED_ITEMS, "summary.png"}
+DROPPED_ITEMS, DROPPED_USERS = "dropped_items.txt", "dropped_users.txt"  # ids that are only in these
+FILES = {DESCRIPTION, *ARRAYS, *PAIRS, "items.txt", "users.txt", "contexts.txt", "summary.png"}
+FILES |= {DROPPED_ITEMS, DROPPED_USERS}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 TEXT, INTEGER = "text", "integer"  # types of ids: `id_types` of the description names that of users and of items
@@ -72,6 +75,7 @@ class Prepared:
     items: Ids
     users: Ids
     dropped_items: Ids  # that users chose or dislike, and that have no events in training
+    dropped_users: Ids  # with dislikes, and without events
     pairs: Mapping[str, Tensor]  # those of PAIRS that there are
 
     def __repr__(self) -> str:
@@ -147,6 +151,12 @@ class Prepared:
         """The items that each of some users chose, but that were dropped from training; `users` and `ids` likewise."""
         return self._items_of("seen.npy", users, ids)
 
+    def dislikes_without_events(self, users: Sequence[str], ids: Ids) -> dict[str, list[int]]:
+        """The items that those of some users dislike who have no events, by user."""
+        found = zip(users, self.dropped_users.find(users), strict=True)
+        rows = {user: len(self.users) + row for user, row in found if row is not None}
+        return dict(zip(rows, self.dislikes(list(rows.values()), ids), strict=True))
+
     def _items_of(self, file: str, users: Sequence[int], ids: Ids | None) -> list[list[int]]:
         if file not in self.pairs:
             return [[] for _ in users]
@@ -208,9 +218,12 @@ def load_data(folder: str | Path) -> Prepared:
         return BeforeAfter(part, own_cuts, user_ids=users, user_rows=range(first, last))
 
     train, val, test = map(section, range(len(SPLITS)))
-    dropped = Ids(folder / DROPPED_ITEMS if DROPPED_ITEMS in description["files"] else (), unique=True)
+    dropped_items, dropped_users = (
+        Ids(folder / file if file in description["files"] else (), unique=True)
+        for file in (DROPPED_ITEMS, DROPPED_USERS)
+    )
     pairs = {file: _map(folder / file, torch.int64, dim=2) for file in PAIRS if file in description["files"]}
-    data = Prepared(folder, description, train, val, test, items, users, dropped, pairs)
+    data = Prepared(folder, description, train, val, test, items, users, dropped_items, dropped_users, pairs)
     if all(is_read_fully(each.nbytes) for each in pairs.values()):
         check_pairs(data)
     return data
@@ -258,7 +271,7 @@ def check_arrays(
 
 def check_pairs(data: Prepared) -> None:
     """Raise a ValueError if a pair of a user and an item is out of range, or not in order."""
-    users = len(data.train) + len(data.val) + len(data.test)
+    users = len(data.train) + len(data.val) + len(data.test) + len(data.dropped_users)
     for file, pairs in data.pairs.items():
         fits = pairs.shape[1] == 2
         if fits and len(pairs):

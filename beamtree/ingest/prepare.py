@@ -9,7 +9,7 @@ in two files, and the rest is done here. The rules:
 - Where events have weights, dislikes are kept apart: they are no events, and their users do not get these items.
 - Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
   enough. By default none are. Everything dropped is counted in the report.
-- What the users who are left chose of dropped items, and what they dislike, stays known: see `pairs`. Rows that are
+- What the users who are left chose of dropped items, and what anybody dislikes, stays known: see `pairs`. Rows that are
   dropped for themselves (unusable, repeated, of other kinds) count as never happened.
 - Events at the same time keep the order of the log.
 - The rest is split by `splits`.

@@ -75,7 +75,7 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
         lines.append(f"Every row counts as one event, whatever the unused columns say{hint and '; ' + hint}.")
     reasons = [f"{count:,} {text}" for text, count in dropped_rows(description)]
     owners = [f"{report[name]:,} {kind}" for name, kind in OWNERS.values() if report.get(name)]
-    counts = f" ({','.join(owners)})" if owners else ""
+    counts = f" ({', '.join(owners)})" if owners else ""
     lines.append(f"Dropped {'; '.join(reasons)}{counts}." if reasons else "Dropped nothing.")
     least = f", who have at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "

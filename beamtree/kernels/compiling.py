@@ -1,11 +1,12 @@
 """Functions that Numba compiles: loaded when they are needed, compiled once in an installation, and that is said."""
 
+import time
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from beamtree.errors import requires
-from beamtree.progress import Reporter
+from beamtree.progress import Reporter, set_aside
 
 
 @cache
@@ -20,17 +21,25 @@ def load(module: str) -> Any:
 
 @cache
 def _announce(event: Any) -> None:
-    """Have Numba tell when it compiles a function of ours, which no file on disk holds yet. It does so one by one."""
+    """Have Numba tell when it compiles a function of ours, which no file on disk holds yet.
+
+    It does so one by one, and meanwhile those that a function calls.
+    """
 
     class Announcement(event.Listener):  # type: ignore[misc]
-        is_made = False
+        is_made, depth, began = False, 0, 0.0
 
         def on_start(self, event: Any) -> None:
+            if self.depth == 0:
+                self.began = time.monotonic()
+            self.depth += 1
             if not self.is_made and event.data["dispatcher"].py_func.__module__.startswith("beamtree."):
                 self.is_made = True
                 Reporter().line("Compiling for this machine: half a minute in all, once.")
 
         def on_end(self, event: Any) -> None:
-            pass
+            self.depth -= 1
+            if self.depth == 0:
+                set_aside(time.monotonic() - self.began)
 
     event.register("numba:compile", Announcement())

@@ -221,8 +221,8 @@ class LiveModel:
         """The users of the training log and of later events."""
         return Users(self._data, self.events, self._dislikes)
 
-    def history(self, user: str, ids: Ids | None = None) -> History | None:
-        """The items of a user's events, in the training log and since; None for an unknown user.
+    def history(self, user: str, ids: Ids | None = None) -> History:
+        """The items of a user's events, in the training log and since; not `is_known` for a user without events.
 
         `ids` are those of the model that is searched; those of the present one unless given.
         """

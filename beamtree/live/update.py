@@ -50,8 +50,7 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
         new = [index for index, is_known in enumerate(live.has_items(items)) if not is_known]
         if not new:
             continue
-        history = live.history(user)
-        past = [live.ids.name(number) for number in history.items] if history is not None else []
+        past = [live.ids.name(number) for number in live.history(user).items]
         for index in new:
             examples = result.setdefault(items[index], [])
             if len(examples) < EXAMPLES:

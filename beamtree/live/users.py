@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id, is_integer, sorted_ids
 from beamtree.live.events import Event
-from beamtree.query import History, encode_history, histories_of_users
+from beamtree.query import UNKNOWN_USER, History, encode_history, histories_of_users
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,29 @@ class Users:
         rows = [None] * len(users) if self.data is None else self.data.users.find(users)
         return [user for user, row in zip(users, rows, strict=True) if row is None]
 
-    def histories(self, users: Sequence[object], ids: Ids) -> list[History | None]:
-        """What each of some users did with the items of a model, whose ids are given; None for an unknown user."""
-        names = [as_id(user) for user in users]
-        rows = [None] * len(names) if self.data is None else self.data.users.find(names)
-        logged = [name for name, row in zip(names, rows, strict=True) if row is not None]
-        found: dict[str, History] = {}
-        if self.data is not None and logged:
-            found = dict(zip(logged, histories_of_users(self.data, logged, ids), strict=True))
-        return [self._with_later(name, found.get(name), ids) for name in names]
+    def histories(self, users: Sequence[object], ids: Ids) -> list[History]:
+        """What each of some users did with the items of a model, whose ids are given.
 
-    def _with_later(self, user: str, history: History | None, ids: Ids) -> History | None:
-        """The history of a user of the log with later events and dislikes."""
+        A user without events is unknown, and has the dislikes that were read of them.
+        """
+        names = [as_id(user) for user in users]
+        found: dict[str, History] = {}
+        if self.data is not None:
+            rows = self.data.users.find(names)
+            logged = [name for name, row in zip(names, rows, strict=True) if row is not None]
+            others = [name for name, row in zip(names, rows, strict=True) if row is None]
+            if logged:
+                found = dict(zip(logged, histories_of_users(self.data, logged, ids), strict=True))
+            dislikes = self.data.dislikes_without_events(others, ids)
+            found |= {name: UNKNOWN_USER._replace(dislikes=row) for name, row in dislikes.items()}
+        return [self._with_later(name, found.get(name, UNKNOWN_USER), ids) for name in names]
+
+    def _with_later(self, user: str, history: History, ids: Ids) -> History:
+        """The history of a user with later events and dislikes."""
         if recorded := self.events.get(user):
             later = encode_history(ids, [event.item for event in recorded])
-            logged = History([]) if history is None else history
-            history = logged._replace(items=[*logged.items, *later.items], unknown=later.unknown)
-        if history is None or user not in self.dislikes:
+            history = history._replace(items=[*history.items, *later.items], unknown=later.unknown, is_known=True)
+        if user not in self.dislikes:
             return history
         dislikes = ids.find_known(self.dislikes[user])
         return history._replace(dislikes=[*history.dislikes, *dislikes])

@@ -3,6 +3,7 @@
 from beamtree.query.history import (
     ERROR,
     POPULAR,
+    UNKNOWN_USER,
     History,
     check_unknown,
     encode_history,
@@ -34,6 +35,7 @@ from beamtree.query.searcher import (
 __all__ = [
     "ERROR",
     "POPULAR",
+    "UNKNOWN_USER",
     "Boost",
     "Filter",
     "History",

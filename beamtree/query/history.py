@@ -31,7 +31,10 @@ class History(NamedTuple):
     dislikes: Sequence[int] = ()  # items that the user does not want
     seen: Sequence[int] = ()  # other items that the user chose, which were dropped from training
     context: Sequence[int] = ()  # numbers of the values of the context; none where nothing is known
+    is_known: bool = True  # False for a user who has no events; such users may have dislikes
 
+
+UNKNOWN_USER = History([], is_known=False)
 
 # Parsing
 

@@ -9,7 +9,7 @@ import torch
 from beamtree.data import HISTORY
 from beamtree.data.ids import as_id
 from beamtree.query.history import History, model_input
-from beamtree.query.searcher import Searcher, popularity_in
+from beamtree.query.searcher import Searcher, popularity_in, shares_of_events
 from beamtree.query.tables import repeated
 from beamtree.scorers import context_names
 from beamtree.scorers.context import CONTEXT
@@ -76,7 +76,7 @@ def _of_popularity(searcher: Searcher, history: History, items: Sequence[int]) -
     shares: list[list[float]] = []
     for context in ((), history.context):
         counts = popularity_in(searcher.model, context)
-        shares.append((counts[list(items)] / counts.sum().clamp(min=1)).tolist())
+        shares.append(shares_of_events(counts)[list(items)].tolist())
     return [
         [
             Reason(None, None, part, None, value, score)

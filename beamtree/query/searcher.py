@@ -22,7 +22,15 @@ from beamtree.data.contexts import Context
 from beamtree.data.ids import as_id
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.query.history import History, encode_history, id_list, in_context, model_input, pad_rows
+from beamtree.query.history import (
+    UNKNOWN_USER,
+    History,
+    encode_history,
+    id_list,
+    in_context,
+    model_input,
+    pad_rows,
+)
 from beamtree.query.rules import POOL, Boost, Rules
 from beamtree.query.selection import AppliedRules, Found, Groups, Selection, Values, Where, values_of, where_of
 from beamtree.scorers import context_part
@@ -269,7 +277,7 @@ class Searcher:
     ids: Ids
     _: KW_ONLY
     catalogue: Catalogue | None = None  # titles and categories, for filters by category
-    user_history: Callable[[str], History | None] = lambda user: None  # None for an unknown user
+    user_history: Callable[[str], History] = lambda user: UNKNOWN_USER
     version: str = ""  # of the model
     masks: MaskCache = field(default_factory=MaskCache)  # may outlive this object
     # Whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape seen before.
@@ -310,13 +318,13 @@ class Searcher:
         return responses
 
     def encode(self, request: RecommendRequest) -> tuple[list[History], list[str]]:
-        """The histories of a request as item numbers, and its unknown users, whose histories are empty."""
+        """The histories of a request as item numbers, and its unknown users, whose histories have no items."""
         if request.users is None:
             histories = [encode_history(self.ids, history) for history in request.histories]
             return in_context(self.model, histories, request.context), []
         rows = [(user, self.user_history(user)) for user in request.users]
-        histories = in_context(self.model, [history or History([]) for _, history in rows], request.context)
-        return histories, [user for user, history in rows if history is None]
+        histories = in_context(self.model, [history for _, history in rows], request.context)
+        return histories, [user for user, history in rows if not history.is_known]
 
     def mask_of(self, filter: Filter | None) -> tuple[NodeMask | None, int | None]:
         """The mask of a filter, and how many items it allows."""
@@ -476,6 +484,11 @@ def popularity_in(model: TreeModel, context: Sequence[int] = ()) -> Tensor:
     return counts * ratios[0].double().exp()
 
 
+def shares_of_events(counts: Tensor) -> Tensor:
+    """The shares of all events, by how many events each item has [M]; an item without events counts as half of one."""
+    return counts.clamp(min=0.5) / counts.sum().clamp(min=1)
+
+
 def popular_items(
     model: TreeModel,
     m: int,
@@ -492,7 +505,7 @@ def popular_items(
     order[torch.tensor(exclude, dtype=torch.int64, device=order.device)] = -torch.inf
     best = order.topk(min(m, len(items)))
     top = best.indices.where(best.values > -torch.inf, PAD)
-    shares = (counts[best.indices] / counts.sum().clamp(min=1)).masked_fill(top == PAD, -torch.inf)
+    shares = shares_of_events(counts)[best.indices].masked_fill(top == PAD, -torch.inf)
     missing = (0, m - len(top))
     return pad(top, missing, value=PAD), pad(shares, missing, value=-torch.inf)
 

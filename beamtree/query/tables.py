@@ -17,7 +17,7 @@ from beamtree.data.ids import as_given
 from beamtree.model import TreeModel
 from beamtree.progress import Reporter
 from beamtree.query.history import History, model_input, pad_histories, pad_rows
-from beamtree.query.searcher import Recommendation, RecommendRequest, Searcher, popularity_in
+from beamtree.query.searcher import Recommendation, RecommendRequest, Searcher, popularity_in, shares_of_events
 from beamtree.scorers import DotProductScorer
 from beamtree.tree import PAD
 
@@ -150,11 +150,11 @@ def score_items(searcher: Searcher, histories: list[History], items: Tensor) -> 
     if bool(popular.any()):
         known = items.clamp(min=0)
         counts = popularity_in(model)
-        shares = (counts[known] / counts.sum().clamp(min=1)).to(scores).expand_as(scores)
+        shares = shares_of_events(counts)[known].to(scores).expand_as(scores)
         scores = torch.where(popular.unsqueeze(1), shares, scores)
         for row in (row for row in popular.nonzero().squeeze(1).tolist() if histories[row].context):
-            counts = popularity_in(model, histories[row].context)
-            scores[row] = counts[known[min(row, len(known) - 1)]] / counts.sum().clamp(min=1)
+            shares = shares_of_events(popularity_in(model, histories[row].context))
+            scores[row] = shares[known[min(row, len(known) - 1)]]
     return scores.masked_fill(~tree.mask.allows(leaves), torch.nan)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from beamtree.live.saved import read_run_catalogue
 from beamtree.model import TreeModel
-from beamtree.query import History, Recommendation, RecommendRequest, Searcher
+from beamtree.query import UNKNOWN_USER, History, Recommendation, RecommendRequest, Searcher
 from beamtree.storage.runs import ids_of
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
@@ -50,12 +50,12 @@ class BatchJob(NamedTuple):
 
 
 def make_searcher(
-    run: Path, model: TreeModel, request: RecommendRequest, user_history: Callable[[str], History | None] | None = None
+    run: Path, model: TreeModel, request: RecommendRequest, user_history: Callable[[str], History] | None = None
 ) -> Searcher:
     """A searcher of the model of a run, with attributes of the items if a request needs them."""
     ids = ids_of(run, model)
     catalogue = read_run_catalogue(run, ids) if request.needs_attributes else None
-    return Searcher(model, ids, catalogue=catalogue, user_history=user_history or (lambda user: None))
+    return Searcher(model, ids, catalogue=catalogue, user_history=user_history or (lambda user: UNKNOWN_USER))
 
 
 def _digest(ids: Sequence[str] | None) -> str | None:

@@ -111,7 +111,7 @@ def item_routes(service: Service) -> APIRouter:
 
         def read_history(searcher: Searcher) -> list[dict[str, Any]] | None:
             history = searcher.user_history(as_id(user))
-            if history is None:
+            if not history.is_known:
                 return None
             assert searcher.catalogue is not None
             return [item_json(searcher.model, searcher.catalogue, item) for item in history.items[-MAX_EVENTS:]]
