@@ -39,16 +39,24 @@ def requires(extra: str, feature: str) -> Iterator[None]:
         raise ValueError(f"{feature} needs {missing}, which is not installed: pip install {install}") from error
 
 
+class FullDiskError(OSError):
+    """A full disk, with the folder that cannot be written."""
+
+
 @contextmanager
 def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Add the folder to errors about a full disk, which otherwise do not name a file."""
+    """Add the folder to errors about a full disk, which otherwise do not name a file.
+
+    Of several, the outermost is named: the others may be temporary ones in it.
+    """
     try:
         yield
     except OSError as error:
         number = errno.ENOSPC if CUT_SHORT.fullmatch(str(error)) else error.errno
-        if number not in DISK_FULL or str(folder) in str(error):
+        is_named = str(folder) in str(error) and not isinstance(error, FullDiskError)
+        if number not in DISK_FULL or is_named:
             raise
-        explained = OSError(f"{folder} cannot be written: {os.strerror(number or 0)}")
+        explained = FullDiskError(f"{folder} cannot be written: {os.strerror(number or 0)}")
         explained.errno = number
         raise explained from error
 

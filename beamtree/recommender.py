@@ -24,6 +24,7 @@ from beamtree.data.ids import as_given, as_id
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
+from beamtree.files.atomic import edit_folder, is_replaceable
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
@@ -836,10 +837,15 @@ class Recommender:
 
         An existing run or model is replaced. A folder with other files is refused. Changes wait until it is written.
         """
+        folder = Path(folder)
         with self._changes:
-            self._save(Path(folder))
+            if current_backend().is_single and holds_model(folder) and is_replaceable(folder):
+                edit_folder(folder, partial(self._save, of=folder))
+            else:
+                self._save(folder, folder)
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, folder: Path, of: Path) -> bool:
+        """Write a run into a folder, or into a copy of the folder `of`."""
         tables, run = self._with_changed_items()
         model = self.model
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
@@ -851,16 +857,18 @@ class Recommender:
                 if first:
                     check_free(folder, or_model=True)
                     write_run(folder, run, trained)  # first: a folder with run.json is a run
-                    if self._loaded is None or self._loaded.resolve() != folder.resolve():
+                    if self._loaded is None or self._loaded.resolve() != of.resolve():
                         remove_training(folder)
-                    replace_data(folder, source if source is not None and self._owns_data else None)
+                    if not self._owns_data or source is None or source.resolve() != (of / DATA).resolve():
+                        replace_data(folder, source if self._owns_data else None)
                     self._save_tables(folder, tables)
                     save_changes(folder, self._live)
-            if not self._is_saved(model, folder):
+            if not self._is_saved(model, of):
                 backend.save_model(model, folder)
             with backend.guard() as first:
                 if first:
                     remove_stale_beam(folder)
+        return True
 
     def _is_saved(self, model: TreeModel, folder: Path) -> bool:
         """Whether a folder has the model that was loaded from it: with other attributes of items it stays the same."""

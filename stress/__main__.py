@@ -31,10 +31,10 @@ def main() -> int:
 
 def _show(tries: Counter[str], failures: Counter[str]) -> None:
     width = max(map(len, [*tries, "all"]))
-    print(f"{'':{width}}  tries  failures")
+    print(f"{'':{width}}   tries  failures")
     for what in sorted(tries):
-        print(f"{what:{width}}  {tries[what]:5,}  {failures[what]:8,}")
-    print(f"{'all':{width}}  {tries.total():5,}  {failures.total():8,}")
+        print(f"{what:{width}}  {tries[what]:6,}  {failures[what]:8,}")
+    print(f"{'all':{width}}  {tries.total():6,}  {failures.total():8,}")
 
 
 if __name__ == "__main__":

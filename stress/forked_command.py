@@ -16,7 +16,7 @@ FILE_EVENTS = {"open"} | {
     f"os.{call}" for call in ("rename", "mkdir", "remove", "rmdir", "chmod", "truncate", "link", "symlink")
 }
 MAX_CPU_SECONDS = 10.0  # CPU seconds that a command may take to fail
-MAX_SECONDS = 60.0  # seconds after which a command counts as hung
+MAX_SECONDS = 300.0  # seconds after which a command counts as hung, also where many others compute
 
 
 @dataclass(frozen=True)

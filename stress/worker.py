@@ -21,12 +21,12 @@ KINDS = {
     "journal": full_journal.trials,
     "threads": threads.trials,
 }
-SHARES = {  # how often each is chosen
+SHARES = {  # how often each is chosen; an expression takes milliseconds, most others seconds
     "kills": 5,
     "damage": 12,
     "concurrent": 1,
     "disk": 1,
-    "expressions": 1,
+    "expressions": 100,
     "payloads": 3,
     "journal": 1,
     "threads": 1,

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -14,7 +15,9 @@ from sample_logs import random_log
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.research.baselines import popularity
+from beamtree.storage import runs
 from beamtree.storage.runs import table_file
+from beamtree.train import Progress
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +210,37 @@ def test_a_run_may_be_saved_over_another_and_who_reads_the_old_one_reads_on(tmp_
     assert not (run / "data").exists()
     bt.Recommender(**QUICK).fit(random_log("c", seed=3)).save(run)
     assert all(item.startswith("c") for item in bt.Recommender.load(run).recommend(users=["u1"], m=3)["item"])
+
+
+@pytest.mark.parametrize("step", ["replace_data", "save_changes", "remove_stale_beam", "write_run"])
+def test_a_run_is_as_it_was_where_saving_over_it_was_stopped(tmp_path, monkeypatch, step):
+    run, other = tmp_path / "run", bt.Recommender(**QUICK).fit(random_log("b", seed=2))
+    bt.Recommender(**QUICK).fit(random_log("a", seed=1)).save(run)
+    before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(f"beamtree.recommender.{step}", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match=f"{run} cannot be written: No space left on device"):
+            other.save(run)
+    assert {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert [*tmp_path.iterdir()] == [run]
+    assert all(item.startswith("a") for item in bt.Recommender.load(run).recommend(users=["u1"], m=3)["item"])
+    monkeypatch.chdir(run)  # which cannot be replaced
+    other.save(".")
+    assert all(item.startswith("b") for item in bt.Recommender.load(run).recommend(users=["u1"], m=3)["item"])
+
+
+def test_who_loads_a_run_while_it_is_saved_reads_what_is_known_of_its_training(tmp_path, monkeypatch):
+    shop, seen = bt.Recommender(**QUICK).fit(random_log("a", seed=1)), []
+    shop._run["training"] = {"before_refit": {}}
+    write = runs.write_checked_json
+
+    def written(path, content, format):
+        write(path, content, format)
+        seen.append(Progress.of_run(runs.read_run(path.parent)))
+
+    monkeypatch.setattr(runs, "write_checked_json", written)
+    shop.save(tmp_path / "run")
+    assert {(each.step, each.best) for each in seen} == {(shop.progress.step, shop.progress.best)}
 
 
 def test_ids_stay_with_a_model_whatever_becomes_of_the_files(tmp_path):

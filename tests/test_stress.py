@@ -17,7 +17,7 @@ LONGER = [
     ("damage", 16),
     ("concurrent", 2),
     ("disk", 3),
-    ("expressions", 2),
+    ("expressions", 200),
     ("payloads", 12),
     ("journal", 4),
     ("threads", 1),

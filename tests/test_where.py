@@ -147,6 +147,26 @@ def test_integers_of_all_widths_are_calculated_with_in_64_bits(dtype):
     assert passing(series, "abs(x - 103) = 100 and (x - 103) % 3 = -1") == [0]
 
 
+def test_integers_beyond_64_bits_are_compared_wherever_they_are():
+    lists = pl.Series([[2**64 - 1, 3], [3], [], None], dtype=pl.List(pl.UInt64))
+    assert passing(lists, "array_contains(x, 18446744073709551615)") == [0]
+    assert passing(lists, "array_contains(x, 3)") == passing(lists, "array_contains(x, 3.0)") == [0, 1]
+    wide = pl.Series([2**100, 1, -(2**100), None], dtype=pl.Int128)
+    assert passing(wide, "x > 18446744073709551615") == [0]
+    assert passing(wide, "x < 2") == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [pl.Datetime("ms"), pl.Date])
+def test_dates_beyond_all_calendars_are_refused_in_one_line(dtype, capfd):
+    series = pl.Series([2**31 - 1, 0], dtype=pl.Int32 if dtype == pl.Date else pl.Int64)
+    series = (series if dtype == pl.Date else series * 2**31).cast(dtype)
+    with pytest.raises(ValueError, match="column 'x' has dates beyond the range of microseconds") as error:
+        passing(series, "x > date('2026-01-01')")
+    assert "\n" not in str(error.value)
+    assert not capfd.readouterr().err  # a panic of Polars is told there
+    assert passing(series.slice(1), "x < date('2026-01-01')") == [0]
+
+
 def test_integers_beyond_64_bits_are_compared_and_never_wrap():
     series = pl.Series([2**64 - 1, 2**64 - 2, 5, None], dtype=pl.UInt64)
     assert passing(series, "x = 18446744073709551615") == passing(series, "x in (18446744073709551615, 7)") == [0]

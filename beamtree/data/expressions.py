@@ -270,10 +270,8 @@ class _Reader:
 def _column(column: pl.Series) -> pl.Series:
     """A column as integers of 64 bits, floats without NaN, text, times without a zone, or lists of these."""
     dtype = column.dtype
-    if dtype == pl.UInt64 and _end(column.max()) > HIGHEST:
-        return column.cast(pl.Int128)
     if dtype.is_integer():
-        return column.cast(pl.Int64)
+        return column.cast(pl.Int64 if _end(column.min()) >= LOWEST and _end(column.max()) <= HIGHEST else pl.Int128)
     if dtype.is_float() or dtype.is_decimal():
         return column.cast(pl.Float64).fill_nan(None)
     if dtype in (pl.Categorical, pl.Enum):
@@ -281,9 +279,13 @@ def _column(column: pl.Series) -> pl.Series:
     if dtype == pl.Datetime:
         column = column.dt.replace_time_zone(None)
     if dtype in (pl.Date, pl.Datetime):
-        return column.cast(pl.Datetime("us"))
+        moments = column.cast(pl.Datetime("us"), strict=False)  # Polars panics where it describes what is beyond
+        if moments.null_count() > column.null_count():
+            raise ValueError(f"column {column.name[:80]!r} has dates beyond the range of microseconds")
+        return moments
     if isinstance(dtype, pl.List | pl.Array):
-        return column.cast(pl.List(_column(pl.Series(dtype=dtype.inner)).dtype))
+        lists = column.cast(pl.List(dtype.inner))
+        return lists.cast(pl.List(_column(lists.explode()).dtype))
     return column
 
 

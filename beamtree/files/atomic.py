@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from beamtree.errors import explain_full_disk
-from beamtree.files.staging import move_into_place, staging_folder
+from beamtree.files.staging import copy_linked, folder_lock, move_into_place, staging_folder, swap
 
 
 def read_json(path: Path, remedy: str) -> Any:
@@ -55,6 +55,20 @@ def write_concurrently(path: Path, write: Callable[[Path], object]) -> None:
         draft.unlink(missing_ok=True)
 
 
+def edit_folder(folder: Path, change: Callable[[Path], bool]) -> None:
+    """Let a function change a copy of a folder, which takes the place of the folder in one step if it returns true.
+
+    Nobody else can write to the folder meanwhile, and after an error or a kill it is as it was. The function may
+    replace files of the copy, but not write into them: they are links where the system has them.
+    """
+    folder = folder.resolve()
+    check_replaceable(folder)
+    with explain_full_disk(folder), folder_lock(folder), staging_folder(folder) as draft:
+        copy_linked(folder, draft / folder.name)
+        if change(draft / folder.name):
+            swap(folder, draft / folder.name)
+
+
 def fsync(path: Path) -> None:
     """Flush a file or folder to disk, before anything refers to it."""
     on_windows = not hasattr(os, "O_DIRECTORY")  # cannot open folders, and flushes only files open for writing
@@ -94,6 +108,15 @@ def check_replaceable(folder: Path) -> None:
         raise ValueError(f"{folder} is the current folder, which cannot be replaced: choose another one")
     if os.path.ismount(folder):
         raise ValueError(f"{folder} is a mount point, which cannot be replaced: choose a folder inside")
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Whether a folder can be replaced by renaming another one to it."""
+    try:
+        check_replaceable(folder)
+    except ValueError:
+        return False
+    return os.access(folder.resolve().parent, os.W_OK)
 
 
 def _is_device(path: Path) -> bool:

@@ -27,7 +27,7 @@ from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
 from beamtree.errors import explain_full_disk, requires, short_message
 from beamtree.evaluate import evaluate
-from beamtree.files.atomic import check_replaceable
+from beamtree.files.atomic import check_replaceable, edit_folder
 from beamtree.files.staging import (
     copy_linked,
     exchange,
@@ -448,11 +448,7 @@ def edit_run(run: str | Path, change: Callable[[Path], bool]) -> None:
     folder = Path(run).resolve()
     _recover(folder)
     check_run(folder)
-    check_replaceable(folder)
-    with explain_full_disk(folder), folder_lock(folder), staging_folder(folder) as draft:
-        copy_linked(folder, draft / folder.name)
-        if change(draft / folder.name):
-            swap(folder, draft / folder.name)
+    edit_folder(folder, change)
 
 
 def _save_rest(folder: Path, new_run: Path, model: TreeModel, data: Prepared) -> None:

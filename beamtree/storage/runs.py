@@ -49,9 +49,8 @@ def write_run(folder: Path, run: dict[str, Any], result: Mapping[str, Any] | Non
     kept: dict[str, Any] = {}  # of the tables that are there now
     with suppress(ValueError):
         kept = read_run(folder).get(CHECKSUMS, {})
-    write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions}, FORMATS[0])
-    if result is not None:
-        finish_run(folder, result)
+    training = {} if result is None else {"training": {**run.get("training", {}), **result}}
+    write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions, **training}, FORMATS[0])
 
 
 def finish_run(folder: Path, result: Mapping[str, Any], before_refit: Mapping[str, Any] | None = None) -> None:
