@@ -83,15 +83,7 @@ from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import (
-    build_model,
-    check_names,
-    describe_run,
-    parts_report,
-    resolve_settings,
-    start_parts,
-    train_model,
-)
+from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -322,7 +314,7 @@ class Recommender:
             files: dict[str, Any] = {
                 name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
             }
-            run = describe_run(data.folder, replace(options, tree=self._tree_name, **files), settings)
+            run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)

@@ -23,16 +23,7 @@ from beamtree.live.content import Content, added_report, features_report, with_s
 from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
-from beamtree.storage.runs import (
-    LOG,
-    RUN,
-    TRAINING,
-    TrainingLog,
-    check_free,
-    finish_run,
-    read_run,
-    write_run,
-)
+from beamtree.storage.runs import LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
@@ -40,7 +31,6 @@ from beamtree.train.backend import current_backend
 from beamtree.train.recipes import (
     TrainingSettings,
     build_model,
-    describe_run,
     parts_report,
     resolve_settings,
     start_parts,
@@ -110,7 +100,7 @@ def train(
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
         settings = resolve_settings(prepared, training)
-        run = describe_run(prepared.folder, training, settings)
+        run = settings.describe(prepared.folder, training)
         if features is not None:  # it becomes the table of the items in the end, and a resumed run may have that
             run["features"] = str(features.resolve())
             del run["items"]

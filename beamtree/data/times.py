@@ -7,7 +7,7 @@ stay as they are. `ingest.times` reads whole columns of a log in the same way.
 
 import datetime
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ DATES = (1990_01_01, 2099_12_31)  # the first and the last of digits alone
 MICRO, LARGEST = 10**6, 2**63 - 1
 
 Time = int | float
-AnyTimes = TypeVar("AnyTimes", bound=Any)  # a number, an array or a tensor
 
 
 def unix_unit(time: Time) -> int | None:
@@ -36,10 +35,9 @@ def common_unit(times: Tensor) -> int | None:
     return next(fitting, None)
 
 
-def convert(times: AnyTimes, unit: int, other: int) -> AnyTimes:
-    """Unix times of one unit in another, rounded down."""
-    result: AnyTimes = times * (other // unit) if other >= unit else times // (unit // other)
-    return result
+def convert(times: Any, unit: int, other: int) -> Any:
+    """Unix times of one unit in another, rounded down: a number, an array or a tensor."""
+    return times * (other // unit) if other >= unit else times // (unit // other)
 
 
 def in_micros(times: Tensor) -> Tensor:

@@ -18,12 +18,7 @@ Content = dict[str, Any]
 
 
 def write_sealed_folder(
-    out: Path,
-    name: str,
-    fill: Callable[[Path], Content],
-    check: Callable[[Path], object],
-    *,
-    indent: int | None = 1,
+    out: Path, name: str, fill: Callable[[Path], Content], check: Callable[[Path], object], indent: int | None = 1
 ) -> Content:
     """Write a folder and move it into place; returns the content of its JSON file.
 

@@ -19,16 +19,7 @@ from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import check_integers
 from beamtree.data.prepared import SPLITS, id_types, write_folder
 from beamtree.data.times import convert, unix_unit
-from beamtree.ingest.arrays import (
-    FILES,
-    Array,
-    CleanedLog,
-    Read,
-    Sections,
-    by_section,
-    count_targets,
-    write_data,
-)
+from beamtree.ingest.arrays import FILES, Array, CleanedLog, Read, Sections, by_section, count_targets, write_data
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.event_weights import weighing_of
 from beamtree.ingest.numbering import sort_events
@@ -156,11 +147,10 @@ def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:
     if not len(times) or not len(old):
         return times
     before, now = (unix_unit(int(np.median(each))) for each in (old, times.to_numpy()))
-    if before == now:
-        return times
-    if before is None or now is None:
+    if before != now and (before is None or now is None):
         raise ValueError(f"the times of the log are of another kind than those of {data.folder}: one has dates")
-    return convert(times, now, before)
+    converted: pl.Series = times if now is None or before is None else convert(times, now, before)
+    return converted
 
 
 def _join(data: Prepared, ids: Ids, usable: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.Series], Array]:

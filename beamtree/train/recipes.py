@@ -95,6 +95,22 @@ class TrainingSettings:
             return SlidingWindows(data.train.events)
         return self.recipe.instances(data.train)
 
+    def describe(self, data: Path, options: TrainingOptions) -> dict[str, Any]:
+        """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
+        names = ("batch_size", "epochs", "steps", "lr", "optimizer", "seed", "device", "refit", "sequence")
+        return {
+            "data": str(data.resolve()),
+            "tree": str(options.tree),
+            "arity": options.arity,
+            "items": None if options.items is None else str(options.items),
+            "vectors": None if options.vectors is None else str(options.vectors),
+            "recipe": options.recipe_name,
+            "method": self.method.name,
+            "beam_size": self.beam_size,
+            **self.method.describe(),
+            **{name: getattr(self, name) for name in names},
+        }
+
     def num_steps(self, data: Prepared) -> int:
         """The number of steps, unless training stops early."""
         if self.steps is not None:
@@ -189,30 +205,6 @@ def _scorer_function(scorer: MakeScorer | type[Scorer]) -> MakeScorer:
         return scorer
     kind: Callable[..., Scorer] = scorer
     return lambda tree, data, seed: kind(tree.num_nodes, seed=seed)
-
-
-def describe_run(data: Path, options: TrainingOptions, settings: TrainingSettings) -> dict[str, Any]:
-    """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
-    return {
-        "data": str(data.resolve()),
-        "tree": str(options.tree),
-        "arity": options.arity,
-        "items": None if options.items is None else str(options.items),
-        "vectors": None if options.vectors is None else str(options.vectors),
-        "recipe": options.recipe_name,
-        "method": settings.method.name,
-        "beam_size": settings.beam_size,
-        **settings.method.describe(),
-        "batch_size": settings.batch_size,
-        "epochs": settings.epochs,
-        "steps": settings.steps,
-        "lr": settings.lr,
-        "optimizer": settings.optimizer,
-        "seed": settings.seed,
-        "device": settings.device,
-        "refit": settings.refit,
-        "sequence": settings.sequence,
-    }
 
 
 def build_model(

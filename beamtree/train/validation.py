@@ -53,13 +53,9 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json records of it."""
-        recall = self.best if self.best_step >= 0 else None
-        return {
-            "steps_done": self.step,
-            "recall_at_start": self.start,
-            "best_step": self.best_step,
-            "best_recall": recall,
-        }
+        best = self.best if self.best_step >= 0 else None
+        result = {"steps_done": self.step, "recall_at_start": self.start}
+        return {**result, "best_step": self.best_step, "best_recall": best}
 
     @classmethod
     def of_run(cls, run: Mapping[str, Any]) -> "Progress | None":

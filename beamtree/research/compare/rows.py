@@ -20,7 +20,7 @@ from beamtree.storage.settings import holds_model
 from beamtree.storage.tensors import load_tensors, save_tensors
 from beamtree.train import Checkpoints, Progress
 from beamtree.train.joint import fit_jointly
-from beamtree.train.recipes import TrainingSettings, build_model, describe_run, train_model
+from beamtree.train.recipes import TrainingSettings, build_model, train_model
 
 NOTES = "notes.json"  # of learning a tree
 ROUNDS, ROUND_STEPS, ROUND_RATE = 3, 0.25, 0.5  # of tree learning; each round's share of the steps and of the rate
@@ -154,7 +154,7 @@ def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> T
         if settings.recipe.start is not None:
             experiment.on_message(f"{name}: fitting the closed form")
         model = build_model(settings, data, experiment.tree)
-        write_run(folder, describe_run(data.folder, experiment.options(row), settings))
+        write_run(folder, settings.describe(data.folder, experiment.options(row)))
         if row.joint:
             model, progress = _train_jointly(experiment, settings, model, folder, note)
         else:
