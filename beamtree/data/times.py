@@ -52,24 +52,33 @@ def parse_date(text: str) -> int | None:
     It is in UTC unless it has an offset. Years come first; months, days and hours may have one digit, and AM or PM may
     follow the hours.
     """
-    text = re.sub(r"(?i)\s*(z|utc|gmt)$", "", text.strip())
+    text = text.strip()
     if re.match("[0-9]{8}", text) and not DATES[0] <= int(text[:8]) <= DATES[1]:
         return None
-    text = re.sub(r"^([0-9]{4})[-/.]([0-9]+)[-/.]([0-9]+)", r"\1-\2-\3", text)
-    text = re.sub(r"(?<![0-9.,W])([0-9])(?![0-9])", r"0\1", text)  # one digit, but not of a fraction
-    text = re.sub(r"\s+(?=[+-][0-9])", "", text)
-    text, after_noon = re.subn(r"(?i)\s*pm$", "", text)
-    text, before_noon = re.subn(r"(?i)\s*am$", "", text)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        return None
-    if after_noon or before_noon:
-        if not 1 <= moment.hour <= 12:
+        try:
+            moment = _loose_date(text)
+        except ValueError:
             return None
-        moment = moment.replace(hour=moment.hour % 12 + 12 * after_noon)
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
     return (moment - EPOCH.replace(tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
+
+
+def _loose_date(text: str) -> datetime.datetime:
+    """A date that `fromisoformat` does not read as it is."""
+    text = re.sub(r"(?i)\s*(z|utc|gmt)$", "", text)
+    text = re.sub(r"^([0-9]{4})[-/.]([0-9]+)[-/.]([0-9]+)", r"\1-\2-\3", text)
+    text = re.sub(r"(?<![0-9.,W])([0-9])(?![0-9])", r"0\1", text)  # one digit, but not of a fraction
+    text = re.sub(r"\s+(?=[+-][0-9])", "", text)
+    half = re.search(r"(?i)\s*([ap])m$", text)
+    moment = datetime.datetime.fromisoformat(text if half is None else text[: half.start()])
+    if half is None:
+        return moment
+    if not 1 <= moment.hour <= 12:
+        raise ValueError(f"{moment.hour} is no hour before or after noon")
+    return moment.replace(hour=moment.hour % 12 + 12 * (half[1] in "pP"))
 
 
 def as_time(value: object) -> Time:

@@ -164,7 +164,7 @@ def write_data(
     for name, read in columns.items():
         file, dtype = FILES[name]
         parts = by_section(read, lengths, sections.take)
-        converted = (final[name](part) if name in final else part.astype(dtype) for part in parts)
+        converted = (final[name](part) if name in final else part.astype(dtype, copy=False) for part in parts)
         _save(folder / file, np.dtype(dtype), int(counts.sum()), converted)
     of_rows, of_items = names["user"][users[rows]], names["item"][items]
     write_ids(folder / "users.txt", of_rows)
