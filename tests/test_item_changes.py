@@ -15,7 +15,7 @@ from serving import make_service, open_shop, serving
 from test_attributes import NAMES, shop_table
 
 import beamtree as bt
-from beamtree.files import staging
+from beamtree.files import atomic, staging
 from beamtree.live import Journal, renewal
 from beamtree.serve import item_client
 from beamtree.serve.http.access import Access, Limits
@@ -324,7 +324,7 @@ def test_a_command_that_is_stopped_leaves_the_run_as_it_was(run, prices, tmp_pat
     def stop(*arguments):
         raise OSError(28, "No space left on device")
 
-    for where, name in ((renewal, "swap"), (bt.recommender, "save_changes"), (bt.recommender, "save_table")):
+    for where, name in ((atomic, "swap"), (bt.recommender, "save_changes"), (bt.recommender, "save_table")):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, stop)
             done = beamtree("items", "run", "prices.parquet", folder=tmp_path, check=False)
