@@ -13,7 +13,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.checks import positive_int
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
-from beamtree.data.unix_times import in_micros
+from beamtree.data.times import in_micros
 from beamtree.errors import lookup
 from beamtree.list_metrics import LIST_METRICS, ItemFacts, ListMetric
 from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits

@@ -63,24 +63,15 @@ from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.tables import ranked_columns, score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import fingerprint, holds_model
-from beamtree.storage.tuned import remove_stale_beam
-from beamtree.threads import ChangeLock
-from beamtree.train.backend import current_backend
-from beamtree.train.loop import OnStep
-from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
-from beamtree.train.runs import (
+from beamtree.storage.runs import (
     DATA,
     RUN,
     TABLES,
     check_free,
     data_folder,
-    describe_run,
     ids_of,
     open_data,
     open_model,
-    progress_of,
     read_run,
     remove_training,
     replace_data,
@@ -88,6 +79,13 @@ from beamtree.train.runs import (
     table_file,
     write_run,
 )
+from beamtree.storage.settings import fingerprint, holds_model
+from beamtree.storage.tuned import remove_stale_beam
+from beamtree.threads import ChangeLock
+from beamtree.train.backend import current_backend
+from beamtree.train.loop import OnStep
+from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
+from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -323,7 +321,7 @@ class Recommender:
             files: dict[str, Any] = {
                 name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
             }
-            run = describe_run(data.folder, replace(options, tree=self._tree_name, **files), settings)
+            run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
@@ -844,12 +842,12 @@ class Recommender:
         source = self._data.folder if self._data is not None else self._data_source and self._data_source[1]
         if source is not None:
             run["data"] = None if self._owns_data else str(source.resolve())
-        backend = current_backend()
+        backend, trained = current_backend(), None if self.progress is None else self.progress.as_dict()
         with backend.lock(folder):
             with backend.guard() as first:
                 if first:
                     check_free(folder, or_model=True)
-                    write_run(folder, run, self.progress)  # first: a folder with run.json is a run
+                    write_run(folder, run, trained)  # first: a folder with run.json is a run
                     if self._loaded is None or self._loaded.resolve() != of.resolve():
                         remove_training(folder)
                     if not self._owns_data or source is None or source.resolve() != (of / DATA).resolve():
@@ -945,7 +943,7 @@ class Recommender:
         own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
         recommender._tables = {name: file for name, file in own.items() if file is not None}
         recommender._loaded, recommender._fingerprint = folder, fingerprint(folder)
-        recommender.progress = progress_of(run)
+        recommender.progress = Progress.of_run(run)
         saved = load_changes(folder)
         recommender._live = None if saved is None else recommender._open_live(saved)
         return recommender

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data import BeforeAfter
-from beamtree.data.unix_times import EPOCH, unix_unit
+from beamtree.data.times import EPOCH, common_unit
 from beamtree.list_metrics import ItemFacts
 
 DAY = 86_400  # seconds
@@ -36,7 +36,7 @@ def by_time(data: BeforeAfter, facts: ItemFacts) -> Segments:
     stop = data.events.offsets[rows + 1].cpu()
     held_out = torch.cat([times[cut[cut < stop]], times[stop[cut < stop] - 1]])  # of each user, the first and the last
     first, last = int(held_out.min()), int(held_out.max())
-    unit, most = unix_unit(held_out), MOST_PERIODS - 1  # one more where they begin at midnight
+    unit, most = common_unit(held_out), MOST_PERIODS - 1  # one more where they begin at midnight
     if unit is None:
         length = (last - first) // MOST_PERIODS + 1
         names = [f"{start} to {start + length - 1}" for start in range(first, last + 1, length)]

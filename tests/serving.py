@@ -24,7 +24,7 @@ from beamtree.serve.engine.served_run import LoadedRun, open_run
 from beamtree.serve.http.app import make_app
 from beamtree.serve.http.server import listen, make_server
 from beamtree.serve.http.service import Service
-from beamtree.train.runs import write_run
+from beamtree.storage.runs import write_run
 
 ITEMS = 60
 

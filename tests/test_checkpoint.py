@@ -17,7 +17,6 @@ import beamtree as bt
 from beamtree import methods
 from beamtree.data import Ids, Instances
 from beamtree.scorers import FixedScorer, RepeatScorer
-from beamtree.storage import models
 from beamtree.storage.settings import SETTINGS, holds_model
 from beamtree.train import Checkpoints, Schedule, constant, steps_done
 from stress.checksums import update_checksums
@@ -98,7 +97,7 @@ def test_a_save_cut_short_anywhere_leaves_the_old_or_the_new_one(tmp_path, monke
     owner, name = {
         "save_file": (safetensors.torch, "save_file"),
         "os.replace": (os, "replace"),
-        "fsync": (models, "fsync"),
+        "fsync": (os, "fsync"),
         "unlink": (Path, "unlink"),
     }[moment]
     real, calls = getattr(owner, name), 0

@@ -277,18 +277,18 @@ def plain_pairs(rows, min_events, min_item_events):
 
     Dislikes stay known of all users.
     """
-    events = list(dict.fromkeys((user, item, time) for user, item, time, rating in rows if rating > 2))
+    events = list(dict.fromkeys(row for row in rows if row[3] > 2))
     left = events
     while True:
-        items = [item for _, item, _ in left]
+        items = [row[1] for row in left]
         kept = [row for row in left if items.count(row[1]) >= min_item_events]
-        users = [user for user, _, _ in kept]
+        users = [row[0] for row in kept]
         kept = [row for row in kept if users.count(row[0]) >= min_events]
         if kept == left:
             break
         left = kept
     users, items = {row[0] for row in left}, {row[1] for row in left}
-    seen = {(user, item, False) for user, item, _ in events if user in users and item not in items}
+    seen = {(user, item, False) for user, item, *_ in events if user in users and item not in items}
     return seen | {(user, item, True) for user, item, _, rating in rows if rating <= 2}
 
 

@@ -7,8 +7,8 @@ import torch
 
 import beamtree as bt
 from beamtree.data import BeforeAfter, Events, factors
+from beamtree.storage.runs import TrainingLog
 from beamtree.train import Checkpoints, Schedule, Validation, constant, cosine
-from beamtree.train.runs import TrainingLog
 
 OPTIONS = {"epochs": 6, "batch_size": 16, "seed": 3}
 

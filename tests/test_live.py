@@ -13,9 +13,10 @@ from sample_logs import cyclic_log
 import beamtree as bt
 from beamtree.beam import brute_force
 from beamtree.data.ids import Ids
+from beamtree.data.times import as_time
 from beamtree.live import Journal, LiveModel, NewItem
 from beamtree.live.edits import with_items, without_items
-from beamtree.live.events import Event, TrainingLog, as_time
+from beamtree.live.events import Event, TrainingLog
 from beamtree.live.journal import CHANGES, compact, encode_line, read_entries
 from beamtree.live.placement import FreeSlots, Placement
 from beamtree.scorers import SumScorer

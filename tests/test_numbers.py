@@ -15,11 +15,11 @@ from beamtree.checks import as_float, is_number, parse_int, parse_number
 from beamtree.classify.matrix import from_dicts
 from beamtree.cli.options import parse_beam
 from beamtree.data.contexts import as_number
+from beamtree.data.times import as_time
 from beamtree.ingest.documents import read_documents
 from beamtree.ingest.event_weights import event_weights
 from beamtree.ingest.times import TimeScale
 from beamtree.live import LiveModel
-from beamtree.live.events import as_time
 from beamtree.query import parse_rules
 
 WRONG = ["1_000", "١٢", "１２", "²", "0x10", "nan", "inf", "-inf", "1e", "1 0", "--1", "1.2.3", ".", "", "9" * 401]

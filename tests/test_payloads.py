@@ -19,9 +19,9 @@ from beamtree.live.saved import read_run_catalogue
 from beamtree.query import RecommendRequest
 from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
 from beamtree.serve.batch.job import BatchJob
+from beamtree.storage.runs import open_data, open_model
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
 from beamtree.train import Checkpoints, steps_done
-from beamtree.train.runs import open_data, open_model
 from stress.checksums import update_checksums
 from stress.payloads import PAYLOADS, files_in, plant, plant_shards
 

@@ -22,7 +22,6 @@ from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.files import staging
 from beamtree.ingest import arrays, numbering, readers
-from beamtree.ingest import prepare as module
 from beamtree.ingest.columns import FORMATS, find_columns, is_header
 from beamtree.ingest.prepare import prepare
 
@@ -570,12 +569,12 @@ def prepared_before(tmp_path):
     load_data(tmp_path / "out")
 
 
-@pytest.mark.parametrize("step", ["join_blocks", "write_arrays", "write_ids", "summarize"])
+@pytest.mark.parametrize("step", ["prepare.join_blocks", "prepare.write_data", "arrays.write_ids", "arrays.summarize"])
 def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path, monkeypatch, prepared_before, step):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, step, fail)
+    monkeypatch.setattr(f"beamtree.ingest.{step}", fail)
     done = beamtree("prepare", "log.csv", "--out", "out", folder=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"beamtree: {tmp_path} cannot be written: No space left on device"

@@ -24,11 +24,11 @@ from beamtree.cli import app, errors
 from beamtree.cli.check import _checks
 from beamtree.files import checksums, staging
 from beamtree.live.saved import read_run_catalogue
+from beamtree.storage import runs
+from beamtree.storage.runs import TrainingLog
 from beamtree.storage.tensors import NotFiniteError, is_finite
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
-from beamtree.train import runs
 from beamtree.train.loop import DivergedError
-from beamtree.train.runs import TrainingLog
 from stress.checksums import update_checksums
 
 WRITTEN = Path(__file__).parent / "written_by_0_1"

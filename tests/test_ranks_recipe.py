@@ -15,9 +15,9 @@ from test_sequence import some_events, walks
 import beamtree as bt
 from beamtree.distributed.training import join
 from beamtree.ingest.prepare import prepare
+from beamtree.parts import sequence
 from beamtree.parts.sequence import SequenceSettings, fit_sequence
 from beamtree.scorers import ContextScorer, SequenceScorer
-from beamtree.train import sequence
 
 # Without dropout, whose draws depend on the number of ranks
 SMALL = SequenceSettings(32, 0.0, 0.0, 4, 300, 150, None, batch_size=30)

@@ -15,8 +15,9 @@ from sample_logs import random_log
 import beamtree as bt
 from beamtree.data import Ids
 from beamtree.research.baselines import popularity
-from beamtree.train import runs
-from beamtree.train.runs import table_file
+from beamtree.storage import runs
+from beamtree.storage.runs import table_file
+from beamtree.train import Progress
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def test_who_loads_a_run_while_it_is_saved_reads_what_is_known_of_its_training(t
 
     def written(path, content, format):
         write(path, content, format)
-        seen.append(runs.progress_of(runs.read_run(path.parent)))
+        seen.append(Progress.of_run(runs.read_run(path.parent)))
 
     monkeypatch.setattr(runs, "write_checked_json", written)
     shop.save(tmp_path / "run")

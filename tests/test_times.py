@@ -9,9 +9,9 @@ from command import beamtree
 from sample_logs import write_log
 
 from beamtree.data import load_data
+from beamtree.data.times import as_time, parse_date
 from beamtree.ingest.prepare import prepare
-from beamtree.ingest.times import EPOCH, TimeScale, parse_times
-from beamtree.live.events import as_time
+from beamtree.ingest.times import EPOCH, TimeScale, iso_date, parse_times
 
 LOG = [(user, item, time) for user in "abcd" for time, item in enumerate("ijklmn")]
 
@@ -177,6 +177,17 @@ def test_dates_in_all_forms_are_those_of_datetime(form):
         times, scale = parse_times(events, "time", time_format)
         assert events.select(times).collect().to_series().to_list() == expected
         assert scale.dates
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2020-12-31", "2020-1-5", "20201231", "2020/12/31 23:59", "2020.12.31 1:05", "2020-12-31T23:59:59.5Z",
+     "2020-12-31 11:59 PM UTC", "2020-12-31 12:00:01.25 am", "2020-12-31 01:00:00+01:00", "2020-12-31 01:00:00 -0130",
+     "2020-02-30", "18991231", "10000101", "20240230", "1609372800", "2020", "2020-12-31 13:00 PM",
+     "31.12.2020", "soon"],
+)  # fmt: skip
+def test_one_date_is_read_as_a_column_of_them(text):
+    assert parse_date(f" {text} ") == pl.select(iso_date(pl.lit(text))).item()
 
 
 def test_days_that_could_be_months_are_told_with_the_way_out():

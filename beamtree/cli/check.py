@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from beamtree.classify.storage import holds_classifier, load_classifier
+from beamtree.classify.storage import load_classifier
 from beamtree.cli.console import write
 from beamtree.data import load_data, prepared
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import short_message
 from beamtree.files.checksums import read_checked_json
+from beamtree.files.sealed import check_files
 from beamtree.files.staging import remove_leftovers_in
 from beamtree.live.saved import load_changes
 from beamtree.scorers import SCORERS
 from beamtree.storage import settings
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import holds_model
+from beamtree.storage.runs import DATA, RUN, TABLES, TRAINING, read_run, table_file
+from beamtree.storage.settings import holds_classifier, holds_model
 from beamtree.storage.tensors import check_finite
 from beamtree.storage.tuned import FORMATS, TUNE
-from beamtree.train.runs import DATA, RUN, TABLES, TRAINING, read_run, table_file
 
 Checks = Iterator[tuple[str, Callable[[], object]]]
 
@@ -78,7 +79,7 @@ def _check_run(folder: Path) -> None:
 
 def _check_prepared(folder: Path) -> None:
     description = prepared.read_description(folder)
-    prepared.check_files(folder, description, full=True)
+    check_files(folder, description["files"], prepared.REMEDY, full=True)
     data = load_data(folder)
     prepared.check_arrays(folder, description, *prepared.open_arrays(folder, description))
     for ids, count in ((data.items, data.num_items), (data.users, len(data.train) + len(data.val) + len(data.test))):

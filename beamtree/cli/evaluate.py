@@ -33,9 +33,9 @@ from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
 from beamtree.segments import SEGMENTS
+from beamtree.storage.runs import data_folder, ids_of, open_data, open_model, read_run
 from beamtree.storage.settings import fingerprint
 from beamtree.threads import use_threads
-from beamtree.train.runs import data_folder, ids_of, open_data, open_model, read_run
 
 _BEFORE: dict[str, Any] = {}  # the run that was measured last in this process, and its model before the refit
 

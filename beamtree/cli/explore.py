@@ -15,7 +15,7 @@ from beamtree.diagnose.inspect import num_users
 from beamtree.files.atomic import check_writable, write_atomically
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.model import TreeModel
-from beamtree.train.runs import ids_of, open_data, open_model, table_file
+from beamtree.storage.runs import ids_of, open_data, open_model, table_file
 
 INSPECTED = 200  # users whose losses are counted
 

@@ -11,8 +11,8 @@ from beamtree.cli import options
 from beamtree.cli.console import note, write
 from beamtree.files.atomic import check_writable
 from beamtree.serve.export import check_name, write_artifact
+from beamtree.storage.runs import ids_of, open_model
 from beamtree.storage.settings import fingerprint
-from beamtree.train.runs import ids_of, open_model
 
 
 def export_run(

@@ -12,7 +12,7 @@ from beamtree.cli.console import draw, print_table, progress, write
 from beamtree.cli.evaluate import honest_model
 from beamtree.diagnose.inspect import USERS, Inspection, inspect, num_users
 from beamtree.files.atomic import write_json
-from beamtree.train.runs import open_data, open_model, read_run
+from beamtree.storage.runs import open_data, open_model, read_run
 
 
 def inspect_run(

@@ -31,7 +31,7 @@ from beamtree.query import (
     read_rules,
 )
 from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
-from beamtree.train.runs import ids_of, open_data, open_model
+from beamtree.storage.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster

@@ -13,11 +13,11 @@ import torch
 import typer
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
-from beamtree.classify.storage import refuse_classifier
 from beamtree.cli.console import note
 from beamtree.distributed.group import check_single
 from beamtree.errors import requires
 from beamtree.files.staging import InUseError
+from beamtree.storage.settings import refuse_classifier
 
 
 def option(name: str, help: str, variable: str = "", **limits: Any) -> Any:

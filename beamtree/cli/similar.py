@@ -10,7 +10,7 @@ from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
 from beamtree.query import make_filter, similar_request
 from beamtree.serve.batch.job import make_searcher
-from beamtree.train.runs import ids_of, open_model
+from beamtree.storage.runs import ids_of, open_model
 
 
 def similar_items(

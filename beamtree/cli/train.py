@@ -23,6 +23,7 @@ from beamtree.live.content import added_report
 from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
+from beamtree.storage.runs import LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
 from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
@@ -34,17 +35,6 @@ from beamtree.train.recipes import (
     resolve_settings,
     start_parts,
     train_model,
-)
-from beamtree.train.runs import (
-    LOG,
-    RUN,
-    TRAINING,
-    TrainingLog,
-    check_free,
-    describe_run,
-    finish_run,
-    read_run,
-    write_run,
 )
 
 LOG_EVERY = 50  # steps
@@ -111,7 +101,7 @@ def train(
         build = tree_builder(tree, items, vectors)
         prepared = load_data(data)
         settings = resolve_settings(prepared, training)
-        run = describe_run(prepared.folder, training, settings)
+        run = settings.describe(prepared.folder, training)
         if features is not None:  # it becomes the table of the items in the end, and a resumed run may have that
             run["features"] = str(features.resolve())
             del run["items"]
@@ -173,7 +163,7 @@ def _train_in(
         write(*refit_report(model, measured, data))
     with current_backend().guard() as first:
         if first:
-            finish_run(folder, result, measured)
+            finish_run(folder, result.as_dict(), measured)
     current_backend().save_model(model, folder)
     write(f"Saved {folder}. Next:", f"  beamtree evaluate {folder}", f"  beamtree inspect {folder}")
 

@@ -11,7 +11,7 @@ from beamtree.cli.console import write
 from beamtree.data import load_data
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import tree_builder
-from beamtree.train.runs import RUN, ids_of, open_model
+from beamtree.storage.runs import RUN, ids_of, open_model
 
 
 def tree(

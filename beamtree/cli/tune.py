@@ -12,8 +12,8 @@ from beamtree.cli.console import draw, note, print_table, write
 from beamtree.cli.evaluate import honest_model
 from beamtree.diagnose.tune import USERS, TuneResult, tune
 from beamtree.files.atomic import write_json
+from beamtree.storage.runs import open_data, open_model, read_run
 from beamtree.storage.tuned import TUNE, save_tuned_beam
-from beamtree.train.runs import open_data, open_model, read_run
 
 DEFAULT_RECALL = 0.99  # share of the widest beam's recall
 

@@ -45,10 +45,10 @@ from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids, sorted_ids
 from beamtree.data.views import BeforeAfter
-from beamtree.errors import explain_full_disk
-from beamtree.files.atomic import check_replaceable, fsync
-from beamtree.files.checksums import check_file, file_checksum, is_read_fully, read_checked_json, with_checksum
-from beamtree.files.staging import move_into_place, remove_leftovers, staging_folder
+from beamtree.files.atomic import check_replaceable
+from beamtree.files.checksums import is_read_fully, read_checked_json
+from beamtree.files.sealed import check_files, file_checksums, write_sealed_folder
+from beamtree.files.staging import remove_leftovers
 
 DESCRIPTION = "description.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksums
@@ -195,7 +195,7 @@ def load_data(folder: str | Path) -> Prepared:
     folder = Path(folder)
     remove_leftovers(folder)
     description = read_description(folder)
-    check_files(folder, description)
+    check_files(folder, description["files"], REMEDY)
     offsets, events, cuts = open_arrays(folder, description)
     if is_read_fully(events.nbytes) and is_read_fully(offsets.nbytes):
         check_arrays(folder, description, offsets, events, cuts)
@@ -246,12 +246,6 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or not NEEDED <= set(files) <= FILES or "fingerprint" not in description:
         raise ValueError(f"{path} is damaged: it does not name the files of prepared data; {REMEDY}")
     return description
-
-
-def check_files(folder: Path, description: Mapping[str, Any], *, full: bool = False) -> None:
-    """Raise a ValueError if a file is not as it was written; with `full`, all of it is read."""
-    for file, checksum in description["files"].items():
-        check_file(folder, file, checksum, REMEDY, full=full)
 
 
 def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -309,26 +303,18 @@ def check_target(out: Path) -> None:
 
 def write_folder(out: Path, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Write a prepared folder: `fill` writes its files and returns the description; then it is moved into place."""
-    check_target(out)
-    out = out.resolve()  # a link stays a link
-    with explain_full_disk(out.parent), staging_folder(out) as draft:
-        folder = draft / out.name
-        folder.mkdir()
-        description = {"format": FORMATS[0], **fill(folder)}
-        description["files"] = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+
+    def describe(folder: Path) -> dict[str, Any]:
+        description = {"format": FORMATS[0], **fill(folder), "files": file_checksums(folder)}
         digest = hashlib.sha256()
         for path in (folder / name for name in ("offsets.npy", "events.npy", "cuts.npy", "weights.npy", "context.npy")):
             if path.exists():
                 with path.open("rb") as file:
                     while block := file.read(1 << 22):
                         digest.update(block)
-        description["fingerprint"] = digest.hexdigest()[:16]
-        (folder / DESCRIPTION).write_text(json.dumps(with_checksum(description), indent=1) + "\n", encoding="utf-8")
-        for path in (*folder.iterdir(), folder):  # all files are on disk before the folder gets its name
-            fsync(path)
-        check_target(out)  # again, since fill may take hours
-        move_into_place(folder, out)
-    return description
+        return {**description, "fingerprint": digest.hexdigest()[:16]}
+
+    return write_sealed_folder(out, DESCRIPTION, describe, check_target)
 
 
 def _map(path: Path, dtype: torch.dtype, dim: int = 1) -> Tensor:

@@ -5,7 +5,8 @@ as those of the first log were. `min_events` and `min_item_events` are not appli
 first days, and would be dropped every night. Everything is read into memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +16,17 @@ import torch
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.csr import entries_of_rows
-from beamtree.data.ids import check_integers, write_ids
+from beamtree.data.ids import check_integers
 from beamtree.data.prepared import SPLITS, id_types, write_folder
-from beamtree.errors import short_message
-from beamtree.ingest.arrays import Array, summarize
+from beamtree.data.times import convert, unix_unit
+from beamtree.ingest.arrays import FILES, Array, CleanedLog, Read, Sections, by_section, count_targets, write_data
 from beamtree.ingest.contexts import check_contexts
-from beamtree.ingest.event_weights import WEIGHING
-from beamtree.ingest.pairs import read_pairs, write_pairs
-from beamtree.ingest.readers import are_integers, open_logs
+from beamtree.ingest.event_weights import weighing_of
+from beamtree.ingest.numbering import sort_events
+from beamtree.ingest.pairs import read_pairs
+from beamtree.ingest.readers import are_integers, check_lines, open_logs, read_rows
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
-from beamtree.ingest.times import WHITESPACE, unix_unit
-
-OLD_FILES = {"item": "events.npy", "time": "times.npy", "weight": "weights.npy", "context": "context.npy"}
 
 
 class NothingNewError(ValueError):
@@ -78,35 +77,14 @@ def append_log(
     split = settings.get("split", HALVES)
     if split.startswith(BY_TIME):
         raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
-    columns = (user or settings["user"], item or settings["item"], time or settings["time"], time_format)
-    rows, sources = _read_rows(log, names, columns, settings, data)
+    roles = (user or settings["user"], item or settings["item"], time or settings["time"], time_format)
+    weighing = weighing_of(settings)
+    if weighing and "mean_weight" not in data.description:
+        raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
+    opened = open_logs(find_logs(log), names, *roles, **weighing, context=settings.get("context"))
+    rows = read_rows(opened)
     usable, disliked = _usable_events(rows, data)
-    counts = usable.group_by("item").len().filter(~pl.col("item").is_in(ids.names))
-    new_items = counts.sort("len", "item", descending=[True, False])["item"]
-    if ids.integer:
-        check_integers(new_items)
-    items = pl.DataFrame({"item": [*ids.names, *new_items]}).with_row_index("number")
-    old, owners, section = _old_events(data)
-    users = pl.concat([owners["user"], usable["user"]]).unique().sort()
-    integer_users = data.users.integer and are_integers(users)
-    numbers = pl.DataFrame({"user": users}).with_row_index("number")
-    owners = owners.join(numbers, on="user", how="left", maintain_order="left")
-    old = old.with_columns(user=owners["number"].gather(old["user"]), is_new=pl.lit(False))
-    tables = {"user": numbers, "item": items}
-    if "context" in usable.columns:
-        known = pl.Series("context", Ids(data.folder / "contexts.txt").names)
-        contexts = pl.concat([known, usable["context"]]).unique(maintain_order=True)
-        check_contexts(len(contexts), settings["context"])
-        tables["context"] = contexts.to_frame().with_row_index("number")
-    for column, table in tables.items():
-        usable = usable.join(table, on=column, how="left", maintain_order="left")
-        usable = usable.drop(column).rename({"number": column})
-    events = pl.concat([old, usable.with_columns(is_new=pl.lit(True)).select(old.columns)])
-    if "time" in events.columns:
-        same = [name for name in events.columns if name not in ("context", "is_new")]
-        events = events.unique(same, keep="first", maintain_order=True)
-        events = events.sort("time", maintain_order=True)
-    events = events.sort("user", maintain_order=True)
+    events, texts, before = _join(data, ids, usable)
     is_new = events["is_new"].to_numpy()
     pairs = read_pairs(data)
     new_dislikes = disliked.lazy().join(pairs["dislikes.npy"], on=["user", "item"], how="anti").collect()
@@ -115,86 +93,42 @@ def append_log(
         if len(rows) and not repeated:
             raise ValueError(f"none of the {len(rows):,} rows of the log can be used: check its users, items and times")
         raise NothingNewError(data.folder, len(rows), repeated)
-    lengths = np.bincount(events["user"].to_numpy(), minlength=len(users))
-    before = np.full(len(users), -1)
-    before[owners["number"].to_numpy()] = section
-    arrays = {"events.npy": events["item"].to_numpy().astype(np.int32)}
-    arrays |= {f"{name}s.npy": events[name].to_numpy() for name in ("time", "weight") if name in events.columns}
-    if "context" in events.columns:
-        arrays["context.npy"] = events["context"].to_numpy().astype(np.int32)
-    take, cuts = _sections(data, split, lengths, before, arrays.get("weights.npy"))
-    rows_of = [np.flatnonzero(each) for each in take]  # the users of each section
-    sizes = np.concatenate([each[row] for each, row in zip(take, rows_of, strict=True)])
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    starts = (np.cumsum(lengths) - lengths)[np.concatenate(rows_of)]
-    index = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
-    names_of_rows = users.gather(np.concatenate(rows_of))
+    pairs["dislikes.npy"] = pl.concat([pairs["dislikes.npy"], new_dislikes.lazy()])
+    columns: dict[str, Read] = {name: events[name].to_numpy().__getitem__ for name in FILES if name in events.columns}
+    lengths, popularity = (
+        np.bincount(events[role].to_numpy(), minlength=len(texts[role])) for role in ("user", "item")
+    )
+    sections = _sections(data, split, lengths, before, columns.get("weight"))
+    report = data.description["report"]
+    about = {
+        "sources": [*data.description["sources"], *opened.names],
+        "id_types": id_types({"user": data.users.integer and are_integers(texts["user"]), "item": ids.integer}),
+        "settings": settings,
+        "report": {**report, "rows": report["rows"] + len(rows)},
+    }
+    scaled = {name: data.description[name] for name in ("mean_weight",) if name in data.description}
 
     def fill(folder: Path) -> dict[str, Any]:
-        np.save(folder / "offsets.npy", offsets)
-        for name, values in arrays.items():
-            np.save(folder / name, values[index])
-        if cuts is not None:
-            chosen = np.concatenate([each[row] for each, row in zip(cuts, rows_of, strict=True)])
-            np.save(folder / "cuts.npy", chosen.astype(np.int64))
-        write_ids(folder / "users.txt", names_of_rows)
-        write_ids(folder / "items.txt", items["item"])
-        if "context" in tables:
-            write_ids(folder / "contexts.txt", tables["context"]["context"])
-        dislikes = pl.concat([pairs["dislikes.npy"], new_dislikes.lazy()])
-        write_pairs(folder, {**pairs, "dislikes.npy": dislikes}, names_of_rows, items["item"])
-        report = data.description["report"]
-        return {
-            "num_users": len(users),
-            "num_items": len(items),
-            "num_events": len(events),
-            "users": {name: len(row) for name, row in zip(SPLITS, rows_of, strict=True)},
-            "sources": [*data.description["sources"], *sources],
-            "id_types": id_types({"user": integer_users, "item": ids.integer}),
-            "settings": settings,
-            "report": {**report, "rows": report["rows"] + len(rows)},
-            "summary": summarize(lengths, np.bincount(arrays["events.npy"], minlength=len(items))),
-            **{name: data.description[name] for name in ("mean_weight",) if name in data.description},
-        }
+        log, order = CleanedLog(lengths, popularity, {}), np.arange(len(popularity))
+        return write_data(folder, columns, log, sections, order, texts, pairs, None, about) | scaled
 
     write_folder(out, fill)
     added = int(is_new.sum())
     return Appended(
-        is_new=is_new[index],
+        is_new=np.concatenate(list(by_section(is_new.__getitem__, lengths, sections.take))),
         events=added,
         users=int((before < 0).sum()),
-        items=len(new_items),
+        items=len(texts["item"]) - len(ids),
         repeated=len(usable) - added,
         dropped=len(rows) - len(usable) - len(disliked),
     )
 
 
-def _read_rows(
-    log: Any,
-    names: Sequence[str] | None,
-    columns: tuple[str, str, str | None, str | None],
-    settings: Mapping[str, Any],
-    data: Prepared,
-) -> tuple[pl.DataFrame, list[str]]:
-    """The rows of a log, with the weights of events by the settings of the first log; and the names of its files."""
-    weighing = {name: settings[name] for name in WEIGHING if name in settings}
-    if weighing and "mean_weight" not in data.description:
-        raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
-    opened = open_logs(find_logs(log), names, *columns, **weighing, context=settings.get("context"))
-    try:
-        rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars(WHITESPACE)).collect()
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
-    return rows, opened.names
-
-
 def _usable_events(rows: pl.DataFrame, data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The events of a log, with times and weights on the scale of the old data; and the dislikes."""
     usable = rows.drop_nulls().filter(pl.col("user") != "", pl.col("item") != "")
-    for column in ("user", "item"):
-        broken = usable[column].filter(usable[column].str.contains(r"[\r\n]"))
-        if len(broken):
-            raise ValueError(f"the id {broken[0]!r} contains a line break: remove it")
+    check_lines(usable["user"], "a user")
+    check_lines(usable["item"], "an item")
     if "time" in usable.columns:
         usable = usable.sort("time", maintain_order=True)
         has_times = "times.npy" in data.description["files"]
@@ -212,13 +146,38 @@ def _same_unit(data: Prepared, times: pl.Series) -> pl.Series:
     old = np.load(data.folder / "times.npy", mmap_mode="r")
     if not len(times) or not len(old):
         return times
-    units = [unix_unit(int(np.median(each))) for each in (old, times.to_numpy())]
-    before, now = units
-    if before == now:
-        return times
-    if before is None or now is None:
+    before, now = (unix_unit(int(np.median(each))) for each in (old, times.to_numpy()))
+    if before != now and (before is None or now is None):
         raise ValueError(f"the times of the log are of another kind than those of {data.folder}: one has dates")
-    return times * (before // now) if before > now else times // (now // before)
+    converted: pl.Series = times if now is None or before is None else convert(times, now, before)
+    return converted
+
+
+def _join(data: Prepared, ids: Ids, usable: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.Series], Array]:
+    """The events of old data and of a new log, as numbers and in order, with a column `is_new`.
+
+    Returns also the ids and contexts by number, and the section of each user, -1 for a new one.
+    """
+    counts = usable.group_by("item").len().filter(~pl.col("item").is_in(ids.names))
+    new_items = counts.sort("len", "item", descending=[True, False])["item"]
+    if ids.integer:
+        check_integers(new_items)
+    old, owners, section = _old_events(data)
+    users = pl.concat([owners["user"], usable["user"]]).unique().sort()
+    texts = {"user": users, "item": pl.concat([pl.Series(ids.names, dtype=pl.String), new_items])}
+    if "context" in usable.columns:
+        known = pl.Series("context", Ids(data.folder / "contexts.txt").names)
+        texts["context"] = pl.concat([known, usable["context"]]).unique(maintain_order=True)
+        check_contexts(len(texts["context"]), data.description["settings"]["context"])
+    tables = {column: pl.DataFrame({column: each}).with_row_index("number") for column, each in texts.items()}
+    for column, table in tables.items():
+        usable = usable.join(table, on=column, how="left", maintain_order="left")
+        usable = usable.drop(column).rename({"number": column})
+    owner = owners.join(tables["user"], on="user", how="left", maintain_order="left")["number"]
+    old = old.with_columns(user=owner.gather(old["user"]), is_new=pl.lit(False))
+    before = np.full(len(users), -1)
+    before[owner.to_numpy()] = section
+    return sort_events(pl.concat([old, usable.with_columns(is_new=pl.lit(True)).select(old.columns)])), texts, before
 
 
 def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
@@ -234,45 +193,31 @@ def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
     offsets = torch.from_numpy(np.load(data.folder / "offsets.npy"))
     row, entry = entries_of_rows(offsets, torch.from_numpy(chosen))
     columns = {"user": row.numpy().astype(np.uint32)}
-    for name, file in OLD_FILES.items():
+    for name, (file, _) in FILES.items():
         if file in data.description["files"]:
             columns[name] = np.load(data.folder / file, mmap_mode="r")[entry.numpy()]
     events = pl.DataFrame(columns).with_columns(pl.col("^(item|context)$").cast(pl.UInt32))
     return events, owners, sections[chosen]
 
 
-def _sections(
-    data: Prepared, split: str, lengths: Array, before: Array, weights: Array | None
-) -> tuple[Array, Array | None]:
-    """How many of each user's first events each section takes [3, U], and the cuts if they are not halves [3, U].
-
-    `before` is the section of an old user, or -1 [U].
-    """
+def _sections(data: Prepared, split: str, lengths: Array, before: Array, weights: Read | None) -> Sections:
+    """How many of each user's first events each section takes; `before` is the section of an old user, or -1 [U]."""
     settings, counts = data.description["settings"], data.description["users"]
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(owner))  # 1 for the last event of a user
-    is_target = np.ones(len(owner), bool) if weights is None else weights > 0
-
-    def has_target(last: Array) -> Array:
-        """Whether one of the `last` events of each user [U] is to be predicted."""
-        return np.bincount(owner[is_target & (from_end <= last[owner])], minlength=len(lengths)) > 0
-
+    targets_from = partial(count_targets, weights, lengths)
     if split == LEAVE_ONE_OUT:
         val, test = (None if counts[name] >= counts["train"] else counts[name] for name in ("val", "test"))
-        last = has_target(np.ones_like(lengths))
-        before_last = np.bincount(owner[is_target & (from_end == 2)], minlength=len(lengths)) > 0
-        enough = lengths >= 3
+        of_last, of_two, enough = targets_from(lengths - 1), targets_from(lengths - 2), lengths >= 3
         options = SplitOptions(split, val, test, settings["seed"])
-        sections = leave_one_out(lengths, options, before_last & enough, last & enough)
+        sections = leave_one_out(lengths, options, (of_two > of_last) & enough, (of_last > 0) & enough)
         assert sections.cuts is not None
         sections.take[TRAIN, ~enough], sections.cuts[TRAIN, ~enough] = lengths[~enough], lengths[~enough] // 2
-        return sections.take, sections.cuts
-    eligible = (lengths >= settings.get("min_eval_events", 2)) & has_target(lengths - lengths // 2)
+        return sections
+    eligible = (lengths >= settings.get("min_eval_events", 2)) & (targets_from(lengths // 2) > 0)
     shares = np.array([counts["val"], counts["test"]]) / max(1, int((eligible & (before >= 0)).sum()))
-    drawn = np.random.default_rng([settings["seed"], len(owner)]).random(len(lengths))
+    drawn = np.random.default_rng([settings["seed"], lengths.sum()]).random(len(lengths))
     section = np.where(before >= 0, before, TRAIN)
     is_new = (before < 0) & eligible
     section[is_new & (drawn < shares.sum())] = TEST
     section[is_new & (drawn < shares[0])] = VAL
     section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
-    return np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None
+    return Sections(np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None)

@@ -6,19 +6,32 @@ order. A file that is not needed is empty. All functions read and write about EV
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+
+from beamtree.data.ids import write_ids
+from beamtree.data.prepared import SPLITS
+from beamtree.ingest.pairs import write_pairs
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
 TYPES = {"item": np.uint32, "time": np.int64, "weight": np.float32, "context": np.uint32}  # of the files of events
 
+FILES: dict[str, tuple[str, type[np.generic]]] = {
+    "item": ("events.npy", np.int32), "time": ("times.npy", np.int64),
+    "weight": ("weights.npy", np.float32), "context": ("context.npy", np.int32),
+}  # fmt: skip
+# of a prepared folder, for these columns
+
 Array = npt.NDArray[Any]
+Read = Callable[[slice], Array]  # a range of a column of events
 
 
 class CleanedLog(NamedTuple):
@@ -62,13 +75,18 @@ def read_range(path: Path, events: slice) -> Array:
     return np.fromfile(path, dtype, events.stop - events.start, offset=events.start * dtype.itemsize)
 
 
+def columns_of(work: Path) -> dict[str, Read]:
+    """The columns in the files of a working folder."""
+    return {name: partial(read_range, work / name) for name in TYPES if (work / name).stat().st_size}
+
+
 def filter_events(work: Path, lengths: Array, users: Array, items: Array, min_events: int) -> tuple[Array, Array]:
     """Keep the events of some users [U] and items [M], then drop users with fewer than `min_events` left.
 
     The files are rewritten in place. Returns the new lengths and popularity.
     """
     new_lengths, popularity = np.zeros_like(lengths), np.zeros(len(items), np.int64)
-    paths = [work / name for name in TYPES if (work / name).stat().st_size]
+    paths = [work / name for name in columns_of(work)]
     with ExitStack() as stack:
         files = {path: stack.enter_context(path.open("r+b")) for path in paths}
         for rows, events in user_ranges(lengths):
@@ -106,67 +124,94 @@ def k_core(log: CleanedLog, min_events: int, min_item_events: int, work: Path) -
         report["events_of_users_with_few_events"] += int(before.sum() - lengths.sum()) - events_of_items
 
 
-# The arrays of a prepared folder
+# The files of a prepared folder
 
 
-def write_arrays(
-    folder: Path, work: Path, log: CleanedLog, sections: Sections, mean_weight: float | None = None
-) -> tuple[Array, Array]:
-    """Write the arrays of a prepared folder; weights are divided by their mean.
+def write_data(
+    folder: Path,
+    columns: Mapping[str, Read],
+    log: CleanedLog,
+    sections: Sections,
+    items: Array,
+    names: Mapping[str, pl.Series],
+    pairs: Mapping[str, pl.LazyFrame],
+    mean_weight: float | None,
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write all files of a prepared folder but its description, which is returned.
 
-    Returns the users of its rows, section by section, and the items in their new order, the most popular first.
+    Args:
+        folder: to write to.
+        columns: of the events, one user after the other.
+        log: how many events users and items have.
+        sections: of the users who have events.
+        items: in the order of their new numbers [M].
+        names: the ids of users and items, and the contexts if events have them, by number.
+        pairs: the ids of users and items for each file of pairs.
+        mean_weight: by which weights are divided; None if events have none.
+        about: the log and its settings, for the description.
     """
     users = np.flatnonzero(log.lengths)
-    lengths = log.lengths[users]
-    rows = [np.flatnonzero(take) for take in sections.take]
-    counts = np.concatenate([take[row] for take, row in zip(sections.take, rows, strict=True)])
+    lengths, taken = log.lengths[users], sections.take > 0
+    counts, rows = sections.take[taken], np.nonzero(taken)[1]  # section by section
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
     if sections.cuts is not None:
-        cuts = [cut[row] for cut, row in zip(sections.cuts, rows, strict=True)]
-        np.save(folder / "cuts.npy", np.concatenate(cuts).astype(np.int64))
-    items = np.argsort(-log.popularity, kind="stable")[: np.count_nonzero(log.popularity)]
+        np.save(folder / "cuts.npy", sections.cuts[taken].astype(np.int64))
     number = np.zeros(len(log.popularity), np.int32)
     number[items] = np.arange(len(items))
-    events = (number[item] for item in _by_section(work / "item", lengths, sections.take))
-    _save(folder / "events.npy", np.dtype(np.int32), int(counts.sum()), events)
-    if (work / "time").stat().st_size:
-        times = _by_section(work / "time", lengths, sections.take)
-        _save(folder / "times.npy", np.dtype(np.int64), int(counts.sum()), times)
-    if mean_weight is not None:
-        scale = np.float32(1 / mean_weight)
-        weights = (weight * scale for weight in _by_section(work / "weight", lengths, sections.take))
-        _save(folder / "weights.npy", np.dtype(np.float32), int(counts.sum()), weights)
-    if (work / "context").stat().st_size:
-        contexts = (context.astype(np.int32) for context in _by_section(work / "context", lengths, sections.take))
-        _save(folder / "context.npy", np.dtype(np.int32), int(counts.sum()), contexts)
-    return users[np.concatenate(rows)], items
+    scale = np.float32(1 / (mean_weight or 1))
+    final: dict[str, Callable[[Array], Array]] = {"item": number.__getitem__, "weight": lambda weights: weights * scale}
+    for name, read in columns.items():
+        file, dtype = FILES[name]
+        parts = by_section(read, lengths, sections.take)
+        converted = (final[name](part) if name in final else part.astype(dtype, copy=False) for part in parts)
+        _save(folder / file, np.dtype(dtype), int(counts.sum()), converted)
+    of_rows, of_items = names["user"][users[rows]], names["item"][items]
+    write_ids(folder / "users.txt", of_rows)
+    write_ids(folder / "items.txt", of_items)
+    if "context" in names:
+        write_ids(folder / "contexts.txt", names["context"])
+    if pairs:
+        write_pairs(folder, pairs, of_rows, of_items)
+    return {
+        "num_users": len(users),
+        "num_items": len(items),
+        "num_events": int(lengths.sum()),
+        "users": {name: int(count) for name, count in zip(SPLITS, taken.sum(1), strict=True)},
+        **about,
+        "summary": summarize(log.lengths, log.popularity),
+        **({} if mean_weight is None else {"mean_weight": mean_weight}),
+    }
 
 
-def mean_size(path: Path, lengths: Array) -> float:
+def mean_size(weights: Read, lengths: Array) -> float:
     """The mean size of all weights."""
-    total = sum(float(np.abs(read_range(path, events), dtype=np.float64).sum()) for _, events in user_ranges(lengths))
+    total = sum(float(np.abs(weights(events), dtype=np.float64).sum()) for _, events in user_ranges(lengths))
     return total / max(1, int(lengths.sum()))
 
 
-def count_targets(work: Path, lengths: Array, start: Array) -> Array:
-    """How many events of each user, from the event number `start` on, may be predicted [U]."""
+def count_targets(weights: Read | None, lengths: Array, start: Array) -> Array:
+    """How many events of each user, from the event number `start` on, may be predicted [U]; without weights all."""
+    if weights is None:
+        return lengths - start
     counts = np.zeros_like(lengths)
     for users, events in user_ranges(lengths):
-        weight, count = read_range(work / "weight", events), lengths[users]
+        count = lengths[users]
         owner = np.repeat(np.arange(len(count)), count)
         position = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-        counts[users] = np.bincount(owner[(weight > 0) & (position >= start[users][owner])], minlength=len(count))
+        is_target = (weights(events) > 0) & (position >= start[users][owner])
+        counts[users] = np.bincount(owner[is_target], minlength=len(count))
     return counts
 
 
-def _by_section(path: Path, lengths: Array, takes: Array) -> Iterator[Array]:
-    """The entries of a file, in ranges: those that the first section takes of each user, then the next."""
+def by_section(read: Read, lengths: Array, takes: Array) -> Iterator[Array]:
+    """The entries of a column, in ranges: those that the first section takes of each user, then the next."""
     for take in takes:
         for rows, events in user_ranges(lengths):
             taken, count = take[rows], lengths[rows]
             if taken.any():
                 runs = np.stack([taken, count - taken], axis=1).ravel()  # for each user: events taken, then the rest
-                yield read_range(path, events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)]
+                yield read(events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)]
 
 
 def _save(path: Path, dtype: np.dtype[Any], count: int, parts: Iterator[Array]) -> None:

@@ -6,7 +6,7 @@ is only history, 0 for a dislike, and null where a row has no weight.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -16,6 +16,11 @@ from beamtree.ingest.columns import KIND, usual_column
 Kinds = Mapping[str, float] | str
 Target = str | float | Iterable[str]
 WEIGHING = ("weight", "kinds", "target", "dislike")  # the settings of prepared data that say what events are worth
+
+
+def weighing_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the settings of prepared data say about the weights of events, as arguments of `open_logs`."""
+    return {name: settings[name] for name in WEIGHING if name in settings}
 
 
 class EventWeights(NamedTuple):

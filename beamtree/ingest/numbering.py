@@ -16,7 +16,7 @@ import polars as pl
 
 from beamtree.files.atomic import write_concurrently
 from beamtree.ingest.arrays import TYPES, Array, CleanedLog
-from beamtree.ingest.readers import LogPart, OpenedLog, naming_unreadable
+from beamtree.ingest.readers import LogPart, OpenedLog, check_lines, naming_unreadable
 from beamtree.ingest.times import WHITESPACE
 
 LZ4: Any = "lz4"  # for large files that are read and removed soon
@@ -82,10 +82,7 @@ def number_ids(paths: list[Path], column: str, table: Path) -> tuple[pl.Series, 
     spellings = spellings.with_columns(name=pl.col(column).str.strip_chars(WHITESPACE)).filter(pl.col("name") != "")
     spellings = spellings.sort("name", column).with_columns(number=pl.col("name").rle_id())
     names = spellings.filter(pl.col("number").diff().fill_null(1) != 0)["name"]
-    broken = names.str.contains(r"[\r\n]")
-    if broken.any():
-        owner = "an item" if column == "item" else "a user"
-        raise ValueError(f"the id {names.filter(broken)[0]!r} of {owner} contains a line break: remove it")
+    check_lines(names, "an item" if column == "item" else "a user")
     spellings.select(column, "number").write_parquet(table, compression=LZ4)
     number, rows = (spellings[name].to_numpy() for name in ("number", "rows"))
     return names, np.bincount(number, rows, len(names)).astype(np.int64), len(spellings) - len(names)
@@ -159,7 +156,10 @@ def sort_range(folder: Path, start: int, stop: int, min_events: int, path: Path)
 
 
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:
-    """Events by user, then time, then log order; of rows that are equal but for their context the first is kept."""
+    """Events by user, then time, then log order; of rows that are equal but for their context the first is kept.
+
+    `is_new`, where there is such a column, makes no difference either.
+    """
     if "time" not in events.columns:
         return events.sort("user", maintain_order=True)
     events = events.sort("time", maintain_order=True).sort("user", maintain_order=True)  # faster than by both at once
@@ -167,7 +167,7 @@ def sort_events(events: pl.DataFrame) -> pl.DataFrame:
     same = same.fill_null(False)
     tied = events.select(same | same.shift(-1, fill_value=False)).to_series()  # only ties can be duplicates
     first = np.ones(len(events), bool)
-    row = pl.struct(pl.exclude("context"))
+    row = pl.struct(pl.exclude("context", "is_new"))
     first[tied.to_numpy()] = events.filter(tied).select(row.is_first_distinct()).to_series().to_numpy()
     return events.filter(pl.Series(first))
 

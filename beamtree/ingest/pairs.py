@@ -12,6 +12,7 @@ import polars as pl
 from beamtree.data import Prepared
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import DROPPED_ITEMS, DROPPED_USERS, PAIRS
+from beamtree.ingest.readers import check_lines
 
 
 def write_pairs(folder: Path, pairs: Mapping[str, pl.LazyFrame], users: pl.Series, items: pl.Series) -> None:
@@ -41,9 +42,7 @@ def _write_others(file: Path, what: str, known: pl.Series, pairs: Mapping[str, p
     """Write and return the ids in a column of some pairs that are not known, sorted; no file where all are."""
     named = pl.concat([each.select(known.name) for each in pairs.values()]).unique()
     others = named.join(known.to_frame().lazy(), on=known.name, how="anti").sort(known.name).collect()[known.name]
-    broken = others.filter(others.str.contains(r"[\r\n]"))
-    if len(broken):
-        raise ValueError(f"the id {broken[0]!r} of {what} contains a line break: remove it")
+    check_lines(others, what)
     if len(others):
         write_ids(file, others)
     return others.to_frame().lazy()

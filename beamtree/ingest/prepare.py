@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from beamtree.data.ids import write_ids
-from beamtree.data.prepared import SPLITS, id_types, write_folder
+from beamtree.data.prepared import id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
-from beamtree.ingest.arrays import Array, CleanedLog, k_core, mean_size, range_bounds, summarize, write_arrays
+from beamtree.ingest.arrays import Array, CleanedLog, columns_of, k_core, mean_size, range_bounds, write_data
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
@@ -44,7 +43,6 @@ from beamtree.ingest.numbering import (
     write_distinct,
     write_numbered,
 )
-from beamtree.ingest.pairs import write_pairs
 from beamtree.ingest.readers import LogPart, OpenedLog, are_integers, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
 from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
@@ -164,7 +162,6 @@ def _fill(
         on_stage("reading the dislikes")
         log, num_dislikes = _without_dislikes(log, work)
     names, bounds, report = _number(log, work, executor, on_stage)
-    user_names, item_names = names["user"], names["item"]
     if log.weights is not None:
         report |= {"rows": report["rows"] + num_dislikes, "dislikes": num_dislikes}
     enough = min_events if min_item_events == 1 else 1
@@ -177,7 +174,7 @@ def _fill(
             on_stage(f"sorting, part {number + 1} of {len(ranges)}")
             yield next(sorted_blocks)
 
-    cleaned = join_blocks(blocks(), len(user_names), len(item_names), work)
+    cleaned = join_blocks(blocks(), len(names["user"]), len(names["item"]), work)
     if min_item_events > 1:
         on_stage("dropping items and users with few events")
         cleaned = k_core(cleaned, min_events, min_item_events, work)
@@ -185,18 +182,11 @@ def _fill(
     cleaned, sections = split_log_events(split, cleaned, work, log.scale)
     num_users, num_items = _check_enough(cleaned, min_events, report)
     on_stage(f"writing {num_users:,} users with {cleaned.lengths.sum():,} events")
-    mean_weight = None if log.weights is None else mean_size(work / "weight", cleaned.lengths)
-    users, items = write_arrays(folder, work, cleaned, sections, mean_weight)
-    write_ids(folder / "users.txt", user_names[users])
-    write_ids(folder / "items.txt", item_names[items])
-    if log.context:
-        write_ids(folder / "contexts.txt", names["context"])
+    columns, items = columns_of(work), np.argsort(-cleaned.popularity, kind="stable")[:num_items]
     pairs = {} if not num_dislikes else {"dislikes.npy": pl.scan_parquet(work / "dislikes", glob=False)}
     if cleaned.report.get("items_with_few_events"):
-        pairs["seen.npy"] = _events_of_other_items(work, users, items, user_names, item_names)
-    if pairs:
-        write_pairs(folder, pairs, user_names[users], item_names[items])
-    shutil.rmtree(work)
+        users = np.flatnonzero(cleaned.lengths)
+        pairs["seen.npy"] = _events_of_other_items(work, users, items, names["user"], names["item"])
     settings = {**log.columns._asdict(), "min_events": min_events, "seed": split.seed}
     settings |= {} if log.weights is None else log.weights.settings()
     settings |= {"context": list(log.context)} if log.context else {}
@@ -205,18 +195,16 @@ def _fill(
         "split": (split.name, HALVES),
         "min_eval_events": (sections.min_eval_events, None),
     }
-    return {
-        "num_users": num_users,
-        "num_items": num_items,
-        "num_events": int(cleaned.lengths.sum()),
-        "users": {name: int(np.count_nonzero(take)) for name, take in zip(SPLITS, sections.take, strict=True)},
+    about = {
         "sources": log.names,
         "id_types": id_types({role: role in log.numeric and are_integers(names[role]) for role in IDS[:2]}),
         "settings": settings | {name: value for name, (value, default) in optional.items() if value != default},
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
-        "summary": summarize(cleaned.lengths, cleaned.popularity),
-        **({} if mean_weight is None else {"mean_weight": mean_weight}),
     }
+    mean_weight = None if log.weights is None else mean_size(columns["weight"], cleaned.lengths)
+    description = write_data(folder, columns, cleaned, sections, items, names, pairs, mean_weight, about)
+    shutil.rmtree(work)
+    return description
 
 
 def _without_dislikes(log: OpenedLog, work: Path) -> tuple[OpenedLog, int]:

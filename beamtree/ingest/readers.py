@@ -19,7 +19,7 @@ from beamtree.ingest.columns import Columns, find_columns, first_row, is_header,
 from beamtree.ingest.contexts import DERIVED, context_columns, context_expression
 from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
-from beamtree.ingest.times import TimeScale, detect_unix_unit, parse_times
+from beamtree.ingest.times import WHITESPACE, TimeScale, detect_unix_unit, parse_times
 
 SCHEMA_LINES = 10_000  # JSON lines from which the columns are inferred
 
@@ -128,6 +128,21 @@ def open_logs(
     return OpenedLog(
         pl.concat(frames), parts, columns, ignored, scale, log_names, has_lazy_frame, weights, context_names, numeric
     )
+
+
+def read_rows(log: OpenedLog) -> pl.DataFrame:
+    """All rows of a log, with ids without surrounding white space; a ValueError where they cannot be read."""
+    try:
+        return log.events.with_columns(pl.col("user", "item").str.strip_chars(WHITESPACE)).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
+
+
+def check_lines(ids: pl.Series, owner: str) -> None:
+    """Raise a ValueError where an id has a line break, since ids are saved as lines."""
+    broken = ids.filter(ids.str.contains(r"[\r\n]"))
+    if len(broken):
+        raise ValueError(f"the id {broken[0]!r} of {owner} contains a line break: remove it")
 
 
 def _dates_to_microseconds(

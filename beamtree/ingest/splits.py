@@ -10,6 +10,7 @@
 Where only some events are to be predicted, validation and test users are those who have one among what is predicted.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,18 @@ import numpy as np
 import polars as pl
 
 from beamtree.data.prepared import SPLITS
-from beamtree.ingest.arrays import Array, CleanedLog, Sections, count_targets, filter_events, read_range, user_ranges
-from beamtree.ingest.times import TimeScale, detect_unix_unit, parse_date
+from beamtree.data.times import parse_date
+from beamtree.ingest.arrays import (
+    Array,
+    CleanedLog,
+    Sections,
+    columns_of,
+    count_targets,
+    filter_events,
+    read_range,
+    user_ranges,
+)
+from beamtree.ingest.times import TimeScale, detect_unix_unit
 
 HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
@@ -82,12 +93,7 @@ def split_log_events(
     """The sections of a log; and the log, without users who have no events before the date of a split by time."""
     cutoff, left = split.cutoff(scale), np.flatnonzero(log.lengths)
 
-    def targets_from(lengths: Array, start: Array) -> Array:
-        """How many events of each user are to be predicted, from the event number `start` on [U]."""
-        if not (work / "weight").stat().st_size:
-            return lengths - start
-        return count_targets(work, lengths, start)
-
+    targets_from = partial(count_targets, columns_of(work).get("weight"))
     if cutoff is None or scale is None:
         lengths = log.lengths[left]
         if split.name != LEAVE_ONE_OUT:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import polars as pl
 
 from beamtree.checks import is_number
-from beamtree.data.unix_times import EPOCH, PLAUSIBLE, UNITS
+from beamtree.data.times import DATES, EPOCH, PLAUSIBLE, UNITS, parse_date
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
 LARGEST = decimal.Decimal(2**63 - 1)
@@ -89,13 +89,13 @@ def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = Non
         integers=integer.count(),
         number=number.count(),
         dates=_digits_as_date(integer).count(),
-        **{way: read(pl.when(number.is_null()).then(text)).count() for way, read in DATES.items()},
+        **{way: read(pl.when(number.is_null()).then(text)).count() for way, read in WAYS.items()},
         fraction=(number != number.floor()).any(),
         largest=number.abs().max(),
         sample=text.drop_nulls().first(),
     )
     stats = query.collect(engine="streaming").row(0, named=True)
-    if stats["rows"] and not any(stats[way] for way in ("integers", "number", *DATES)):
+    if stats["rows"] and not any(stats[way] for way in ("integers", "number", *WAYS)):
         raise ValueError(
             f"no time in column {column!r} can be read{_first_value(stats['sample'])}: times are numbers or dates "
             "such as 2020-12-31 23:59:59; name another column with `time`, or give their format with `time_format`"
@@ -107,7 +107,7 @@ def parse_times(events: pl.LazyFrame, column: str, time_format: str | None = Non
     ways = {
         "integers": (integer, TimeScale(dates=False)),
         "number": ((number * float(factor)).round().cast(pl.Int64, strict=False), TimeScale(False, factor)),
-        **{way: (read(text), TimeScale(dates=True)) for way, read in DATES.items()},
+        **{way: (read(text), TimeScale(dates=True)) for way, read in WAYS.items()},
     }
     best = max(ways, key=lambda way: stats[way])  # the one that fits most times
     if best == "day first" and stats["day first"] == stats["month first"]:
@@ -127,7 +127,7 @@ def _integers_or_dates(events: pl.LazyFrame, integer: pl.Expr) -> tuple[pl.Expr,
 
 def _digits_as_date(integer: pl.Expr) -> pl.Expr:
     """20240105 as microseconds since 1970; null for numbers that are no dates of 1990 to 2099."""
-    return iso_date(pl.when(integer.is_between(1990_01_01, 2099_12_31)).then(integer).cast(pl.String))
+    return iso_date(pl.when(integer.is_between(*DATES)).then(integer).cast(pl.String))
 
 
 def _check_day_and_month(events: pl.LazyFrame, column: str, text: pl.Expr) -> None:
@@ -182,18 +182,6 @@ def detect_unix_unit(events: pl.LazyFrame, scale: TimeScale) -> TimeScale:
     return scale._replace(unit=next((unit for unit in UNITS if 2 * stats[str(unit)] > stats["times"]), None))
 
 
-def unix_unit(time: int) -> int | None:
-    """The unit of a Unix time, as units per second; None if a number is none."""
-    first, end = PLAUSIBLE
-    return next((unit for unit in UNITS if first * unit <= time < end * unit), None)
-
-
-def parse_date(text: str) -> int | None:
-    """A date given by a user in microseconds since 1970; None if it is not a date."""
-    date: int | None = pl.select(iso_date(pl.lit(text.strip()))).item()
-    return date
-
-
 def iso_date(text: pl.Expr) -> pl.Expr:
     """2020-12-31, 20201231, 2020/12/31 23:59, 2020-12-31T23:59:59.5Z, 2020-12-31 11:59 PM UTC in microseconds."""
     text = text.str.replace(r"(?i)\s*(z|utc|gmt)$", "").str.replace("T", " ", literal=True)
@@ -223,4 +211,4 @@ def _year_last(text: pl.Expr, between: str, order: str) -> pl.Expr:
     return iso_date(pl.when(text.str.contains(date)).then(text.str.replace(date, order)))
 
 
-DATES = {"year first": iso_date, "day first": day_first, "month first": month_first}
+WAYS = {"year first": iso_date, "day first": day_first, "month first": month_first}

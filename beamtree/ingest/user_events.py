@@ -10,10 +10,10 @@ import torch
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.contexts import EventContexts
 from beamtree.data.views import OtherUsers
-from beamtree.errors import short_message
 from beamtree.ingest.contexts import DERIVED
-from beamtree.ingest.event_weights import WEIGHING
-from beamtree.ingest.readers import OpenedLog, are_integers, open_logs
+from beamtree.ingest.event_weights import weighing_of
+from beamtree.ingest.numbering import sort_events
+from beamtree.ingest.readers import OpenedLog, are_integers, open_logs, read_rows
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.times import detect_unix_unit
 
@@ -45,7 +45,7 @@ def read_events(
         settings: of the first log: where that has weights, and this one has their column, dislikes are told from
             events, and rows without a weight are left out; otherwise every row is an event.
     """
-    weighing = {name: settings[name] for name in WEIGHING if name in settings} if settings else {}
+    weighing = weighing_of(settings or {})
     rows, opened = _sorted_rows(log, user, item, time, time_format, weighing=weighing)
     if "time" not in rows.columns:
         rows = rows.with_columns(time=None)
@@ -135,12 +135,6 @@ def _sorted_rows(
     if known := [name for name in context if name in has]:
         opened = open_logs(logs, None, user, item, time, time_format, context=known)
     usable = (pl.col("user") != "") & (pl.col("item") != "")
-    try:
-        rows = opened.events.with_columns(pl.col("user", "item").str.strip_chars()).collect()
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"the log cannot be read: {short_message(error)}") from error
-    if opened.columns.time is None:
-        return rows.filter(usable).sort("user", maintain_order=True), opened
-    same = ["user", "item", "time", *(["weight"] if "weight" in rows.columns else [])]
-    rows = rows.filter(usable & pl.col("time").is_not_null()).unique(same, keep="first", maintain_order=True)
-    return rows.sort("user", "time", maintain_order=True), opened
+    if opened.columns.time is not None:
+        usable &= pl.col("time").is_not_null()
+    return sort_events(read_rows(opened).filter(usable)), opened

@@ -1,31 +1,14 @@
-"""User events that arrive after training: their times, and which of them are recorded or already in the training log.
+"""User events that arrive after training, and which of them are recorded or already in the training log."""
 
-A number that is a Unix time between 1990 and 2100, in seconds, milliseconds, microseconds or nanoseconds, and a date,
-also one of digits alone such as 20240105, become microseconds since 1970. Other numbers, from a log with its own clock,
-stay as they are.
-"""
-
-import datetime
-import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from beamtree.checks import parse_number
 from beamtree.data import Prepared
-from beamtree.data.unix_times import PLAUSIBLE, UNITS
+from beamtree.data.times import MICRO, Time, as_time, unix_unit
 from beamtree.query import logged_events
-
-FIRST, END = PLAUSIBLE
-MICRO, LARGEST = 10**6, 2**63 - 1
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-FIRST_DATE, LAST_DATE = 1990_01_01, 2099_12_31  # of those that are digits alone
-NOT_A_TIME = "is not a time: give a number, or a date such as 2026-12-31 23:59:59"
-
-Time = int | float
 
 
 class Event(NamedTuple):
@@ -39,41 +22,9 @@ class Event(NamedTuple):
 # Times
 
 
-def as_time(value: object) -> Time:
-    """A time given by a user: a number, or a date such as 2026-12-31 23:59:59, in UTC unless it has an offset."""
-    if isinstance(value, str):
-        try:
-            value = parse_number(value)
-        except ValueError:
-            return _as_micros(str(value))
-    if isinstance(value, datetime.datetime):
-        return _as_micros(value.isoformat())
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
-    if abs(value) > LARGEST or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:80]!r} {NOT_A_TIME}")
-    for unit in UNITS:
-        if FIRST * unit <= value < END * unit:
-            return value * MICRO // unit if isinstance(value, int) else round(value * MICRO / unit)
-    if value != int(value):
-        return value
-    with suppress(ValueError):
-        return _as_micros(str(int(value))) if FIRST_DATE <= value <= LAST_DATE else int(value)
-    return int(value)
-
-
-def _as_micros(text: str) -> int:
-    try:
-        moment = datetime.datetime.fromisoformat(text.strip().replace("/", "-"))
-    except ValueError as error:
-        raise ValueError(f"{text[:80]!r} {NOT_A_TIME}") from error
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
-    return (moment - EPOCH) // datetime.timedelta(microseconds=1)
-
-
 def is_date(value: Time) -> bool:
     """Whether a time returned by `as_time` is a calendar date."""
-    return FIRST * MICRO <= value < END * MICRO
+    return unix_unit(value) == MICRO
 
 
 def is_before(event: Event, before: Time | None) -> bool:

@@ -15,9 +15,10 @@ from torch import Tensor
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import ROLES, Catalogue
 from beamtree.data.ids import as_id, is_integer
+from beamtree.data.times import Time
 from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
-from beamtree.live.events import Event, Time, TrainingLog, UserEvents, events_entry, now
+from beamtree.live.events import Event, TrainingLog, UserEvents, events_entry, now
 from beamtree.live.item_update import (
     ItemFields,
     ItemUpdate,

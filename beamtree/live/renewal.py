@@ -50,10 +50,7 @@ from beamtree.parts.deep import DEEP
 from beamtree.progress import Reporter, clock
 from beamtree.scorers import Scorer, as_sum
 from beamtree.storage.models import save_model
-from beamtree.storage.settings import SETTINGS
-from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import resolve_settings, train_model
-from beamtree.train.runs import (
+from beamtree.storage.runs import (
     DATA,
     LOG,
     RUN,
@@ -66,6 +63,9 @@ from beamtree.train.runs import (
     table_file,
     write_run,
 )
+from beamtree.storage.settings import SETTINGS
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import resolve_settings, train_model
 from beamtree.tree import PAD
 
 PREVIOUS = ".previous"  # the run before the last renewal is RUN.previous

@@ -16,7 +16,7 @@ from beamtree.live.events import Event
 from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_texts
 from beamtree.live.placement import new_item
 from beamtree.live.users import Users
-from beamtree.train.runs import read_run, table_file
+from beamtree.storage.runs import read_run, table_file
 
 log = logging.getLogger("beamtree")
 LIVE = "live.json"  # in a run's folder: changes since the training log ended

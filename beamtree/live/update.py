@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
-from beamtree.live.events import as_time
+from beamtree.data.times import as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of

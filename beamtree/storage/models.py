@@ -12,7 +12,6 @@ old model or the new one, never half of each. settings.json has the checksum of 
 one process at a time writes to a folder.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,8 @@ from torch import Tensor
 from beamtree.data.ids import Ids, write_ids
 from beamtree.errors import explain_full_disk
 from beamtree.files.atomic import fsync
-from beamtree.files.checksums import file_checksum, is_read_fully, with_checksum
+from beamtree.files.checksums import file_checksum, is_read_fully
+from beamtree.files.sealed import seal
 from beamtree.files.staging import folder_lock, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import SCORERS, NodeTable, Scorer, TableScorer
@@ -109,15 +109,13 @@ def write_model(
                     write_ids(draft / file, ids.names)
                 else:
                     save_tensors(draft / file, parts[part])
-                fsync(draft / file)
             checksums = {part: {"file": file, **file_checksum(draft / file)} for part, file in files.items()}
             move_model(draft, folder, make_settings(model, progress, checksums))
 
 
 def move_model(draft: Path, folder: Path, settings: dict[str, Any]) -> None:
     """Move the files of a model into its folder, settings.json last, and remove those of the previous one."""
-    (draft / SETTINGS).write_text(json.dumps(with_checksum(settings), indent=2) + "\n")
-    fsync(draft / SETTINGS)
+    seal(draft, SETTINGS, settings, indent=2)
     files = {entry["file"] for entry in settings["files"].values()}
     for file in files:
         os.replace(draft / file, folder / file)

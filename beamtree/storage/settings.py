@@ -16,6 +16,7 @@ from beamtree.scorers import Scorer, SumScorer
 from beamtree.storage.tensors import load_tensors
 
 SETTINGS = "settings.json"
+CLASSIFIER = "classifier.json"  # in the folder of a classifier
 FORMATS = 3, 2  # that are read, the first is written; 2 has no checksums
 PARTS = {"tree", "weights", "search", "items", "optimizer"}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,6 +31,17 @@ REMEDY = "copy the folder again, or train again"
 def holds_model(folder: str | Path) -> bool:
     """Whether a model is in the folder, finished or in training."""
     return (Path(folder) / SETTINGS).exists()
+
+
+def holds_classifier(folder: Path) -> bool:
+    """Whether a folder holds a classifier."""
+    return (folder / CLASSIFIER).is_file()
+
+
+def refuse_classifier(folder: Path) -> None:
+    """Raise a ValueError where a folder that should be a run holds a classifier."""
+    if holds_classifier(folder):
+        raise ValueError(f"{folder} is a classifier of documents: see `beamtree classify --help` for its commands")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

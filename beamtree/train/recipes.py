@@ -5,7 +5,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,6 +95,22 @@ class TrainingSettings:
         """Those that are not of the recipe."""
         own = {part.name for part in self.recipe.parts}
         return tuple(part for part in self.parts if part.name not in own)
+
+    def describe(self, data: Path, options: TrainingOptions) -> dict[str, Any]:
+        """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
+        names = ("batch_size", "epochs", "steps", "lr", "optimizer", "seed", "device", "refit", "sequence")
+        return {
+            "data": str(data.resolve()),
+            "tree": str(options.tree),
+            "arity": options.arity,
+            "items": None if options.items is None else str(options.items),
+            "vectors": None if options.vectors is None else str(options.vectors),
+            "recipe": options.recipe_name,
+            "method": self.method.name,
+            "beam_size": self.beam_size,
+            **self.method.describe(),
+            **{name: getattr(self, name) for name in names},
+        }
 
     def num_steps(self, data: Prepared) -> int:
         """The number of steps, unless training stops early."""

@@ -1,7 +1,8 @@
 """Recall on validation users during training, and the progress of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Data
@@ -49,6 +50,21 @@ class Progress:
         if parts:
             return f"{line}{by}. Training found nothing better, as on most logs: the model is {parts}."
         return f"{line}{by}. Training did not improve on it: train longer, with another `lr`, or with more users."
+
+    def as_dict(self) -> dict[str, Any]:
+        """What run.json records of it."""
+        best = self.best if self.best_step >= 0 else None
+        result = {"steps_done": self.step, "recall_at_start": self.start}
+        return {**result, "best_step": self.best_step, "best_recall": best}
+
+    @classmethod
+    def of_run(cls, run: Mapping[str, Any]) -> "Progress | None":
+        """The result of a run's training; None where it is not recorded."""
+        training = run.get("training")
+        if not isinstance(training, dict):
+            return None
+        best, step = training["best_recall"] or 0.0, int(training["best_step"])
+        return cls(int(training["steps_done"]), training["recall_at_start"], best, step)
 
     @property
     def kept_the_start(self) -> bool:

@@ -15,12 +15,12 @@ from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.model import TreeModel
 from beamtree.research.compare.experiment import Experiment, Retriever, Row, begin, read_seconds, timed
 from beamtree.storage.models import load_model, save_model
+from beamtree.storage.runs import TRAINING, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
 from beamtree.storage.tensors import load_tensors, save_tensors
 from beamtree.train import Checkpoints, Progress
 from beamtree.train.joint import fit_jointly
 from beamtree.train.recipes import TrainingSettings, build_model, train_model
-from beamtree.train.runs import TRAINING, describe_run, finish_run, read_run, write_run
 
 NOTES = "notes.json"  # of learning a tree
 ROUNDS, ROUND_STEPS, ROUND_RATE = 3, 0.25, 0.5  # of tree learning; each round's share of the steps and of the rate
@@ -154,12 +154,12 @@ def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> T
         if settings.parts:
             experiment.on_message(f"{name}: fitting the closed form")
         model = build_model(settings, data, experiment.tree)
-        write_run(folder, describe_run(data.folder, experiment.options(row), settings))
+        write_run(folder, settings.describe(data.folder, experiment.options(row)))
         if row.joint:
             model, progress = _train_jointly(experiment, settings, model, folder, note)
         else:
             progress = _train(experiment, settings, model, folder / TRAINING)
-        finish_run(folder, progress)
+        finish_run(folder, progress.as_dict())
         save_model(model, folder)
     return model
 

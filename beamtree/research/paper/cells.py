@@ -14,7 +14,7 @@ import torch
 
 from beamtree.diagnose.inspect import INTERVAL
 from beamtree.files.atomic import write_json
-from beamtree.train.runs import commit
+from beamtree.storage.runs import commit
 
 Key = dict[str, str | int | float]
 # The 97.5 % quantile of Student's t, by degrees of freedom from 1 to 30; beyond, INTERVAL is close enough.

@@ -29,8 +29,8 @@ from beamtree.serve.batch.ray_cluster import (
     versions,
     wait_for_worker,
 )
+from beamtree.storage.runs import open_model
 from beamtree.storage.settings import fingerprint
-from beamtree.train.runs import open_model
 
 MANIFEST = "answers.json"
 FORMATS = 2, 1  # that are read, the first is written; 1 has no checksum

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from beamtree.live.saved import read_run_catalogue
 from beamtree.model import TreeModel
 from beamtree.query import UNKNOWN_USER, History, Recommendation, RecommendRequest, Searcher
-from beamtree.train.runs import ids_of
+from beamtree.storage.runs import ids_of
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
 

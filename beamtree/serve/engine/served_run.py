@@ -17,9 +17,9 @@ from beamtree.live import Journal, LiveModel
 from beamtree.live.saved import LIVE, load_changes, read_items, read_vectors
 from beamtree.model import TreeModel
 from beamtree.query import MaskCache, Searcher
+from beamtree.storage.runs import CHECKSUMS, ids_of, open_data, open_model, read_run
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import TUNE, load_tuned_beam
-from beamtree.train.runs import CHECKSUMS, ids_of, open_data, open_model, read_run
 
 log = logging.getLogger("beamtree")
 SLOT_COOLDOWN_SECONDS = 60.0  # before the slot of a forgotten item is used again: longer than any search

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from beamtree.data.catalogue import Catalogue, search_texts
 from beamtree.data.ids import as_id
-from beamtree.live.events import Time, as_time
+from beamtree.data.times import Time, as_time
 from beamtree.live.live_model import UnknownItemError
 from beamtree.model import TreeModel
 from beamtree.query import Searcher

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from beamtree.checks import check_device
-from beamtree.classify.storage import refuse_classifier
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.data.prepared import DESCRIPTION, read_description
 from beamtree.errors import explain_full_disk
@@ -35,10 +34,7 @@ from beamtree.files.staging import move_into_place, remove, staging_folder
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
-from beamtree.storage.settings import holds_model
-from beamtree.train.options import TrainingOptions
-from beamtree.train.recipes import TrainingSettings
-from beamtree.train.validation import Progress
+from beamtree.storage.settings import holds_model, refuse_classifier
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
 TABLES = ("items", "vectors")  # tables about items: run.json names their files
@@ -47,61 +43,20 @@ CHECKSUMS = "checksums"  # in run.json: of its tables
 REMEDY = "train again"
 
 
-def describe_run(data: Path, options: TrainingOptions, settings: TrainingSettings) -> dict[str, Any]:
-    """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
-    return {
-        "data": str(data.resolve()),
-        "tree": str(options.tree),
-        "arity": options.arity,
-        "items": None if options.items is None else str(options.items),
-        "vectors": None if options.vectors is None else str(options.vectors),
-        "recipe": options.recipe_name,
-        "method": settings.method.name,
-        "beam_size": settings.beam_size,
-        **settings.method.describe(),
-        "batch_size": settings.batch_size,
-        "epochs": settings.epochs,
-        "steps": settings.steps,
-        "lr": settings.lr,
-        "optimizer": settings.optimizer,
-        "seed": settings.seed,
-        "device": settings.device,
-        "refit": settings.refit,
-        "sequence": settings.sequence,
-    }
-
-
-def write_run(folder: Path, run: dict[str, Any], progress: Progress | None = None) -> None:
-    """Write run.json at the start of training, or with the result where training is over."""
+def write_run(folder: Path, run: dict[str, Any], result: Mapping[str, Any] | None = None) -> None:
+    """Write run.json at the start of training, or with `Progress.as_dict()` where training is over."""
     versions = {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "commit": commit()}
     kept: dict[str, Any] = {}  # of the tables that are there now
     with suppress(ValueError):
         kept = read_run(folder).get(CHECKSUMS, {})
-    training = {} if progress is None else {"training": _training(run, progress)}
+    training = {} if result is None else {"training": {**run.get("training", {}), **result}}
     write_checked_json(folder / RUN, {**run, CHECKSUMS: kept, **versions, **training}, FORMATS[0])
 
 
-def finish_run(folder: Path, progress: Progress, before_refit: Mapping[str, Any] | None = None) -> None:
+def finish_run(folder: Path, result: Mapping[str, Any], before_refit: Mapping[str, Any] | None = None) -> None:
     """Add the result of training to run.json, and what was measured before a refit."""
-    run = read_run(folder)
-    training = _training(run, progress) | ({} if before_refit is None else {"before_refit": before_refit})
-    write_checked_json(folder / RUN, {**run, "training": training}, FORMATS[0])
-
-
-def _training(run: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """What run.json says about training when it is over: always all of it."""
-    training: dict[str, Any] = {"steps_done": progress.step, "recall_at_start": progress.start}
-    training |= {"best_step": progress.best_step, "best_recall": progress.best if progress.best_step >= 0 else None}
-    return {**run.get("training", {}), **training}
-
-
-def progress_of(run: dict[str, Any]) -> Progress | None:
-    """The result of a run's training; None where it is not recorded."""
-    training = run.get("training")
-    if not isinstance(training, dict):
-        return None
-    best, step = training["best_recall"] or 0.0, int(training["best_step"])
-    return Progress(int(training["steps_done"]), training["recall_at_start"], best, step)
+    run, refit = read_run(folder), {} if before_refit is None else {"before_refit": before_refit}
+    write_checked_json(folder / RUN, {**run, "training": {**run.get("training", {}), **result, **refit}}, FORMATS[0])
 
 
 def read_run(folder: Path) -> dict[str, Any]:
