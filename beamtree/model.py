@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from beamtree.data import Ids
-from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, SumScorer, TableScorer
+from beamtree.scorers import DotProductScorer, FactorScorer, Scorer, TableScorer
 from beamtree.scorers.base import SCORE, Contributions, leave_one_out
 from beamtree.tree import Tree
 
@@ -85,7 +85,7 @@ class TreeModel(nn.Module):
     def vector_part(self) -> TableScorer:
         """The part of the scorer that has vectors of items: the factors if there are any."""
         scorer = self._table_scorer()
-        parts = list(scorer.tables().values()) if isinstance(scorer, SumScorer) else [scorer]
+        parts = scorer.scorers().values()
         kinds = (FactorScorer, DotProductScorer, TableScorer)
         part = next((part for kind in kinds for part in parts if isinstance(part, kind)), None)
         if part is None:
@@ -173,7 +173,7 @@ class Query:
         self.model = model
         self.tree = model.tree
         self.x = x
-        self.part = BatchPart(0, len(x), len(x)) if part is None else part
+        self.part = BatchPart(0, x.shape[0], x.shape[0]) if part is None else part
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
         self.context = model.scorer.context(model.tree, x)
 

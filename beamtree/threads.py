@@ -90,6 +90,15 @@ def parallel_map(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
         return list(_pool(workers).map(function, tasks))
 
 
+def in_spans(function: Callable[[tuple[int, int]], object], count: int) -> None:
+    """Call a function for parts first … last of a range, one for each thread; the only one in this thread."""
+    step = max(1, -(-count // torch.get_num_threads()))
+    if step >= count:
+        function((0, count))
+    else:
+        parallel_map(function, [(start, min(start + step, count)) for start in range(0, count, step)])
+
+
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that stay: to start them takes as long as a search."""

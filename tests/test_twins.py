@@ -27,6 +27,7 @@ from beamtree.distributed.group import Ranks
 from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
+from beamtree.kernels.cpu import search_parts
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.placement import like_items
 from beamtree.scorers import (
@@ -42,7 +43,6 @@ from beamtree.scorers import (
     SequenceScorer,
     SumScorer,
 )
-from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
 from beamtree.serve.export import export_program

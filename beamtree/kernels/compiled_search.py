@@ -255,14 +255,12 @@ def _add_deep(nodes, count, vectors, user, layers, share, buffers, values):
 
 
 @compiled()
-def _remember(
-    x, leaf_of_item, offsets, partners, weights, recency, repeats,
-    maxima, leaves, arity, height, first_level,
-):  # fmt: skip
-    """Add the scores of partners and repeats of one history to `maxima` of leaves, and lift them.
+def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity, height, first_level):
+    """Add the scores of partners of one history, and of `items`, to `maxima` of leaves, and lift them.
 
     Returns the number of `leaves` that are written, some of them several times.
     """
+    offsets, partners, weights, recency, repeats = memory
     count, num_items = ZERO, len(leaf_of_item) - 1
     for t in range(len(x)):
         for part in range(len(recency)):
@@ -287,10 +285,16 @@ def _remember(
                     count += before == 0  # no branch, which could not be foreseen
                     maxima[leaf] = before + share * _half(weights[entry])
         leaf = leaf_of_item[item]
-        if leaf != PAD and repeats[t] != 0:
+        if leaf != PAD and t < len(repeats) and repeats[t] != 0:
             leaves[count] = leaf
             count += maxima[leaf] == 0
             maxima[leaf] += repeats[t]
+    for entry in range(len(items)):
+        leaf = leaf_of_item[items[entry]]
+        if leaf != PAD and item_scores[entry] != 0:
+            leaves[count] = leaf
+            count += maxima[leaf] == 0
+            maxima[leaf] += item_scores[entry]
     for i in range(count):
         node, score = leaves[i], maxima[leaves[i]]
         for _ in range(height - first_level):
@@ -371,48 +375,41 @@ def _rank(numbers, number):
 
 
 @compiled()
-def search(
-    x, leaf_of_item, item_of_slot, arity, height, first_level, widths,
-    entered, allowed_before, excluded,
-    offsets, partners, weights, recency, repeats,
-    rows_a, users_a, levels_a, rows_b, users_b, levels_b, rows_c, users_c, levels_c,
-    same_for_all, deep, maxima, items, scores,
-):  # fmt: skip
-    """Beam search for each of some users.
+def _add_products(rows, user, share, nodes, count, values):
+    """Add the products of a user's vector and those of nodes to their values."""
+    for i in range(count):
+        if i + AHEAD < count:
+            _prefetch(rows, nodes[i + AHEAD], nodes[i + AHEAD] + 1)
+        values[i] += share * _dot(rows[nodes[i]], user)
 
-    Args:
-        x: histories [B, T], newest first, PAD for none.
-        leaf_of_item: [M + 1], PAD last.
-        item_of_slot: the items of the leaves from left to right.
-        arity: b.
-        height: H.
-        first_level: the first that is searched.
-        widths: of the beam on each searched level.
-        entered: which nodes may be entered; empty where all may.
-        allowed_before: how many leaves are allowed before each; empty where no leaves are excluded.
-        excluded: slots excluded for each user [B, E], sorted; empty where there are none.
-        offsets: of the lists of partners: those of the first list for all items, then those of the next.
-        partners: their items.
-        weights: halves, as 16 bits.
-        recency: the weight of each event in each list [lists, T].
-        repeats: the score that each event gives its own item [T].
-        rows_a: halves of a vector for each node, as 16 bits; empty for none.
-        users_a: u(x) [B, dim].
-        levels_a: the weight of ⟨u, v⟩ on each level [H + 1].
-        rows_b: a second table.
-        users_b: its u(x).
-        levels_b: its weights.
-        rows_c: a third table.
-        users_c: its u(x).
-        levels_c: its weights.
-        same_for_all: a score of each node, whoever the user is; empty for none.
-        deep: the weights of the deep part on each level [H + 1], the vectors of all nodes, empty for none, the window
-            of each event, whether a history is lifted, and its layers: weights, biases and slopes of the user half of
-            the first, of the node half, and of the others.
-        maxima: zeros for all nodes, which are zero again at the end.
-        items: the result [B, m], PAD where there are fewer.
-        scores: their scores.
+
+@compiled()
+def _most_named(first, last, x, num_items, memory):
+    """How many items the history of one of some users names at most: partners, and its own."""
+    offsets, _, _, recency, _ = memory
+    most = ZERO
+    for b in range(first, last):
+        count = ZERO
+        for t in range(x.shape[1]):
+            for part in range(len(recency)):
+                if x[b, t] != PAD and recency[part, t] != 0:
+                    row = part * num_items + x[b, t]
+                    count += offsets[row + 1] - offsets[row]
+        most = max(most, count + x.shape[1])
+    return most
+
+
+@compiled()
+def search(first, last, task, maxima):
+    """Beam search for the users first … last of a task, whose fields `cpu.SearchInput` describes.
+
+    `maxima` are zeros for all nodes, which are zero again at the end.
     """
+    (
+        x, leaf_of_item, item_of_slot, arity, height, first_level, widths, entered, allowed_before, excluded,
+        parts, found, scores,
+    ) = task  # fmt: skip
+    memory, items, item_scores, node_scores, tables, (levels, vectors, windows, lift, layers) = parts
     start = np.empty(height + 2, np.int64)
     start[0], size = 0, 1
     for level in range(height + 1):
@@ -423,30 +420,19 @@ def search(
     room = max(above, np.max(widths)) * arity
     beam, values = np.empty(room, np.int64), np.empty(room, np.float32)
     candidates = np.empty(room, np.int64)
-    entries = 1
-    for b in range(len(x)):  # the most leaves that a history names
-        count = 0
-        for t in range(x.shape[1]):
-            if x[b, t] != PAD:
-                count += 1
-                for part in range(len(recency)):
-                    if recency[part, t] != 0:
-                        row = part * (len(leaf_of_item) - 1) + x[b, t]
-                        count += offsets[row + 1] - offsets[row]
-        entries = max(entries, count)
-    leaves = np.empty(entries, np.int64)
-    levels, vectors, windows, lift, layers = deep
+    most = _most_named(first, last, x, len(leaf_of_item) - 1, memory) + items.shape[1]
+    leaves = np.empty(max(most, 1), np.int64)
     searched, wide = height + 1 - first_level, max(vectors.shape[1], len(layers[0][1]))
     means = np.zeros((searched + ROWS, layers[0][0].shape[1]), np.float32)  # rows below complete the last tile
     user_half, buffers = np.empty((searched + ROWS, wide), np.float32), np.zeros((2, BLOCK, wide), np.float32)
-    for b in range(len(x)):
+    for b in range(first, last):
         if len(vectors):
             _read_history(x[b], leaf_of_item, arity, lift, windows, vectors, means[:searched])
             _layer(means, *layers[0], user_half, searched)
+        own = b if len(items) > 1 else 0
         named = _remember(
-            x[b], leaf_of_item, offsets, partners, weights, recency, repeats,
-            maxima, leaves, arity, height, first_level,
-        )  # fmt: skip
+            x[b], leaf_of_item, memory, items[own], item_scores[own], maxima, leaves, arity, height, first_level
+        )
         hidden = excluded[b] if len(excluded) else excluded[:0].ravel()
         kept = ZERO
         for node in range(start[first_level - 1], start[first_level]):
@@ -468,44 +454,32 @@ def search(
             if len(hidden):  # leave out nodes below which all allowed leaves are excluded
                 below, count = arity ** (height - level), ZERO
                 for i in range(kept):
-                    first = (beam[i] - start[level]) * below
-                    left = allowed_before[first + below] - allowed_before[first]
-                    if _rank(hidden, first + below) - _rank(hidden, first) < left:
+                    place = (beam[i] - start[level]) * below
+                    left = allowed_before[place + below] - allowed_before[place]
+                    if _rank(hidden, place + below) - _rank(hidden, place) < left:
                         beam[count] = beam[i]
                         count += 1
                 kept = count
-            share_a, share_b, share_c = levels_a[level], levels_b[level], levels_c[level]
             for i in range(kept):
-                node = beam[i]
-                value = maxima[node]
-                if len(same_for_all):
-                    value += same_for_all[node]
-                if i + AHEAD < kept:
-                    if share_a != 0:
-                        _prefetch(rows_a, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                    if share_b != 0:
-                        _prefetch(rows_b, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                    if share_c != 0:
-                        _prefetch(rows_c, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                if share_a != 0:
-                    value += share_a * _dot(rows_a[node], users_a[b])
-                if share_b != 0:
-                    value += share_b * _dot(rows_b[node], users_b[b])
-                if share_c != 0:
-                    value += share_c * _dot(rows_c[node], users_c[b])
-                values[i] = value
+                values[i] = maxima[beam[i]]
+            if len(node_scores):
+                for i in range(kept):
+                    values[i] += node_scores[beam[i]]
+            for rows, shares, users in tables:
+                if shares[level] != 0:
+                    _add_products(rows, users[b], shares[level], beam, kept, values)
             if len(vectors) and levels[level] != 0:
                 user = user_half[level - first_level]
                 _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
             if kept > width:
                 _select(beam, values, kept, width)
                 kept = width
-        found = min(kept, items.shape[1])
-        if kept > found:
-            _select(beam, values, kept, found)
-        _sort(beam, values, found)
-        for i in range(items.shape[1]):
-            item = item_of_slot[beam[i] - first_slot] if i < found else PAD
-            items[b, i] = item
+        best = min(kept, found.shape[1])
+        if kept > best:
+            _select(beam, values, kept, best)
+        _sort(beam, values, best)
+        for i in range(found.shape[1]):
+            item = item_of_slot[beam[i] - first_slot] if i < best else PAD
+            found[b, i] = item
             scores[b, i] = values[i] if item != PAD else -np.inf
         _forget(maxima, leaves, named, arity, height, first_level)

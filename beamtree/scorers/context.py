@@ -10,7 +10,6 @@ from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
 from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
-from beamtree.scorers.sum import SumScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
@@ -108,8 +107,7 @@ class ContextScorer(DotProductScorer):
 
 def context_part(scorer: Scorer) -> ContextScorer | None:
     """The part of a scorer that reads contexts, if it has one."""
-    parts = scorer.scorers().values() if isinstance(scorer, SumScorer) else [scorer]
-    return next((part for part in parts if isinstance(part, ContextScorer)), None)
+    return next((part for part in scorer.scorers().values() if isinstance(part, ContextScorer)), None)
 
 
 def context_names(scorer: Scorer) -> list[str]:
