@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, widths
+from beamtree import kernels
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk_to_items, widths
 from beamtree.data.views import HISTORY
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
-from beamtree.scorers import LinearScorer, SumScorer, context_part
-from beamtree.scorers.sum import calibrated
-from beamtree.serve.export.scorers import add_buffer, export_scorer
+from beamtree.scorers import context_part
 from beamtree.tree import PAD
 
 SUFFIX = ".pt2"
@@ -23,7 +21,9 @@ ITEMS, DESCRIPTION = "items.txt", "beamtree.json"
 
 
 class SearchModule(nn.Module):
-    """Eq. 4 for a fixed beam and m: `beam.retrieve` in plain tensors.
+    """Eq. 4 for a fixed beam and m: `beam.retrieve` in operations that `torch.export` can trace.
+
+    The model is no submodule: its tensors become constants of the program, as what is cached of them does.
 
     Args:
         model: a tree and a scorer.
@@ -31,72 +31,24 @@ class SearchModule(nn.Module):
         m: number of items.
     """
 
-    start: Tensor
-    leaf_of_item: Tensor
-    item_of_slot: Tensor
-    entered: Tensor
-    calibration: Tensor
-
     def __init__(self, model: TreeModel, beam_size: BeamSize, m: int) -> None:
         super().__init__()
-        tree = model.tree
-        self.m, self.widths = m, widths(model, beam_size, m)
-        self.first_level, self.height, self.arity = model.first_level, tree.height, tree.arity
-        self.chained, self.reads_items = model.chained, model.scorer.reads_items
-        self.first_leaf, self.full_to = tree.level(tree.height).start, tree.mask.full_to
-        self.is_calibrated = isinstance(model.scorer, SumScorer)
-        if isinstance(model.scorer, SumScorer):
-            add_buffer(self, "calibration", model.scorer.calibration)
-        self.scorer = export_scorer(model.scorer, tree)
-        items = torch.arange(-1, tree.num_items, device=tree.device)  # PAD first
-        add_buffer(self, "start", tree.mask.nodes(model.first_level - 1))
-        add_buffer(self, "leaf_of_item", tree.leaf_of_item(items))
-        add_buffer(self, "item_of_slot", tree.items())
-        add_buffer(self, "entered", tree.mask.entered)
+        if not model.scorer.exportable:
+            scorers = model.scorer.scorers().values()
+            name = next(type(part).__name__ for part in scorers if not part.exportable)
+            raise ValueError(f"{name} cannot be exported: a scorer that can has `exportable = True`")
+        self._model, self.m, self.widths = [model], m, widths(model, beam_size, m)
 
     def forward(self, x: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer.
 
         A model with a context part also reads the values of contexts [B, columns]: see `data.contexts`.
         """
-        leaves = self.leaf_of_item[x + 1] if self.reads_items else x
-        context = self.scorer.context(x if values is None else torch.cat([x, values], dim=1), leaves)
-        nodes = self.start.unsqueeze(0).expand(x.shape[0], -1)
-        scores = torch.zeros(nodes.shape, device=nodes.device)
-        for level, width in enumerate(self.widths, self.first_level):
-            nodes = self._children(nodes, level)
-            if not self.chained and level < self.height and nodes.shape[1] <= width:
-                continue  # all nodes are kept, and their scores are not needed
-            logits = self.scorer.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
-            scores = self._path_scores(logits, scores)
-            if nodes.shape[1] > width:
-                best = scores.topk(width, sorted=False).indices
-                nodes, scores = nodes.gather(1, best), scores.gather(1, best)
-        return self._best(nodes, scores)
-
-    def _children(self, nodes: Tensor, level: int) -> Tensor:
-        """The children of nodes, on `level`, with PAD for those that may not be entered [B, W b]."""
-        offsets = torch.arange(1, self.arity + 1, device=nodes.device)
-        children = (nodes.unsqueeze(-1) * self.arity + offsets).flatten(1)
-        if level <= self.full_to:
-            return children
-        children = children.clamp(min=0)  # the children of PAD become the root, which is never entered
-        return torch.where(self.entered[children], children, PAD)
-
-    def _path_scores(self, logits: Tensor, parents: Tensor) -> Tensor:
-        if not self.chained:
-            return logits
-        below = logsigmoid(logits).unflatten(1, (parents.shape[1], self.arity))
-        return torch.add(below, parents.unsqueeze(-1)).flatten(1)
-
-    def _best(self, leaves: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        items = torch.where(leaves == PAD, PAD, self.item_of_slot[(leaves - self.first_leaf).clamp(min=0)])
-        best = scores.masked_fill(items == PAD, -torch.inf).topk(min(self.m, scores.shape[1]))
-        top = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-        logits = calibrated(self.calibration, best.values) if self.is_calibrated else best.values
-        log_p = best.values if self.chained else logsigmoid(logits)
-        missing = self.m - top.shape[1]
-        return pad(top, (0, missing), value=PAD), pad(log_p.exp(), (0, missing))
+        (model,) = self._model
+        users = x if values is None else torch.cat([x, values], dim=1)
+        with kernels.plain_operations():
+            items, scores = walk_to_items(model, users, self.widths, self.m)
+            return items, model.scores_to_log_prob(scores).exp()
 
 
 def export_program(
@@ -109,19 +61,29 @@ def export_program(
         beam_size: k, or one width per searched level.
         m: number of items.
     """
-    search = SearchModule(model, beam_size, m).eval().requires_grad_(False)
-    device = model.tree.device
-    if isinstance(model.scorer, LinearScorer):
-        x = torch.zeros(3, model.scorer.settings()["dim"], device=device)
-    else:
+    search, scorer, device = SearchModule(model, beam_size, m), model.scorer, model.tree.device
+    if scorer.reads_items:
         x = torch.zeros(3, HISTORY, dtype=torch.int64, device=device)
-    part, inputs = context_part(model.scorer), [x]
+    else:
+        x = torch.zeros(3, scorer.settings()["dim"], device=device)
+    part, inputs = context_part(scorer), [x]
     if part is not None:
         inputs.append(torch.zeros(3, len(part.values), dtype=torch.int64, device=device))
     shapes = ({0: torch.export.Dim("users", min=1)},) * len(inputs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about internals of torch
-        return torch.export.export(search, tuple(inputs), dynamic_shapes=shapes)
+        search(*inputs)  # which caches what is computed from weights alone
+        program = torch.export.export(search, tuple(inputs), dynamic_shapes=shapes)
+    for name, constant in program.constants.items():
+        if isinstance(constant, Tensor):
+            program.constants[name] = _whole(constant.detach())
+    return program
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A view is copied, because an archive would store all of its storage."""
+    owns_storage = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if owns_storage else tensor.clone()
 
 
 def write_artifact(
