@@ -11,9 +11,9 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
 from beamtree.checks import positive_int
-from beamtree.kernels import cpu
-from beamtree.kernels.cpu import search_parts
+from beamtree.kernels import search_cpu
 from beamtree.kernels.cuda_graphs import CudaGraphCache
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
@@ -227,7 +227,7 @@ def _search(
         excluded = None if leaves is None else mask.excluded(leaves)
         if parts is not None:
             histories = model.scorer.histories(x)
-            return cpu.search(model.tree, mask, parts, histories, excluded, model.first_level, sizes, m)
+            return search_cpu.search(model.tree, mask, parts, histories, excluded, model.first_level, sizes, m)
         return walk_to_items(model, x, sizes, m, mask=mask, excluded=excluded)
 
     return [search(mask) for mask in masks] if len(masks) == 1 or parts is None else parallel_map(search, masks)

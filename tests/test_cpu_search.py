@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
-from beamtree.kernels import compiled_search, cpu
-from beamtree.kernels.cpu import search_parts
+from beamtree.kernels import compiled_search, search_cpu
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.scorers import (
     ContextScorer,
     DeepScorer,
@@ -143,7 +143,7 @@ def test_it_finds_what_the_plain_search_does(data):
         options["allowed"] = torch.randperm(items, generator=generator)[: data.draw(st.integers(1, items))]
     found = bt.retrieve(model, x, **options)
     check_equal(found, plain(model, x, monkeypatch, **options), model, x)
-    assert all(not zeros.any() for zeros in cpu._ZEROS)  # what a search leaves behind
+    assert all(not zeros.any() for zeros in search_cpu._ZEROS)  # what a search leaves behind
 
 
 def test_several_threads_find_the_same(monkeypatch):
@@ -279,7 +279,7 @@ def test_two_memories_are_searched_as_one(monkeypatch):
     assert search_parts(scorer, tree, x) is not None
     found = bt.retrieve(model, x, beam_size=50, m=20)
     check_equal(found, plain(model, x, monkeypatch, beam_size=50, m=20), model, x)
-    monkeypatch.setattr(cpu, "MAX_JOINED", 0)  # large ones are not copied
+    monkeypatch.setattr(search_cpu, "MAX_JOINED", 0)  # large ones are not copied
     second["memory"].recency.mul_(2.0)
     assert search_parts(scorer, tree, x) is None
     assert search_parts(first["memory"], tree, x) is not None

@@ -55,7 +55,10 @@ ALSO = {
     "kernels/compiled_search.py": {"numba", "llvmlite"},
     "kernels/compiled_sparse.py": {"numba"},
     "kernels/compiling.py": {"numba"},
-    **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
+    **{
+        f"kernels/{name}.py": {"triton"}
+        for name in ("best_child_gpu", "deep_gpu", "dots", "maxima", "select", "sparse_adam_gpu")
+    },
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }
 

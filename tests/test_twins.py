@@ -27,7 +27,7 @@ from beamtree.distributed.group import Ranks
 from beamtree.distributed.load_shard import load_part
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
-from beamtree.kernels.cpu import search_parts
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.placement import like_items
 from beamtree.scorers import (

@@ -401,7 +401,7 @@ def _most_named(first, last, x, num_items, memory):
 
 @compiled()
 def search(first, last, task, maxima):
-    """Beam search for the users first … last of a task, whose fields `cpu.SearchInput` describes.
+    """Beam search for the users first … last of a task, whose fields `search_cpu.SearchInput` describes.
 
     `maxima` are zeros for all nodes, which are zero again at the end.
     """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.data.views import HISTORY
-from beamtree.kernels.cpu import CompiledPart, WeightedParts
+from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import POOLING_WINDOWS, window_matrix
-from beamtree.kernels.cpu import CompiledPart, Network
-from beamtree.kernels.products import Products, make_products, score_level
+from beamtree.kernels.deep_cpu import Products, make_products, score_level
+from beamtree.kernels.search_cpu import CompiledPart, Network
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -131,7 +131,7 @@ class DeepScorer(TableScorer):
             return [score_level(context.vectors, layers, nodes, user.select(1, level)) for level, nodes in found]
         if not found:
             return []
-        from beamtree.kernels.score import Layers, score_levels
+        from beamtree.kernels.deep_gpu import Layers, score_levels
 
         w2, b2, w3, b3, w4, b4 = (part for layer in self.layers for part in layer.parameters())
         s1, s2, s3 = self.slopes

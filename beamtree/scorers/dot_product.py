@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from beamtree import kernels
-from beamtree.kernels.cpu import CompiledPart, Product
+from beamtree.kernels.search_cpu import CompiledPart, Product
 from beamtree.scorers.base import TableScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree

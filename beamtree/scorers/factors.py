@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from beamtree import kernels
 from beamtree.data.views import HISTORY, recency
-from beamtree.kernels import cpu
+from beamtree.kernels import search_cpu
 from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -153,7 +153,7 @@ class FactorScorer(DotProductScorer):
         rows = self.table.weight
         on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
         if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
-            users = cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
+            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
             return users.mul_(self.scale)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.data.csr import CSR, concatenate
 from beamtree.data.views import HISTORY, recency
-from beamtree.kernels.cpu import CompiledPart, Entries, Memory
+from beamtree.kernels.search_cpu import CompiledPart, Entries, Memory
 from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree

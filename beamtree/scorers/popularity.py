@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import HISTORY
-from beamtree.kernels.cpu import CompiledPart, NodeScores
+from beamtree.kernels.search_cpu import CompiledPart, NodeScores
 from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors

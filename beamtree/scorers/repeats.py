@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import recency
-from beamtree.kernels.cpu import CompiledPart, Repeats
+from beamtree.kernels.search_cpu import CompiledPart, Repeats
 from beamtree.scorers.base import Contributions
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.tree import Tree

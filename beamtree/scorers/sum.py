@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from beamtree.kernels.cpu import CompiledPart, WeightedParts
+from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.base import Contributions, Scorer, TableScorer, says_last
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
