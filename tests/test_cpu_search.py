@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
-from beamtree.kernels import compiled_search, search_cpu
+from beamtree.kernels import compiled_search, compiled_shared, search_cpu
 from beamtree.kernels.search_cpu import search_parts
 from beamtree.scorers import (
     ContextScorer,
@@ -36,8 +36,8 @@ from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
 @pytest.mark.parametrize("converts", [True, False])
 def test_every_finite_half_is_read(monkeypatch, converts):
     """By an instruction of the processor, where it has one, and by moving bits."""
-    monkeypatch.setattr(compiled_search, "CONVERTS_HALVES", converts and compiled_search.CONVERTS_HALVES)
-    read = intrinsic(compiled_search._read_half)
+    monkeypatch.setattr(compiled_shared, "CONVERTS_HALVES", converts and compiled_shared.CONVERTS_HALVES)
+    read = intrinsic(compiled_shared._read_half)
     function = njit(lambda bits: read(bits))
     bits = np.arange(1 << 16, dtype=np.uint16)
     finite = bits[np.isfinite(bits.view(np.float16))]

@@ -53,6 +53,7 @@ ALSO = {
     "serve/batch/files.py": {"polars"},
     "serve/batch/ray_cluster.py": {"polars", "ray"},
     "kernels/compiled_search.py": {"numba", "llvmlite"},
+    "kernels/compiled_shared.py": {"numba", "llvmlite"},
     "kernels/compiled_sparse.py": {"numba"},
     "kernels/compiling.py": {"numba"},
     **{

@@ -96,7 +96,7 @@ FUNCTIONS = {
     "classify.train_children": ("classify.linear.train_linear", "test_a_node_is_trained_on_documents_below"),
     "classify.search": ("classify.linear.log_probabilities", "test_search_is_the_plain_search"),
 }
-HELPERS = {"sparse.spans", "sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products"}
+HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products"}
 
 
 def find(name):

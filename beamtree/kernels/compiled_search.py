@@ -3,88 +3,29 @@
 It covers sums of dot products, item memory, repeats and a deep part. What each of them is, is defined by their scorers.
 """
 
-from functools import partial
-from platform import machine
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
+from beamtree.kernels.compiled_shared import REORDERED, compiled, half, prefetch, select, sort
 from beamtree.mask import PAD
 
-REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
 ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
 ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
 LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
-CONVERTS_HALVES = "+f16c" in codegen.get_host_cpu_features() or machine() in ("aarch64", "arm64")
-CACHE_LINE = 64  # bytes
 AHEAD = 4  # nodes whose rows are read from memory before they are needed
 BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
-
-
-def _can_cache():
-    """Whether compiled code can be written to disk: not where neither the package nor a home can be written to."""
-    try:
-        njit(cache=True)(lambda: None)
-    except RuntimeError:
-        return False
-    return True
-
-
-compiled: Any = partial(njit, nogil=True, cache=_can_cache(), error_model="numpy")
-
-
-def _read_half(typing_context, bits):
-    """The float32 of a finite half in its 16 bits, which Numba has no type for on CPUs.
-
-    Where there is no instruction for that, its bits are moved to their places in a float32, and a product corrects the
-    exponent, also of subnormals.
-    """
-
-    def generate(context, builder, signature, arguments):
-        word, single = ir.IntType(32), ir.FloatType()
-        if CONVERTS_HALVES:
-            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), single)
-        wide = builder.zext(arguments[0], word)
-        magnitude = builder.shl(builder.and_(wide, word(0x7FFF)), word(13))
-        sign = builder.shl(builder.and_(wide, word(0x8000)), word(16))
-        return builder.fmul(builder.bitcast(builder.or_(magnitude, sign), single), single(2.0**112))
-
-    return types.float32(types.uint16), generate
-
-
-def _prefetch_rows(typing_context, rows, start, stop):
-    """Have some rows of a contiguous array read from memory, while something else is computed."""
-
-    def generate(context, builder, signature, arguments):
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        stride, size = cgutils.unpack_tuple(builder, array.strides)[0], ir.IntType(64)
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        first = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], stride)])
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        length = builder.mul(builder.sub(arguments[2], arguments[1]), stride)
-        lines = builder.udiv(builder.add(length, size(CACHE_LINE - 1)), size(CACHE_LINE))
-        with cgutils.for_range(builder, lines) as loop:
-            line = builder.gep(first, [builder.mul(loop.index, size(CACHE_LINE))])
-            builder.call(function, [line, flag(0), flag(3), flag(1)])  # to read, and to keep in all caches
-        return context.get_dummy_value()
-
-    return types.none(rows, types.int64, types.int64), generate
-
-
-_half: Any = intrinsic(_read_half)
-_prefetch: Any = intrinsic(_prefetch_rows)
 
 
 @compiled(fastmath=REORDERED)
 def _dot(row, vector):
     total = np.float32(0)
     for i in range(len(vector)):
-        total += _half(row[i]) * vector[i]
+        total += half(row[i]) * vector[i]
     return total
 
 
@@ -147,7 +88,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                 total += recency[t]
                 row = rows[leaf_of_item[item]]
                 for i in range(dim):
-                    vectors[count, i] = _half(row[i]) * root[count]
+                    vectors[count, i] = half(row[i]) * root[count]
                 count += 1
         for i in range(dim):
             diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
@@ -266,8 +207,8 @@ def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity
         for part in range(len(recency)):
             if x[t] != PAD and recency[part, t] != 0:
                 row = part * num_items + x[t]
-                _prefetch(partners, offsets[row], offsets[row + 1])
-                _prefetch(weights, offsets[row], offsets[row + 1])
+                prefetch(partners, offsets[row], offsets[row + 1])
+                prefetch(weights, offsets[row], offsets[row + 1])
     for t in range(len(x)):
         item = x[t]
         if item == PAD:
@@ -283,7 +224,7 @@ def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity
                     before = maxima[leaf]
                     leaves[count] = leaf
                     count += before == 0  # no branch, which could not be foreseen
-                    maxima[leaf] = before + share * _half(weights[entry])
+                    maxima[leaf] = before + share * half(weights[entry])
         leaf = leaf_of_item[item]
         if leaf != PAD and t < len(repeats) and repeats[t] != 0:
             leaves[count] = leaf
@@ -319,49 +260,6 @@ def _forget(maxima, leaves, count, arity, height, first_level):
 
 
 @compiled()
-def _select(nodes, scores, count, k):
-    """Move the k highest scores, and their nodes, to the front (quickselect)."""
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) >> 1
-        a, b, c = scores[low], scores[middle], scores[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:
-            while scores[i] > pivot:
-                i += 1
-            while scores[j] < pivot:
-                j -= 1
-            if i <= j:
-                scores[i], scores[j] = scores[j], scores[i]
-                nodes[i], nodes[j] = nodes[j], nodes[i]
-                i += 1
-                j -= 1
-        if k - 1 <= j:
-            high = j
-        elif k - 1 >= i:
-            low = i
-        else:
-            return
-
-
-@compiled()
-def _sort(nodes, scores, count):
-    """Sort by falling score, nodes with equal ones by number (Shell sort)."""
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap:
-        for i in range(gap, count):
-            node, score, j = nodes[i], scores[i], i
-            while j >= gap and (scores[j - gap] < score or (scores[j - gap] == score and nodes[j - gap] > node)):
-                nodes[j], scores[j] = nodes[j - gap], scores[j - gap]
-                j -= gap
-            nodes[j], scores[j] = node, score
-        gap //= 3
-
-
-@compiled()
 def _rank(numbers, number):
     """How many of some sorted numbers are below a number."""
     low, high = 0, len(numbers)
@@ -379,7 +277,7 @@ def _add_products(rows, user, share, nodes, count, values):
     """Add the products of a user's vector and those of nodes to their values."""
     for i in range(count):
         if i + AHEAD < count:
-            _prefetch(rows, nodes[i + AHEAD], nodes[i + AHEAD] + 1)
+            prefetch(rows, nodes[i + AHEAD], nodes[i + AHEAD] + 1)
         values[i] += share * _dot(rows[nodes[i]], user)
 
 
@@ -472,12 +370,12 @@ def search(first, last, task, maxima):
                 user = user_half[level - first_level]
                 _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
             if kept > width:
-                _select(beam, values, kept, width)
+                select(beam, values, kept, width)
                 kept = width
         best = min(kept, found.shape[1])
         if kept > best:
-            _select(beam, values, kept, best)
-        _sort(beam, values, best)
+            select(beam, values, kept, best)
+        sort(beam, values, best)
         for i in range(found.shape[1]):
             item = item_of_slot[beam[i] - first_slot] if i < best else PAD
             found[b, i] = item

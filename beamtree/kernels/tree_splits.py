@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels import compiling
-from beamtree.kernels.sparse import spans, starts_of
-from beamtree.threads import parallel_map
+from beamtree.kernels.sparse import starts_of
+from beamtree.threads import parallel_map, spans
 
 
 def divide(size: Tensor, along: Tensor, arity: int) -> Tensor:
