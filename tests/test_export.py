@@ -17,9 +17,9 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
+from beamtree.export import export_program, write_artifact
+from beamtree.export.artifact import SearchModule
 from beamtree.scorers import SCORERS, FixedScorer, SubtreeMaxScorer, SumScorer
-from beamtree.serve.export import export_program, write_artifact
-from beamtree.serve.export.artifact import SearchModule
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 

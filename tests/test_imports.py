@@ -23,7 +23,7 @@ ROWS = [
     {"query"},
     {"train", "diagnose"},
     {"closed_form", "classify"},
-    {"storage", "methods", "evaluate", "ingest"},
+    {"storage", "methods", "evaluate", "ingest", "export"},
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},
