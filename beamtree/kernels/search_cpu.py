@@ -83,7 +83,7 @@ class Compilable(Protocol):
     def histories(self, x: Tensor) -> Tensor: ...
 
 
-# The same as arrays, for the compiled function: see `_plain`
+# The same as arrays. The compiled function is given tuples without names, whose types Numba finds in less time.
 
 
 class Lists(NamedTuple):
@@ -117,12 +117,12 @@ class Layers(NamedTuple):
 class SearchParts(NamedTuple):
     """A sum of parts for some users."""
 
-    memory: Lists
+    memory: tuple[Any, ...]  # `Lists`
     items: Any  # that are named for each user, PAD for none [B, E]
     item_scores: Any  # of these
     node_scores: Any  # of each node, whoever the user is; empty for none
-    tables: tuple[Table, ...]  # MAX_PRODUCTS of them: another number would be compiled again
-    network: Layers
+    tables: tuple[tuple[Any, Any, Any], ...]  # `Table`, MAX_PRODUCTS times: another number would be compiled again
+    network: tuple[Any, ...]  # `Layers`
 
 
 class SearchInput(NamedTuple):
@@ -138,7 +138,7 @@ class SearchInput(NamedTuple):
     entered: Any  # which nodes may be entered; empty where all may
     allowed_before: Any  # how many leaves are allowed before each; empty where no leaves are excluded
     excluded: Any  # slots excluded for each user [B, E], sorted; empty where there are none
-    parts: SearchParts
+    parts: tuple[Any, ...]  # `SearchParts`
     found: Any  # the result: items [B, m], PAD where there are fewer
     scores: Any  # and their scores
 
@@ -177,7 +177,7 @@ def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | Non
         if type(part) is Product:
             u = part.encode(x if part.reads_context else histories)
             rows, shares, _ = tables[place]
-            tables[place] = Table(rows, shares, u.detach().contiguous().numpy())
+            tables[place] = rows, shares, u.detach().contiguous().numpy()
             place += 1
         elif type(part) is Entries:
             named = part.entries(x if part.reads_context else histories)
@@ -218,12 +218,12 @@ def _arrays(parts: WeightedParts, tree: Tree) -> SearchParts | None:
         return None
     tables = [Table(_bits(part.rows), np.array(levels, np.float32), NO_TABLE.users) for levels, part in products]
     return SearchParts(
-        memory,
+        tuple(memory),
         np.empty((1, 0), np.int64),
         np.empty((1, 0), np.float32),
         sum((_of_nodes(levels, part, tree) for levels, part in shared), torch.zeros(1 if shared else 0)).numpy(),
-        (*tables, *[NO_TABLE] * (MAX_PRODUCTS - len(tables))),
-        _layers(*networks[0]) if networks else _no_layers(),
+        tuple(tuple(table) for table in (*tables, *[NO_TABLE] * (MAX_PRODUCTS - len(tables)))),
+        tuple(_layers(*networks[0]) if networks else _no_layers()),
     )
 
 
@@ -305,9 +305,9 @@ def search(
         ALL_ENTERED if mask.full_to == tree.height else mask.entered.numpy(),
         NONE_BEFORE if excluded is None else mask._allowed_before.numpy(),
         NONE_HIDDEN if excluded is None else excluded.numpy(),
-        parts, np.empty((count, m), np.int64), np.empty((count, m), np.float32),
+        tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
     )  # fmt: skip
-    function, arrays = compiling.load("compiled_search").search, _plain(task)
+    function, arrays = compiling.load("compiled_search").search, tuple(task)
 
     def run(span: tuple[int, int]) -> None:
         zeros = _borrow(tree.num_nodes)
@@ -317,11 +317,6 @@ def search(
 
     in_spans(run, count)
     return torch.from_numpy(task.found), torch.from_numpy(task.scores)
-
-
-def _plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A record as tuples without names, whose types Numba finds in a fraction of the time."""
-    return tuple([_plain(value) if isinstance(value, tuple) else value for value in record])
 
 
 def _bits(halves: Tensor) -> Any:
