@@ -11,13 +11,12 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
 from beamtree.checks import positive_int
-from beamtree.kernels import cpu
+from beamtree.kernels import search_cpu
 from beamtree.kernels.cuda_graphs import CudaGraphCache
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
-from beamtree.scorers.base import histories_of
-from beamtree.scorers.compiled import search_parts
 from beamtree.threads import one_thread, parallel_map
 from beamtree.tree import PAD, Tree
 
@@ -125,7 +124,7 @@ def _select(
         entered = None if mask.full_to == tree.height else mask.entered
         return select(candidates, scores, k, tree.arity, entered, below)
     best = scores.topk(k, sorted=False).indices
-    beam = candidates.gather(1, best) if len(candidates) == len(best) else candidates[0][best]
+    beam = candidates.expand_as(scores).gather(1, best)
     return beam, best, tree.children(beam, level, mask).flatten(1) if below else beam
 
 
@@ -227,13 +226,26 @@ def _search(
     def search(mask: NodeMask) -> tuple[Tensor, Tensor]:
         excluded = None if leaves is None else mask.excluded(leaves)
         if parts is not None:
-            histories = histories_of(model.scorer, x)
-            return cpu.search(model.tree, mask, *parts, histories, excluded, model.first_level, sizes, m)
-        *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
-        items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
-        return _best(items, last.scores, m)
+            histories = model.scorer.histories(x)
+            return search_cpu.search(model.tree, mask, parts, histories, excluded, model.first_level, sizes, m)
+        return walk_to_items(model, x, sizes, m, mask=mask, excluded=excluded)
 
     return [search(mask) for mask in masks] if len(masks) == 1 or parts is None else parallel_map(search, masks)
+
+
+def walk_to_items(
+    model: TreeModel,
+    x: Tensor,
+    sizes: BeamSize,
+    m: int,
+    *,
+    mask: NodeMask | None = None,
+    excluded: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The m best items of the last beam of `walk` and their scores [B, m], PAD and -inf where there are fewer."""
+    *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
+    items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
+    return _best(items, last.scores, m)
 
 
 def _log_prob(model: TreeModel, scores: Tensor) -> Tensor:
@@ -265,7 +277,7 @@ def _check_users(model: TreeModel, x: Tensor) -> None:
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
     if model.scorer.reads_items and x.device.type == "cpu":  # on a GPU this would wait
-        model.tree.check_items(histories_of(model.scorer, x))
+        model.tree.check_items(model.scorer.histories(x))
 
 
 def brute_force(

@@ -172,7 +172,7 @@ class Query:
         self.model = model
         self.tree = model.tree
         self.x = x
-        self.part = BatchPart(0, len(x), len(x)) if part is None else part
+        self.part = BatchPart(0, x.shape[0], x.shape[0]) if part is None else part
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
         self.context = model.scorer.context(model.tree, x)
 

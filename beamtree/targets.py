@@ -152,7 +152,7 @@ def _families(query: Query, nodes: Tensor | None) -> tuple[dict[int, Tensor], di
 
 def _pass_up(query: Query, positives: list[Targets]) -> list[Targets]:
     """ẑ of the trained levels, whose positives are lists, all at once."""
-    from beamtree.kernels.labels import pass_up
+    from beamtree.kernels.best_child_gpu import pass_up
 
     nodes = torch.stack([t.nodes for t in positives if t.nodes is not None], dim=1)  # [B, L, P]
     children = query.tree.children(nodes[:, :-1]).flatten(2)  # [B, L - 1, Pb]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,6 +89,21 @@ def parallel_map(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
         if workers == 1:
             return [function(task) for task in tasks]
         return list(_pool(workers).map(function, tasks))
+
+
+def spans(count: int) -> list[tuple[int, int]]:
+    """Parts first … last of a range, several for each thread."""
+    parts = min(count, 4 * torch.get_num_threads())
+    edges = [count * part // max(parts, 1) for part in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def in_spans(function: Callable[[tuple[int, int]], object], count: int) -> None:
+    """Call a function for such parts, or here for all of the range where it is one row or there is one thread."""
+    if count == 1 or torch.get_num_threads() == 1:
+        function((0, count))
+    else:
+        parallel_map(function, spans(count))
 
 
 @cache

@@ -29,7 +29,7 @@ from beamtree.closed_form.cooccurrence import cooccurrence
 from beamtree.closed_form.ridge import PENALTIES, ridge_partners
 from beamtree.data.csr import CSR
 from beamtree.evaluate import leaving_out, measure
-from beamtree.kernels.compiled_search import _select, _sort, compiled
+from beamtree.kernels.compiled_shared import compiled, select, sort
 from beamtree.research.baselines import build
 from beamtree.research.baselines.sparse import history_items, partner_matrix
 from beamtree.research.baselines.two_tower import HNSWIndex
@@ -118,8 +118,8 @@ def add_partners(x, leave_out, offsets, partners, weights, total, found, values,
                 left += 1
         kept = min(left, items.shape[1])
         if left > kept:
-            _select(found, values, left, kept)
-        _sort(found, values, kept)
+            select(found, values, left, kept)
+        sort(found, values, kept)
         items[row, :kept], scores[row, :kept] = found[:kept], values[:kept]
 
 

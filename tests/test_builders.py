@@ -10,7 +10,7 @@ from beamtree.builders.category import in_order
 from beamtree.builders.cluster import Chosen, _along_principal, _means, near_category, shared_nodes, split_tree
 from beamtree.builders.matching import rank_in
 from beamtree.data import BeforeAfter, Events, factors
-from beamtree.kernels import splits
+from beamtree.kernels import tree_splits
 from beamtree.tree import PAD
 
 # Every builder: from a number of items, an arity and a seed to a tree.
@@ -70,14 +70,16 @@ def test_groups_are_split_as_defined(arity, seed):
         return group * arity + rank_in(group, -along) * arity // size[group]
 
     along = _along_principal(vectors, group, size, directions)
-    torch.testing.assert_close(splits.place_along(size, vectors, directions, arity, 10, 0), along, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        tree_splits.place_along(size, vectors, directions, arity, 10, 0), along, atol=1e-4, rtol=1e-3
+    )
     for _ in range(2):
         means = _means(vectors, parts(along), groups * arity).view(groups, arity, -1)
         along = (vectors * (means[:, -1] - means[:, 0])[group]).sum(1)
-    found = splits.place_along(size, vectors, directions, arity, 10, 2)
+    found = tree_splits.place_along(size, vectors, directions, arity, 10, 2)
     torch.testing.assert_close(found, along, atol=1e-4, rtol=1e-3)
-    assert torch.equal(group * arity + splits.divide(size, along, arity), parts(along))
-    assert splits.divide(torch.tensor([4]), torch.zeros(4), 2).tolist() == [0, 0, 1, 1]  # equal ones stay in order
+    assert torch.equal(group * arity + tree_splits.divide(size, along, arity), parts(along))
+    assert tree_splits.divide(torch.tensor([4]), torch.zeros(4), 2).tolist() == [0, 0, 1, 1]  # equal ones stay in order
 
 
 def test_factors_put_items_of_the_same_users_together():

@@ -40,7 +40,7 @@ from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
 from beamtree.diagnose.explore import labels_page
 from beamtree.kernels import classify as kernels
-from beamtree.kernels import compiled_classify
+from beamtree.kernels import compiled_classify, compiled_shared
 from beamtree.live import Journal
 from beamtree.live.journal import CHANGES, compact
 from beamtree.live.labels import LiveClassifier
@@ -427,7 +427,7 @@ def test_allowed_labels_are_counted_below_each_node(share):
 def test_the_best_scores_come_first_and_equal_ones_by_index(values, most):
     scores = np.array(values, np.float32)
     indices, highest = np.empty(len(scores) + 1, np.int64), np.empty(len(scores) + 1, np.float32)
-    number = compiled_classify._best(scores, len(scores), most, indices, highest)
+    number = compiled_shared.best(scores, len(scores), most, indices, highest)
     order = np.argsort(-scores, kind="stable")[:most]
     assert number == len(order)
     assert np.array_equal(highest[:number], scores[order])

@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel, beam
 from beamtree.data.csr import CSR
-from beamtree.kernels import compiled_search, cpu
+from beamtree.kernels import compiled_search, compiled_shared, search_cpu
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.scorers import (
     ContextScorer,
     DeepScorer,
@@ -26,18 +27,17 @@ from beamtree.scorers import (
     RepeatScorer,
     SequenceScorer,
     SumScorer,
-    compiled,
 )
-from beamtree.scorers.compiled import search_parts
+from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
-from beamtree.scorers.memory import recency_weights
+from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
 
 
 @pytest.mark.parametrize("converts", [True, False])
 def test_every_finite_half_is_read(monkeypatch, converts):
     """By an instruction of the processor, where it has one, and by moving bits."""
-    monkeypatch.setattr(compiled_search, "CONVERTS_HALVES", converts and compiled_search.CONVERTS_HALVES)
-    read = intrinsic(compiled_search._read_half)
+    monkeypatch.setattr(compiled_shared, "CONVERTS_HALVES", converts and compiled_shared.CONVERTS_HALVES)
+    read = intrinsic(compiled_shared._read_half)
     function = njit(lambda bits: read(bits))
     bits = np.arange(1 << 16, dtype=np.uint16)
     finite = bits[np.isfinite(bits.view(np.float16))]
@@ -143,7 +143,7 @@ def test_it_finds_what_the_plain_search_does(data):
         options["allowed"] = torch.randperm(items, generator=generator)[: data.draw(st.integers(1, items))]
     found = bt.retrieve(model, x, **options)
     check_equal(found, plain(model, x, monkeypatch, **options), model, x)
-    assert all(not zeros.any() for zeros in cpu._ZEROS)  # what a search leaves behind
+    assert all(not zeros.any() for zeros in search_cpu._ZEROS)  # what a search leaves behind
 
 
 def test_several_threads_find_the_same(monkeypatch):
@@ -207,9 +207,66 @@ def test_other_scorers_take_the_plain_search():
         assert search_parts(scorer, tree, x) is None
 
     class Own(RepeatScorer):
-        pass
+        """One that scores in another way than its class, and does not say what is compiled."""
+
+        def forward(self, context, level, nodes):
+            return 2 * super().forward(context, level, nodes)
 
     assert search_parts(Own(), tree, x) is None
+    assert search_parts(SumScorer({"own": Own(), "repeats": RepeatScorer()}, tree.height), tree, x) is None
+
+
+class LastItems(SubtreeMaxScorer):
+    """A sparse scorer from outside: the newest item and the one after it."""
+
+    def entries(self, x):
+        newest = x[:, :1]
+        return torch.cat([newest, (newest + 1) % 50], dim=1), torch.tensor([[1.0, 0.5]]).expand(len(x), 2)
+
+    def settings(self):
+        return {}
+
+
+class RecentMeans(DotProductScorer):
+    """A dense scorer from outside: the mean vector of the history."""
+
+    def __init__(self, tree, generator):
+        super().__init__()
+        self.table = NodeTable.from_rows(torch.randn(tree.num_nodes, 3, generator=generator).half())
+        self.table.requires_grad_(False)
+
+    def encode(self, tree, vectors, x):
+        return self.history_vectors(tree, vectors, tree.leaf_of_item(x)).mean(1)
+
+    def settings(self):
+        return {}
+
+
+def test_scorers_from_outside_take_part(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 50, 6, generator)
+    parts = random_scorers(tree, generator) | {"last": LastItems(), "means": RecentMeans(tree, generator)}
+    model, x = TreeModel(tree, SumScorer(parts, tree.height)).eval(), torch.randint(50, (4, 9), generator=generator)
+    for scorer in (model.scorer, parts["last"], parts["means"]):
+        alone = model.with_scorer(scorer)
+        assert search_parts(scorer, tree, x) is not None
+        found = bt.retrieve(alone, x, beam_size=50, m=20)
+        check_equal(found, plain(alone, x, monkeypatch, beam_size=50, m=20), alone, x)
+
+
+def test_a_scorer_of_other_partners_is_compiled_by_its_entries(monkeypatch):
+    class HalfMemory(MemoryScorer):
+        def entries(self, x):
+            items, scores = super().entries(x)
+            return items, 0.5 * scores
+
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 50, 6, generator)
+    memory = random_scorers(tree, generator)["memory"]
+    memory.__class__ = HalfMemory
+    model, x = TreeModel(tree, memory), torch.randint(50, (4, 9), generator=generator)
+    found = bt.retrieve(model, x, beam_size=50, m=20)
+    check_equal(found, plain(model, x, monkeypatch, beam_size=50, m=20), model, x)
 
 
 def test_two_memories_are_searched_as_one(monkeypatch):
@@ -222,7 +279,7 @@ def test_two_memories_are_searched_as_one(monkeypatch):
     assert search_parts(scorer, tree, x) is not None
     found = bt.retrieve(model, x, beam_size=50, m=20)
     check_equal(found, plain(model, x, monkeypatch, beam_size=50, m=20), model, x)
-    monkeypatch.setattr(compiled, "MAX_JOINED", 0)  # large ones are not copied
+    monkeypatch.setattr(search_cpu, "MAX_JOINED", 0)  # large ones are not copied
     second["memory"].recency.mul_(2.0)
     assert search_parts(scorer, tree, x) is None
     assert search_parts(first["memory"], tree, x) is not None

@@ -17,10 +17,9 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.scorers import SCORERS, FixedScorer, SumScorer
-from beamtree.serve.export import export_program, write_artifact
-from beamtree.serve.export.artifact import SearchModule
-from beamtree.serve.export.scorers import EXPORTED
+from beamtree.export import export_program, write_artifact
+from beamtree.export.artifact import SearchModule
+from beamtree.scorers import SCORERS, FixedScorer, SubtreeMaxScorer, SumScorer
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 
@@ -78,7 +77,7 @@ def check_same(search, model, x, beam_size, m):
 
 
 def test_every_scorer_of_the_package_can_be_exported():
-    assert set(EXPORTED) == set(SCORERS)
+    assert all(scorer.exportable for scorer in SCORERS)
 
 
 @whole
@@ -161,9 +160,30 @@ def test_the_loader_has_twenty_lines_and_needs_torch_alone():
     assert "beamtree" not in code.replace("beamtree.json", "")
 
 
-def test_a_scorer_from_outside_is_refused():
+class LastItems(SubtreeMaxScorer):
+    """A scorer from outside: the newest item and the one after it."""
+
+    def entries(self, x):
+        return torch.cat([x[:, :1], (x[:, :1] + 1) % 50], dim=1), torch.tensor([[1.0, 0.5]]).expand(x.shape[0], 2)
+
+    def settings(self):
+        return {}
+
+
+def test_a_scorer_from_outside_can_take_part():
+    def make(tree):
+        scorer, x = test_scorers.make_sum(tree)
+        return scorer.with_part("last", LastItems(), 0.7), x
+
+    model, x = make_model(make, first_level=3)
+    with torch.no_grad():
+        check_same(SearchModule(model, 20, 6), model, x, 20, 6)
+    check_same(export_program(model, beam_size=20, m=6).module(), model, x[:2], 20, 6)
+
+
+def test_a_scorer_that_does_not_say_that_it_can_is_refused():
     model = TreeModel(bt.Tree(range(4)), FixedScorer(torch.zeros(1, 7)))
-    with pytest.raises(ValueError, match="FixedScorer cannot be exported: only ContextScorer, DeepScorer"):
+    with pytest.raises(ValueError, match="FixedScorer cannot be exported"):
         export_program(model, beam_size=2, m=1)
 
 

@@ -24,7 +24,7 @@ ROWS = [
     {"train", "diagnose"},
     {"parts"},
     {"closed_form", "classify"},
-    {"storage", "methods", "evaluate", "ingest"},
+    {"storage", "methods", "evaluate", "ingest", "export"},
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},
@@ -53,9 +53,13 @@ ALSO = {
     "serve/batch/files.py": {"polars"},
     "serve/batch/ray_cluster.py": {"polars", "ray"},
     "kernels/compiled_search.py": {"numba", "llvmlite"},
+    "kernels/compiled_shared.py": {"numba", "llvmlite"},
     "kernels/compiled_sparse.py": {"numba"},
     "kernels/compiling.py": {"numba"},
-    **{f"kernels/{name}.py": {"triton"} for name in ("dots", "labels", "maxima", "rows", "score", "select", "tiles")},
+    **{
+        f"kernels/{name}.py": {"triton"}
+        for name in ("best_child_gpu", "deep_gpu", "dots", "maxima", "select", "sparse_adam_gpu")
+    },
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }
 

@@ -12,12 +12,12 @@ pytest.importorskip("triton")
 
 import beamtree as bt  # noqa: E402
 from beamtree import kernels  # noqa: E402
+from beamtree.kernels.best_child_gpu import pass_up  # noqa: E402
+from beamtree.kernels.deep_gpu import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.dots import dots  # noqa: E402
-from beamtree.kernels.labels import pass_up  # noqa: E402
 from beamtree.kernels.maxima import maxima  # noqa: E402
-from beamtree.kernels.rows import adam  # noqa: E402
-from beamtree.kernels.score import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
+from beamtree.kernels.sparse_adam_gpu import adam  # noqa: E402
 from beamtree.scorers.subtree_max import SubtreeMax  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -1,13 +1,18 @@
-"""Every twin of a scorer against its definition, after items were forgotten, hidden, added and moved.
+"""Every fast twin beside its plain definition, and the twins of a search against theirs.
+
+`FUNCTIONS` lists the functions of `beamtree.kernels`: the plain definition of each, and the tests that compare them.
 
 A part of a score has up to four twins beside its PyTorch code: the compiled search, the exported program, training over
-ranks, and Triton's kernels. `PARTS`, `TWINS` and `CHANGES` are walked as one table. The definition
-is written out below, for one user at a time; an item without a leaf is in no history.
+ranks, and Triton's kernels. `PARTS`, `TWINS` and `CHANGES` are walked as one table, after items were forgotten, hidden,
+added and moved. The definition is written out below, for one user at a time; an item without a leaf is in no history.
 """
 
 import copy
+import importlib
+import inspect
 import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +28,9 @@ from beamtree.data.views import HISTORY, POOLING_WINDOWS
 from beamtree.distributed.group import Ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
+from beamtree.export import export_program
+from beamtree.export.artifact import SearchModule
+from beamtree.kernels.search_cpu import search_parts
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.placement import like_items
 from beamtree.scorers import (
@@ -38,14 +46,78 @@ from beamtree.scorers import (
     SequenceScorer,
     SumScorer,
 )
-from beamtree.scorers.compiled import search_parts
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
-from beamtree.serve.export import export_program
-from beamtree.serve.export.artifact import SearchModule
 
 ITEMS, USERS, TOP = 29, 7, 4  # items on 32 slots, and nodes of the last level that all ranks have
 FORGOTTEN, HIDDEN, NEW = [3, 4, 5, 17], [8, 9, 20], 2
+
+
+# Functions of `beamtree.kernels`: what each is a twin of, in `beamtree` or torch, and a test that compares them
+
+FUNCTIONS = {
+    "search_cpu.search": ("beam.walk_to_items", "test_it_finds_what_the_plain_search_does"),
+    "search_cpu.fold_in": ("scorers.factors.fold_in", "test_fold_in_is_as_defined"),
+    "cuda_graphs.CudaGraphCache": ("beam.walk_to_items", "test_a_recorded_search_finds_what_a_plain_one_does"),
+    "select.select": ("beam._select", "test_the_best_are_kept_and_expanded"),
+    "dots.dots": ("scorers.DotProductScorer.scores", "test_products_are_those_with_the_rows_of_the_nodes"),
+    "maxima.maxima": ("scorers.subtree_max.SubtreeMax.at", "test_maxima_are_those_of_the_leaves_below"),
+    "best_child_gpu.pass_up": ("targets.best_child", "test_labels_go_up_as_the_definition_says"),
+    "sparse_adam_gpu.adam": ("torch.optim.SparseAdam", "test_touched_rows_move_as_adam_would_move_them"),
+    "deep_gpu.score": ("kernels.deep_cpu.score_level", "test_scores_are_those_of_the_layers"),
+    "deep_gpu.score_backward": ("torch.autograd.grad", "test_gradients_are_those_of_the_layers"),
+    "deep_gpu.score_levels": ("kernels.deep_cpu.score_level", "test_a_methods_loss_and_gradients_do_not_depend"),
+    "deep_cpu.score_level": ("scorers.DeepScorer", "test_a_twin_finds_and_scores_what_the_definition_says"),
+    "tree_splits.divide": ("builders.cluster.rank_in", "test_groups_are_split_as_defined"),
+    "tree_splits.place_along": ("builders.cluster._along_principal", "test_groups_are_split_as_defined"),
+    "sparse.distinct_spans": ("scorers.factors.newest_of_each", "test_lists_become_rows_without_repeats"),
+    "sparse.distinct_crops": ("closed_form.transitions.pairs_of_cuts", "test_a_cut_counts_as_often_as_it_was_drawn"),
+    "sparse.sum_products": ("torch.matmul", "test_products_are_summed_over_rows"),
+    "sparse.multiply": ("torch.matmul", "test_a_sparse_matrix_times_a_dense_one"),
+    "sparse.transposed": ("torch.t", "test_a_sparse_matrix_times_a_dense_one"),
+    "sparse.strongest": ("data.csr.strongest_in_rounds", "test_entries_are_cut_alike_in_one_round_and_in_several"),
+    "sparse.strongest_of_dense": ("torch.topk", "test_the_strongest_of_a_matrix"),
+    "sparse.recalls": ("metrics.recall", "test_recalls_of_weighted_scores"),
+    "sparse.fold_in_rows": ("scorers.factors.fold_in", "test_short_and_long_rows_are_folded_in"),
+    "sparse.predictors": ("torch.topk", "test_what_predicts_a_block_of_items"),
+    "sparse.dense": ("torch.Tensor.to_dense", "test_a_block_of_a_symmetric_matrix"),
+    "sparse.dense_block": ("torch.Tensor.to_dense", "test_a_block_of_a_symmetric_matrix"),
+    "sparse.solve_sparse": ("closed_form.ridge.solve_positive", "test_a_sparse_system_is_solved"),
+    "sparse.largest_of_columns": ("torch.topk", "test_the_largest_of_each_column"),
+    "sparse.near_items": ("closed_form.transitions.near_pairs", "test_rules_are_pairs_of_near_events"),
+    "classify.weigh": ("classify.text.TextFeatures", "test_features_are_tf_idf_of_words_pairs_and_beginnings"),
+    "classify.nearest_means": ("classify.label_tree.k_means", "test_k_means_puts_alike_rows_together"),
+    "classify.nearest_rows": ("torch.topk", "test_nearest_documents_against_the_definition"),
+    "classify.train_children": ("classify.linear.train_linear", "test_a_node_is_trained_on_documents_below"),
+    "classify.search": ("classify.linear.log_probabilities", "test_search_is_the_plain_search"),
+}
+HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products"}
+
+
+def find(name):
+    """What a dotted name stands for, in torch or `beamtree`."""
+    found = torch if name.startswith("torch.") else bt
+    for word in name.removeprefix("torch.").split("."):
+        if not hasattr(found, word):
+            importlib.import_module(f"{found.__name__}.{word}")
+        found = getattr(found, word)
+    return found
+
+
+def test_every_kernel_stands_beside_its_definition_and_a_test():
+    pytest.importorskip("triton")
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for fast, (plain, test) in FUNCTIONS.items():
+        assert find(f"kernels.{fast}") is not find(plain), fast
+        assert f"def {test}" in tests, fast
+    public = set()
+    for path in Path(kernels.__file__).parent.glob("[a-z]*.py"):
+        if path.stem.startswith("compiled_"):  # called by functions of other files
+            continue
+        module = importlib.import_module(f"beamtree.kernels.{path.stem}")
+        own = {name: each for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
+        public |= {f"{path.stem}.{name}" for name, each in own.items() if inspect.isfunction(each) and name[0] != "_"}
+    assert public == FUNCTIONS.keys() - {"cuda_graphs.CudaGraphCache"} | HELPERS
 
 
 # The definition: the scores of all nodes for one user

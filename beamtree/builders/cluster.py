@@ -11,7 +11,7 @@ from beamtree.builders.matching import rank_in
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.data.factors import distinct_pairs
 from beamtree.data.seeds import draw_rows
-from beamtree.kernels import splits
+from beamtree.kernels import tree_splits
 from beamtree.tree import PAD, Tree, height_for
 
 CATEGORY_WEIGHT = 1e6  # how often items must be chosen before their category moves away from the one above it
@@ -150,7 +150,7 @@ def _split(
         """Equally many items for each part of a group, in the order of `along` [M]."""
         if along.is_cuda:
             return group * arity + rank_in(group, -along) * arity // size[group]
-        return group * arity + splits.divide(size, along, arity)
+        return group * arity + tree_splits.divide(size, along, arity)
 
     if vectors.is_cuda:
         along = _along_principal(vectors, group, size, directions)
@@ -158,7 +158,7 @@ def _split(
             means = _means(vectors, parts(along), groups * arity).view(groups, arity, -1)
             along = (vectors * (means[:, -1] - means[:, 0])[group]).sum(1)
     else:
-        along = splits.place_along(size, vectors, directions, arity, POWER_ITERATIONS, KMEANS_ROUNDS)
+        along = tree_splits.place_along(size, vectors, directions, arity, POWER_ITERATIONS, KMEANS_ROUNDS)
     if chosen is None:
         return parts(along), None
     chosen, row, row_size = _within_groups(chosen, items, group)

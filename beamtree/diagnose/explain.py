@@ -12,7 +12,6 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk, widths
 from beamtree.mask import NodeMask, level_span
 from beamtree.model import Query, State, TreeModel
 from beamtree.scorers import as_sum
-from beamtree.scorers.base import histories_of
 from beamtree.tree import PAD, Tree
 
 CHUNK = 4096  # leaves that are scored at once
@@ -265,7 +264,7 @@ def explain(
     model.tree.check_items(followed)
     model.scorer.check(x)
     if model.scorer.reads_items:
-        model.tree.check_items(histories_of(model.scorer, x))
+        model.tree.check_items(model.scorer.histories(x))
     mask = model.tree.mask_of(allowed)
     query = model.query(x)
     hidden = x.new_empty(1, 0) if exclude is None else exclude
@@ -409,7 +408,7 @@ class Parts:
             if bool(column.any()):
                 part = self.sum.part(name)
                 if name not in self._contexts:
-                    x = self.query.x if part.reads_context else histories_of(self.sum, self.query.x)
+                    x = self.query.x if part.reads_context else self.sum.histories(self.query.x)
                     self._contexts[name] = part.context(self.query.tree, x)
                 scores[name] = part.scores(self._contexts[name], level, nodes.unsqueeze(0))[0] * column[level]
         return tuple(_part(name, values) for name, values in scores.items()), self._combined(level, nodes, scores)

@@ -1,17 +1,41 @@
 """Faster versions of functions elsewhere: the same arguments and results, chosen by the device."""
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
 from torch import Tensor
 
 OTHER_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
 
 def fits(tensor: Tensor) -> bool:
     """Whether the kernels support a tensor: on a GPU, in float32, with Triton installed."""
-    return tensor.is_cuda and tensor.dtype not in OTHER_FLOATS and _installed()
+    return tensor.is_cuda and tensor.dtype not in OTHER_FLOATS and not is_plain() and _installed()
+
+
+@contextmanager
+def plain_operations() -> Iterator[None]:
+    """Inside the block scores are computed by operations of torch alone, which `torch.export` can trace."""
+    before = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(before)
+
+
+def is_plain() -> bool:
+    """Whether that is so: without kernels, compiled functions and NumPy."""
+    return _PLAIN.get()
+
+
+def is_one(size: int) -> bool:
+    """Whether a number of rows is 1: not while a program is exported, for which the number of users is a symbol."""
+    return type(size) is int and size == 1
 
 
 def programs(device: torch.device, each: int) -> int:

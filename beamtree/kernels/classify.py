@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from beamtree.kernels import compiling
-from beamtree.kernels.sparse import spans, starts_of
-from beamtree.threads import parallel_map
+from beamtree.kernels.sparse import starts_of
+from beamtree.threads import in_spans, parallel_map, spans
 
 EXAMPLE_POWER = 4  # of cosines: with less, examples take the place of better labels; with more, they find few
 _SCRATCH = local()  # of the searches of a thread
@@ -84,10 +84,7 @@ def search(
         compiled.search(*span, *rows, *parts, _scratch(sizes), beam_size, m, found, scores)
         _SCRATCH.sizes = sizes  # not after an exception
 
-    if documents == 1:
-        find((0, 1))
-    else:
-        parallel_map(find, spans(documents))
+    in_spans(find, documents)
     return found, scores
 
 

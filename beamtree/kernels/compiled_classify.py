@@ -6,49 +6,11 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 import numpy as np
 
 from beamtree.kernels.classify import EXAMPLE_POWER
-from beamtree.kernels.compiled_search import REORDERED, _half, _prefetch, _select, _sort, compiled
+from beamtree.kernels.compiled_shared import REORDERED, best, compiled, half, prefetch, select, sort
 
 BINS = 256  # of similarities
 SMALL = np.float32(-7.9)  # logs of probabilities below are left out: a label without a feature of its own has about -8
-FEW = 32  # scores of which the best are kept in order while they are looked at
 NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
-
-
-@compiled()
-def _best(scores, count, most, indices, highest):
-    """The `most` highest of scores[:count], best first, equal ones by index; returns how many there are.
-
-    Their indices and scores go into `indices` and `highest`, which have room for `count`.
-    """
-    if most > FEW:
-        most = min(most, count)
-        for index in range(count):
-            indices[index], highest[index] = index, scores[index]
-        _select(indices, highest, count, most)
-        lowest, number, equal = np.float32(np.inf), 0, 0
-        for index in range(most):
-            lowest = min(lowest, highest[index])
-        for index in range(most):
-            equal += highest[index] == lowest
-        for index in range(count):
-            above = scores[index] > lowest
-            if above or (scores[index] == lowest and equal > 0):
-                indices[number], highest[number] = index, scores[index]
-                number, equal = number + 1, equal - (not above)
-        _sort(indices, highest, most)
-        return most
-    number = 0
-    for index in range(count):
-        score = scores[index]
-        if number == most and score <= highest[most - 1]:
-            continue
-        place = min(number, most - 1)
-        while place > 0 and highest[place - 1] < score:
-            indices[place], highest[place] = indices[place - 1], highest[place - 1]
-            place -= 1
-        indices[place], highest[place] = index, score
-        number += number < most
-    return number
 
 
 @compiled()
@@ -78,7 +40,7 @@ def _similar(columns, values, offsets, rows, row_values, budget, similarity, tou
             break
         read += end - start
         for entry in range(start, end):
-            number = _add_product(rows[entry], value * _half(row_values[entry]), similarity, touched, number)
+            number = _add_product(rows[entry], value * half(row_values[entry]), similarity, touched, number)
     return number
 
 
@@ -132,9 +94,9 @@ def nearest_rows(first, last, offsets, columns, values, index, similarity, touch
             for entry in range(starts[columns[place]], starts[columns[place] + 1]):
                 found = _add_product(others[entry], value * other_values[entry], similarity, touched, found)
         found = _nearest(touched, similarity, found, most, products)
-        _select(touched, products, found, most)
+        select(touched, products, found, most)
         count = min(found, most)
-        _sort(touched, products, count)
+        sort(touched, products, count)
         nearest[row, :count], cosines[row, :count] = touched[:count], products[:count]
 
 
@@ -145,14 +107,14 @@ def _add_memory(columns, values, memory, votes, labels, number, scratch, weight,
     similarity, touched, products = scratch
     found = _similar(columns, values, offsets, rows, row_values, budget, similarity, touched)
     found = _nearest(touched, similarity, found, most, products)
-    _select(touched, products, found, most)
+    select(touched, products, found, most)
     nearest, total = min(found, most), np.float32(0)
     for index in range(nearest):
         products[index] = products[index] * products[index] if power == 2 else products[index] ** power
         total += products[index]
-        _prefetch(label_offsets, touched[index], touched[index] + 2)
+        prefetch(label_offsets, touched[index], touched[index] + 2)
     for index in range(nearest):
-        _prefetch(label_numbers, label_offsets[touched[index]], label_offsets[touched[index] + 1])
+        prefetch(label_numbers, label_offsets[touched[index]], label_offsets[touched[index] + 1])
     for index in range(nearest):
         share = weight * products[index] / total
         if share > 0:
@@ -218,10 +180,10 @@ def _add_examples(columns, values, examples, votes, labels, number, scratch, wei
             similarity[first] = products[index]
     for index in range(found):
         first = first_of[touched[index]]
-        best = similarity[first]
+        highest = similarity[first]
         similarity[first] = np.nan
-        if best > 0:  # NaN from the second document of a label on
-            number = _add(label_of[first], weight * best**EXAMPLE_POWER, votes, labels, number)
+        if highest > 0:  # NaN from the second document of a label on
+            number = _add(label_of[first], weight * highest**EXAMPLE_POWER, votes, labels, number)
     return number
 
 
@@ -235,13 +197,13 @@ def _children(node, columns, values, forest, linear, sums):
     for index in range(len(columns)):
         low, count = starts[columns[index]], starts[columns[index] + 1] - starts[columns[index]]
         while count > 1:  # the last of the nodes with this feature that is not above `node`
-            half = count >> 1
-            low += half if nodes[low + half] <= node else 0
-            count -= half
+            middle = count >> 1
+            low += middle if nodes[low + middle] <= node else 0
+            count -= middle
         if count == 1 and nodes[low] == node:
             value = values[index]
             for entry in range(entry_starts[low], entry_starts[low + 1]):
-                sums[children[entry]] += value * _half(weights[entry])
+                sums[children[entry]] += value * half(weights[entry])
 
 
 @compiled()
@@ -272,11 +234,11 @@ def _beam(tree, columns, values, forest, linear, lifted, voted, filters, beam, m
                     count += allowed_below[first + child] > 0
         if level == heights[tree]:
             break
-        width, labels_below = _best(scores, count, beam, order, highest), 0
+        width, labels_below = best(scores, count, beam, order, highest), 0
         for place in range(width):
             labels_below += allowed_below[next_nodes[order[place]]]
         if labels_below < most and width < count:  # few labels are allowed
-            _best(scores, count, count, order, highest)  # which starts with the same
+            best(scores, count, count, order, highest)  # which starts with the same
             while width < count and labels_below < most:
                 labels_below += allowed_below[next_nodes[order[width]]]
                 width += 1
@@ -368,7 +330,7 @@ def search(
                 label = labels[index]
                 nodes[count], candidate_scores[count] = label, totals[label]
                 count += allowed[label]
-            count = _best(candidate_scores, count, most, order, highest)
+            count = best(candidate_scores, count, most, order, highest)
             if least < SMALL or (count == most and highest[most - 1] >= enough):
                 break
             totals[labels[num_votes:number]] = 0  # what was left out may be among the best: once more, with all

@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, compiled
+from beamtree.kernels.compiled_shared import REORDERED, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
 LOW = np.uint64((1 << 32) - 1)  # bits

@@ -3,88 +3,29 @@
 It covers sums of dot products, item memory, repeats and a deep part. What each of them is, is defined by their scorers.
 """
 
-from functools import partial
-from platform import machine
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
+from beamtree.kernels.compiled_shared import REORDERED, compiled, half, prefetch, select, sort
 from beamtree.mask import PAD
 
-REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
 ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
 ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
 LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
-CONVERTS_HALVES = "+f16c" in codegen.get_host_cpu_features() or machine() in ("aarch64", "arm64")
-CACHE_LINE = 64  # bytes
 AHEAD = 4  # nodes whose rows are read from memory before they are needed
 BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
-
-
-def _can_cache():
-    """Whether compiled code can be written to disk: not where neither the package nor a home can be written to."""
-    try:
-        njit(cache=True)(lambda: None)
-    except RuntimeError:
-        return False
-    return True
-
-
-compiled: Any = partial(njit, nogil=True, cache=_can_cache(), error_model="numpy")
-
-
-def _read_half(typing_context, bits):
-    """The float32 of a finite half in its 16 bits, which Numba has no type for on CPUs.
-
-    Where there is no instruction for that, its bits are moved to their places in a float32, and a product corrects the
-    exponent, also of subnormals.
-    """
-
-    def generate(context, builder, signature, arguments):
-        word, single = ir.IntType(32), ir.FloatType()
-        if CONVERTS_HALVES:
-            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), single)
-        wide = builder.zext(arguments[0], word)
-        magnitude = builder.shl(builder.and_(wide, word(0x7FFF)), word(13))
-        sign = builder.shl(builder.and_(wide, word(0x8000)), word(16))
-        return builder.fmul(builder.bitcast(builder.or_(magnitude, sign), single), single(2.0**112))
-
-    return types.float32(types.uint16), generate
-
-
-def _prefetch_rows(typing_context, rows, start, stop):
-    """Have some rows of a contiguous array read from memory, while something else is computed."""
-
-    def generate(context, builder, signature, arguments):
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        stride, size = cgutils.unpack_tuple(builder, array.strides)[0], ir.IntType(64)
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        first = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], stride)])
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        length = builder.mul(builder.sub(arguments[2], arguments[1]), stride)
-        lines = builder.udiv(builder.add(length, size(CACHE_LINE - 1)), size(CACHE_LINE))
-        with cgutils.for_range(builder, lines) as loop:
-            line = builder.gep(first, [builder.mul(loop.index, size(CACHE_LINE))])
-            builder.call(function, [line, flag(0), flag(3), flag(1)])  # to read, and to keep in all caches
-        return context.get_dummy_value()
-
-    return types.none(rows, types.int64, types.int64), generate
-
-
-_half: Any = intrinsic(_read_half)
-_prefetch: Any = intrinsic(_prefetch_rows)
 
 
 @compiled(fastmath=REORDERED)
 def _dot(row, vector):
     total = np.float32(0)
     for i in range(len(vector)):
-        total += _half(row[i]) * vector[i]
+        total += half(row[i]) * vector[i]
     return total
 
 
@@ -147,7 +88,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                 total += recency[t]
                 row = rows[leaf_of_item[item]]
                 for i in range(dim):
-                    vectors[count, i] = _half(row[i]) * root[count]
+                    vectors[count, i] = half(row[i]) * root[count]
                 count += 1
         for i in range(dim):
             diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
@@ -255,21 +196,19 @@ def _add_deep(nodes, count, vectors, user, layers, share, buffers, values):
 
 
 @compiled()
-def _remember(
-    x, leaf_of_item, offsets, partners, weights, recency, repeats,
-    maxima, leaves, arity, height, first_level,
-):  # fmt: skip
-    """Add the scores of partners and repeats of one history to `maxima` of leaves, and lift them.
+def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity, height, first_level):
+    """Add the scores of partners of one history, and of `items`, to `maxima` of leaves, and lift them.
 
     Returns the number of `leaves` that are written, some of them several times.
     """
+    offsets, partners, weights, recency, repeats = memory
     count, num_items = ZERO, len(leaf_of_item) - 1
     for t in range(len(x)):
         for part in range(len(recency)):
             if x[t] != PAD and recency[part, t] != 0:
                 row = part * num_items + x[t]
-                _prefetch(partners, offsets[row], offsets[row + 1])
-                _prefetch(weights, offsets[row], offsets[row + 1])
+                prefetch(partners, offsets[row], offsets[row + 1])
+                prefetch(weights, offsets[row], offsets[row + 1])
     for t in range(len(x)):
         item = x[t]
         if item == PAD:
@@ -285,12 +224,18 @@ def _remember(
                     before = maxima[leaf]
                     leaves[count] = leaf
                     count += before == 0  # no branch, which could not be foreseen
-                    maxima[leaf] = before + share * _half(weights[entry])
+                    maxima[leaf] = before + share * half(weights[entry])
         leaf = leaf_of_item[item]
-        if leaf != PAD and repeats[t] != 0:
+        if leaf != PAD and t < len(repeats) and repeats[t] != 0:
             leaves[count] = leaf
             count += maxima[leaf] == 0
             maxima[leaf] += repeats[t]
+    for entry in range(len(items)):
+        leaf = leaf_of_item[items[entry]]
+        if leaf != PAD and item_scores[entry] != 0:
+            leaves[count] = leaf
+            count += maxima[leaf] == 0
+            maxima[leaf] += item_scores[entry]
     for i in range(count):
         node, score = leaves[i], maxima[leaves[i]]
         for _ in range(height - first_level):
@@ -315,49 +260,6 @@ def _forget(maxima, leaves, count, arity, height, first_level):
 
 
 @compiled()
-def _select(nodes, scores, count, k):
-    """Move the k highest scores, and their nodes, to the front (quickselect)."""
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) >> 1
-        a, b, c = scores[low], scores[middle], scores[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:
-            while scores[i] > pivot:
-                i += 1
-            while scores[j] < pivot:
-                j -= 1
-            if i <= j:
-                scores[i], scores[j] = scores[j], scores[i]
-                nodes[i], nodes[j] = nodes[j], nodes[i]
-                i += 1
-                j -= 1
-        if k - 1 <= j:
-            high = j
-        elif k - 1 >= i:
-            low = i
-        else:
-            return
-
-
-@compiled()
-def _sort(nodes, scores, count):
-    """Sort by falling score, nodes with equal ones by number (Shell sort)."""
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap:
-        for i in range(gap, count):
-            node, score, j = nodes[i], scores[i], i
-            while j >= gap and (scores[j - gap] < score or (scores[j - gap] == score and nodes[j - gap] > node)):
-                nodes[j], scores[j] = nodes[j - gap], scores[j - gap]
-                j -= gap
-            nodes[j], scores[j] = node, score
-        gap //= 3
-
-
-@compiled()
 def _rank(numbers, number):
     """How many of some sorted numbers are below a number."""
     low, high = 0, len(numbers)
@@ -371,48 +273,41 @@ def _rank(numbers, number):
 
 
 @compiled()
-def search(
-    x, leaf_of_item, item_of_slot, arity, height, first_level, widths,
-    entered, allowed_before, excluded,
-    offsets, partners, weights, recency, repeats,
-    rows_a, users_a, levels_a, rows_b, users_b, levels_b, rows_c, users_c, levels_c,
-    same_for_all, deep, maxima, items, scores,
-):  # fmt: skip
-    """Beam search for each of some users.
+def _add_products(rows, user, share, nodes, count, values):
+    """Add the products of a user's vector and those of nodes to their values."""
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch(rows, nodes[i + AHEAD], nodes[i + AHEAD] + 1)
+        values[i] += share * _dot(rows[nodes[i]], user)
 
-    Args:
-        x: histories [B, T], newest first, PAD for none.
-        leaf_of_item: [M + 1], PAD last.
-        item_of_slot: the items of the leaves from left to right.
-        arity: b.
-        height: H.
-        first_level: the first that is searched.
-        widths: of the beam on each searched level.
-        entered: which nodes may be entered; empty where all may.
-        allowed_before: how many leaves are allowed before each; empty where no leaves are excluded.
-        excluded: slots excluded for each user [B, E], sorted; empty where there are none.
-        offsets: of the lists of partners: those of the first list for all items, then those of the next.
-        partners: their items.
-        weights: halves, as 16 bits.
-        recency: the weight of each event in each list [lists, T].
-        repeats: the score that each event gives its own item [T].
-        rows_a: halves of a vector for each node, as 16 bits; empty for none.
-        users_a: u(x) [B, dim].
-        levels_a: the weight of ⟨u, v⟩ on each level [H + 1].
-        rows_b: a second table.
-        users_b: its u(x).
-        levels_b: its weights.
-        rows_c: a third table.
-        users_c: its u(x).
-        levels_c: its weights.
-        same_for_all: a score of each node, whoever the user is; empty for none.
-        deep: the weights of the deep part on each level [H + 1], the vectors of all nodes, empty for none, the window
-            of each event, whether a history is lifted, and its layers: weights, biases and slopes of the user half of
-            the first, of the node half, and of the others.
-        maxima: zeros for all nodes, which are zero again at the end.
-        items: the result [B, m], PAD where there are fewer.
-        scores: their scores.
+
+@compiled()
+def _most_named(first, last, x, num_items, memory):
+    """How many items the history of one of some users names at most: partners, and its own."""
+    offsets, _, _, recency, _ = memory
+    most = ZERO
+    for b in range(first, last):
+        count = ZERO
+        for t in range(x.shape[1]):
+            for part in range(len(recency)):
+                if x[b, t] != PAD and recency[part, t] != 0:
+                    row = part * num_items + x[b, t]
+                    count += offsets[row + 1] - offsets[row]
+        most = max(most, count + x.shape[1])
+    return most
+
+
+@compiled()
+def search(first, last, task, maxima):
+    """Beam search for the users first … last of a task, whose fields `search_cpu.SearchInput` describes.
+
+    `maxima` are zeros for all nodes, which are zero again at the end.
     """
+    (
+        x, leaf_of_item, item_of_slot, arity, height, first_level, widths, entered, allowed_before, excluded,
+        parts, found, scores,
+    ) = task  # fmt: skip
+    memory, items, item_scores, node_scores, tables, (levels, vectors, windows, lift, layers) = parts
     start = np.empty(height + 2, np.int64)
     start[0], size = 0, 1
     for level in range(height + 1):
@@ -423,30 +318,19 @@ def search(
     room = max(above, np.max(widths)) * arity
     beam, values = np.empty(room, np.int64), np.empty(room, np.float32)
     candidates = np.empty(room, np.int64)
-    entries = 1
-    for b in range(len(x)):  # the most leaves that a history names
-        count = 0
-        for t in range(x.shape[1]):
-            if x[b, t] != PAD:
-                count += 1
-                for part in range(len(recency)):
-                    if recency[part, t] != 0:
-                        row = part * (len(leaf_of_item) - 1) + x[b, t]
-                        count += offsets[row + 1] - offsets[row]
-        entries = max(entries, count)
-    leaves = np.empty(entries, np.int64)
-    levels, vectors, windows, lift, layers = deep
+    most = _most_named(first, last, x, len(leaf_of_item) - 1, memory) + items.shape[1]
+    leaves = np.empty(max(most, 1), np.int64)
     searched, wide = height + 1 - first_level, max(vectors.shape[1], len(layers[0][1]))
     means = np.zeros((searched + ROWS, layers[0][0].shape[1]), np.float32)  # rows below complete the last tile
     user_half, buffers = np.empty((searched + ROWS, wide), np.float32), np.zeros((2, BLOCK, wide), np.float32)
-    for b in range(len(x)):
+    for b in range(first, last):
         if len(vectors):
             _read_history(x[b], leaf_of_item, arity, lift, windows, vectors, means[:searched])
             _layer(means, *layers[0], user_half, searched)
+        own = b if len(items) > 1 else 0
         named = _remember(
-            x[b], leaf_of_item, offsets, partners, weights, recency, repeats,
-            maxima, leaves, arity, height, first_level,
-        )  # fmt: skip
+            x[b], leaf_of_item, memory, items[own], item_scores[own], maxima, leaves, arity, height, first_level
+        )
         hidden = excluded[b] if len(excluded) else excluded[:0].ravel()
         kept = ZERO
         for node in range(start[first_level - 1], start[first_level]):
@@ -468,44 +352,32 @@ def search(
             if len(hidden):  # leave out nodes below which all allowed leaves are excluded
                 below, count = arity ** (height - level), ZERO
                 for i in range(kept):
-                    first = (beam[i] - start[level]) * below
-                    left = allowed_before[first + below] - allowed_before[first]
-                    if _rank(hidden, first + below) - _rank(hidden, first) < left:
+                    place = (beam[i] - start[level]) * below
+                    left = allowed_before[place + below] - allowed_before[place]
+                    if _rank(hidden, place + below) - _rank(hidden, place) < left:
                         beam[count] = beam[i]
                         count += 1
                 kept = count
-            share_a, share_b, share_c = levels_a[level], levels_b[level], levels_c[level]
             for i in range(kept):
-                node = beam[i]
-                value = maxima[node]
-                if len(same_for_all):
-                    value += same_for_all[node]
-                if i + AHEAD < kept:
-                    if share_a != 0:
-                        _prefetch(rows_a, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                    if share_b != 0:
-                        _prefetch(rows_b, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                    if share_c != 0:
-                        _prefetch(rows_c, beam[i + AHEAD], beam[i + AHEAD] + 1)
-                if share_a != 0:
-                    value += share_a * _dot(rows_a[node], users_a[b])
-                if share_b != 0:
-                    value += share_b * _dot(rows_b[node], users_b[b])
-                if share_c != 0:
-                    value += share_c * _dot(rows_c[node], users_c[b])
-                values[i] = value
+                values[i] = maxima[beam[i]]
+            if len(node_scores):
+                for i in range(kept):
+                    values[i] += node_scores[beam[i]]
+            for rows, shares, users in tables:
+                if shares[level] != 0:
+                    _add_products(rows, users[b], shares[level], beam, kept, values)
             if len(vectors) and levels[level] != 0:
                 user = user_half[level - first_level]
                 _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
             if kept > width:
-                _select(beam, values, kept, width)
+                select(beam, values, kept, width)
                 kept = width
-        found = min(kept, items.shape[1])
-        if kept > found:
-            _select(beam, values, kept, found)
-        _sort(beam, values, found)
-        for i in range(items.shape[1]):
-            item = item_of_slot[beam[i] - first_slot] if i < found else PAD
-            items[b, i] = item
+        best = min(kept, found.shape[1])
+        if kept > best:
+            select(beam, values, kept, best)
+        sort(beam, values, best)
+        for i in range(found.shape[1]):
+            item = item_of_slot[beam[i] - first_slot] if i < best else PAD
+            found[b, i] = item
             scores[b, i] = values[i] if item != PAD else -np.inf
         _forget(maxima, leaves, named, arity, height, first_level)

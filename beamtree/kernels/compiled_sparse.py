@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, _select, _sort, compiled, solve_dual
+from beamtree.kernels.compiled_search import solve_dual
+from beamtree.kernels.compiled_shared import REORDERED, compiled, select, sort
 from beamtree.mask import PAD
 
 
@@ -80,8 +81,8 @@ def keep_largest(entries, sizes, count, most):
     """Move at most `most` of the first `count` entries to the front, the largest first; returns how many."""
     kept = min(count, most)
     if count > most:
-        _select(entries, sizes, count, most)
-    _sort(entries, sizes, kept)
+        select(entries, sizes, count, most)
+    sort(entries, sizes, kept)
     return kept
 
 
@@ -178,7 +179,7 @@ def thresholds(first, last, weights, count, least):
     for row in range(first, last):
         for i in range(weights.shape[1]):
             sizes[i] = abs(weights[row, i])
-        _select(nodes, sizes, len(sizes), count)
+        select(nodes, sizes, len(sizes), count)
         least[row] = sizes[count - 1]
         for i in range(count):
             least[row] = min(least[row], sizes[i])
@@ -294,7 +295,7 @@ def predictors(block, offsets, columns, values, diagonal, penalty, most, total, 
     least = np.float32(-1)
     if count > most:
         order, sizes = np.arange(count), strengths.copy()
-        _select(order, sizes, count, most)
+        select(order, sizes, count, most)
         least = np.min(sizes[:most])
     kept = 0
     for equal in range(2):  # first those above the least, then as many equal ones as there is room for
@@ -430,7 +431,7 @@ def largest_of_rows(weights, most, chosen):
         for i in range(weights.shape[1]):
             columns[i], sizes[i] = i, abs(weights[row, i])
         if most < len(sizes):
-            _select(columns, sizes, len(sizes), most)
+            select(columns, sizes, len(sizes), most)
         chosen[row] = columns[:most]
 
 

@@ -1,6 +1,5 @@
 """Sparse matrices of the closed form on a CPU: how the compiled functions are called."""
 
-from itertools import pairwise
 from threading import local
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels import compiling
-from beamtree.threads import parallel_map
+from beamtree.threads import parallel_map, spans
 
 ROWS_AT_ONCE = 512  # that a thread solves for
 READ = 0.2  # entries that conjugate gradients read in all rounds, as a share of the cells: they take half of Cholesky
@@ -136,12 +135,6 @@ def recalls(scores: Tensor, weights: Tensor, gain: Tensor, real: Tensor, cuts: l
     arrays = [tensor.contiguous().numpy() for tensor in (scores, weights, gain, real)]
     parallel_map(lambda span: compiled_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
     return torch.from_numpy(result)
-
-
-def spans(count: int) -> list[tuple[int, int]]:
-    """Parts of a range, several for each thread."""
-    steps = np.linspace(0, count, min(count, 4 * torch.get_num_threads()) + 1).astype(np.int64).tolist()
-    return [span for span in pairwise(steps) if span[0] < span[1]]
 
 
 def starts_of(counts: Any) -> Any:

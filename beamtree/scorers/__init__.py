@@ -7,7 +7,7 @@ from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
-from beamtree.scorers.memory import MemoryScorer
+from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
 from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
 from beamtree.scorers.sequence import SequenceScorer
@@ -41,6 +41,7 @@ __all__ = [
     "RepeatScorer",
     "Scorer",
     "SequenceScorer",
+    "SubtreeMaxScorer",
     "SumScorer",
     "TableScorer",
     "as_sum",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.data.views import HISTORY
+from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
 
@@ -34,6 +36,7 @@ class Scorer(nn.Module, ABC):
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
     reads_context = False  # whether x has the values of contexts after the histories: see `data.contexts`
+    exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
 
@@ -93,12 +96,8 @@ class Scorer(nn.Module, ABC):
 
     @property
     def names(self) -> list[str]:
-        """The parts of a sum, in the order of their weights."""
-        return list(self.scorers())
-
-    def scorers(self) -> Mapping[str, "Scorer"]:
-        """The parts of a sum by name."""
-        return {}
+        """The parts of a sum, in the order of their weights; none of any other scorer."""
+        return []
 
     def weight_of(self, name: str) -> float:
         """The weight of a part on the leaves; 0 for one that there is not."""
@@ -119,6 +118,26 @@ class Scorer(nn.Module, ABC):
     def changing(self) -> dict[str, Tensor]:
         """The weights that training changes, by their names in `state_dict`."""
         return dict(self.state_dict())
+
+    def scorers(self) -> Mapping[str, "Scorer"]:
+        """The parts of a sum by name; a scorer that is no sum is the only one."""
+        return {SCORE: self}
+
+    def histories(self, x: Tensor) -> Tensor:
+        """The histories alone, where x may have contexts after them."""
+        return x[:, :HISTORY] if self.reads_context else x
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        """What the compiled search on a CPU takes from this scorer; None where it is not compiled.
+
+        A large tensor in it is that of the scorer, and not made for the search, which looks where it is.
+        """
+        return None
+
+    def compiled_parts(self, tree: Tree) -> WeightedParts | None:
+        """The same for each part of a sum, with its weights by level; None where one is not compiled."""
+        part = self.compiled_part(tree) if says_last(type(self), "compiled_part") else None
+        return None if part is None else [([1.0] * (tree.height + 1), part)]
 
     @torch.no_grad()
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
@@ -143,6 +162,13 @@ class Scorer(nn.Module, ABC):
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"x has NaN or infinity in row {row}: clean it before scoring")
+
+
+@cache
+def says_last(kind: type[Scorer], method: str) -> bool:
+    """Whether no class derived from the one that has this method scores in another way than that."""
+    of_each = (vars(each) for each in kind.__mro__)
+    return method in next(own for own in of_each if own.keys() & {method, "context", "forward", "scores"})
 
 
 def leave_one_out(score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor) -> Contributions:
@@ -211,11 +237,6 @@ class TableScorer(Scorer):
 
     def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         """Use what `for_search` gave for the same weights instead of computing it again."""
-
-
-def histories_of(scorer: Scorer, x: Tensor) -> Tensor:
-    """The histories alone, where x may have contexts after them."""
-    return x[:, :HISTORY] if scorer.reads_context else x
 
 
 def check_histories(x: Tensor, most: int) -> None:

@@ -107,8 +107,7 @@ class ContextScorer(DotProductScorer):
 
 def context_part(scorer: Scorer) -> ContextScorer | None:
     """The part of a scorer that reads contexts, if it has one."""
-    parts = scorer.scorers().values() or [scorer]
-    return next((part for part in parts if isinstance(part, ContextScorer)), None)
+    return next((part for part in scorer.scorers().values() if isinstance(part, ContextScorer)), None)
 
 
 def context_names(scorer: Scorer) -> list[str]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import POOLING_WINDOWS, window_matrix
-from beamtree.kernels.products import Products, make_products, score_level
+from beamtree.kernels.deep_cpu import Products, make_products, score_level
+from beamtree.kernels.search_cpu import CompiledPart, Network
 from beamtree.scorers.base import TableScorer, check_histories
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -52,6 +53,7 @@ class DeepScorer(TableScorer):
     """
 
     reads_items = True
+    exportable = True
 
     def __init__(
         self,
@@ -127,12 +129,24 @@ class DeepScorer(TableScorer):
             return [score_level(context.vectors, layers, nodes, user.select(1, level)) for level, nodes in found]
         if not found:
             return []
-        from beamtree.kernels.score import Layers, score_levels
+        from beamtree.kernels.deep_gpu import Layers, score_levels
 
         w2, b2, w3, b3, w4, b4 = (part for layer in self.layers for part in layer.parameters())
         s1, s2, s3 = self.slopes
         weights = Layers(self.of_node.weight, s1, w2, b2, s2, w3, b3, s3, w4, b4)
         return score_levels(context.vectors, context.user, weights, found)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        rows = self.table.weight
+        if type(self.table) is not NodeTable or rows.dtype != torch.float32 or not rows.is_contiguous():
+            return None
+        slopes: list[Tensor | None] = [*self.slopes, None]
+        layers: list[tuple[Tensor, Tensor | None, Tensor | None]] = [
+            (self.of_user.weight, self.of_user.bias, None),
+            (self.of_node.weight, None, slopes[0]),
+            *((layer.weight, layer.bias, s) for layer, s in zip(self._linear_layers(), slopes[1:], strict=True)),
+        ]
+        return Network(self.table.read(tree, share=self.share).values, self.windows, self.lift, layers)
 
     def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
         return {"vectors": self.table.vectors(tree)} if self.share else {}

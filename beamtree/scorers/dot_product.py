@@ -1,6 +1,7 @@
 """Scorers of the form ⟨u(x), v_n⟩: what they share beside the way from a history to u(x)."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from beamtree import kernels
+from beamtree.kernels.search_cpu import CompiledPart, Product
 from beamtree.scorers.base import TableScorer
-from beamtree.scorers.table import Vectors
+from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
 NODES_AT_ONCE = 2048  # rows that are fitted together
@@ -25,6 +27,7 @@ class DotProductScorer(TableScorer):
     """⟨u(x), v_n⟩: v_n is a row of the table, for an inner node the mean of those of the items below it."""
 
     reads_items = True
+    exportable = True
 
     @abstractmethod
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
@@ -33,6 +36,10 @@ class DotProductScorer(TableScorer):
     def context(self, tree: Tree, x: Tensor) -> DotProductContext:
         vectors = self.table.read(tree, share=False)
         return DotProductContext(vectors, self.encode(tree, vectors, x))
+
+    def users(self, tree: Tree, x: Tensor) -> Tensor:
+        """u(x) [B, dim]."""
+        return self.encode(tree, self.table.read(tree, share=False), x)
 
     def history_vectors(self, tree: Tree, vectors: Vectors, leaves: Tensor) -> Tensor:
         """The vectors of leaves [B, T, dim], any for PAD."""
@@ -46,12 +53,20 @@ class DotProductScorer(TableScorer):
             from beamtree.kernels.dots import dots
 
             return dots(context.vectors.values, context.user, rows)
-        if len(rows) == 1:
+        if kernels.is_one(rows.shape[0]):
             return context.user @ gather(context.vectors, rows[0]).T
         return torch.bmm(gather(context.vectors, rows), context.user.unsqueeze(-1)).squeeze(-1)
 
     def forward(self, context: DotProductContext, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        """Covered where the table holds halves."""
+        table = self.table
+        rows = table.weight
+        if type(table) is not NodeTable or rows.dtype != torch.float16 or not rows.is_contiguous():
+            return None
+        return Product(rows, partial(self.users, tree), self.reads_context)
 
     def item_vectors(self, tree: Tree) -> Tensor:
         return super().item_vectors(tree).float()
@@ -59,7 +74,7 @@ class DotProductScorer(TableScorer):
 
 def gather(vectors: Vectors, rows: Tensor) -> Tensor:
     """Rows of the values as float32 [..., dim]; any row for PAD."""
-    if rows.is_cuda or vectors.gradients is not None:
+    if rows.is_cuda or vectors.gradients is not None or kernels.is_plain():
         return vectors.at(rows).float()
     # NumPy gathers rows faster, and converts halves in a third of the time.
     gathered = vectors.values.numpy().take(rows.numpy(), axis=0, mode="clip")

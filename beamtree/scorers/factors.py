@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from beamtree import kernels
 from beamtree.data.views import HISTORY, recency
-from beamtree.kernels import cpu
+from beamtree.kernels import search_cpu
 from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -150,8 +151,9 @@ class FactorScorer(DotProductScorer):
     @torch.no_grad()
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         rows = self.table.weight
-        if type(self.table) is NodeTable and rows.device.type == "cpu" and rows.dtype == torch.float16:
-            users = cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
+        on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
+        if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
+            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
             return users.mul_(self.scale)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)

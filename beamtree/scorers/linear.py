@@ -23,6 +23,7 @@ class LinearScorer(TableScorer):
     """g(x, n) = θ_nᵀx + b_n: one weight vector and one bias per node, no more. No gradient goes to x."""
 
     cheap_levels = True
+    exportable = True
 
     def __init__(self, num_nodes: int, dim: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class LinearScorer(TableScorer):
     def forward(self, context: LinearContext, level: int, nodes: Tensor) -> Tensor:
         if level < len(context.levels):
             place = (nodes - (context.starts[level] - 1)).clamp_(min=0)
-            return context.levels[level].gather(1, place.expand(len(context.x), -1))
+            return context.levels[level].gather(1, place.expand(context.x.shape[0], -1))
         logits = (self.table.rows(nodes) @ context.x.unsqueeze(-1)).squeeze(-1)
         return logits.masked_fill(nodes == PAD, -torch.inf)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from beamtree.data.csr import CSR, concatenate
 from beamtree.data.views import HISTORY, recency
+from beamtree.kernels.search_cpu import CompiledPart, Entries, Memory
 from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
@@ -24,6 +25,7 @@ class SubtreeMaxScorer(Scorer):
     """A scorer of few items per user: a node has the score of the best item below it."""
 
     reads_items = True
+    exportable = True
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Items [B, E], PAD for none, and a score for each [B, E]; scores of a repeated item are added."""
@@ -39,6 +41,9 @@ class SubtreeMaxScorer(Scorer):
 
     def forward(self, context: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
         return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        return Entries(self.entries, self.reads_context)
 
     def check(self, x: Tensor) -> None:
         check_histories(x, HISTORY)
@@ -139,6 +144,11 @@ class MemoryScorer(SubtreeMaxScorer):
         scores = self.weights.take(entry) * discount
         scores.masked_fill_(position >= count.unsqueeze(-1), 0.0)  # past the end of a list: any item, with score 0
         return self.partners.take(entry).flatten(1).long(), scores.flatten(1)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        if type(self).entries is not MemoryScorer.entries:
+            return super().compiled_part(tree)
+        return Memory(self.offsets, self.partners, self.weights, self.recency)
 
     @torch.no_grad()
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import HISTORY
+from beamtree.kernels.search_cpu import CompiledPart, NodeScores
 from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -57,7 +58,12 @@ class PopularityScorer(DotProductScorer):
         return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1)).scaled(self.scale)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        return torch.full((len(x), 1), self.scale, device=x.device)
+        return torch.full((x.shape[0], 1), self.scale, device=x.device)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        part = super().compiled_part(tree)
+        is_as_defined = type(self).encode is PopularityScorer.encode
+        return NodeScores(self.table.weight[:, 0], self.scale) if part is not None and is_as_defined else part
 
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
         """No event gives anything."""

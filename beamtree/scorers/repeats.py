@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data.views import recency
+from beamtree.kernels.search_cpu import CompiledPart, Repeats
 from beamtree.scorers.base import Contributions
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.tree import Tree
@@ -27,7 +28,12 @@ class RepeatScorer(SubtreeMaxScorer):
         self.register_buffer("recency", recency(power), persistent=False)
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, self.recency[: x.shape[1]].expand(len(x), -1)
+        return x, self.recency[: x.shape[1]].expand(x.shape[0], -1)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        if type(self).entries is not RepeatScorer.entries:
+            return super().compiled_part(tree)
+        return Repeats(self.recency)
 
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
         """Each event gives its weight to its own item."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
+from beamtree import kernels
 from beamtree.data.seeds import mix
 from beamtree.data.views import HISTORY
 from beamtree.scorers.base import check_histories
@@ -157,7 +158,7 @@ class SequenceScorer(DotProductScorer):
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         leaves, count = oldest_first(tree.leaf_of_item(x))  # items that are not on the tree are left out
-        if not leaves.is_cuda:
+        if not leaves.is_cuda and not kernels.is_plain():
             leaves = leaves[:, : int(count.max()) if len(count) else 0]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             history = self.history_vectors(tree, vectors, leaves) * (leaves != PAD).unsqueeze(-1)

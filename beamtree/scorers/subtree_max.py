@@ -25,15 +25,15 @@ class SubtreeMax:
     def __init__(self, tree: Tree, leaves: Tensor, scores: Tensor) -> None:
         """`leaves` [B, E], PAD for none, and `scores` [B, E]; of a leaf that is named twice the scores are added."""
         if not leaves.shape[1]:
-            leaves, scores = leaves.new_full((len(leaves), 1), PAD), scores.new_zeros(len(leaves), 1)
-        self.tree, self.rows = tree, len(leaves)
+            leaves, scores = leaves.new_full((leaves.shape[0], 1), PAD), scores.new_zeros(leaves.shape[0], 1)
+        self.tree, self.rows = tree, leaves.shape[0]
         size = len(tree.level(tree.height))
         slot = (
             leaves - tree.level(tree.height).start + torch.arange(self.rows, device=leaves.device).unsqueeze(1) * size
         )
         none = self.rows * size  # stands for no leaf
         keys, scores = slot.masked_fill_(leaves == PAD, none).flatten(), scores.flatten()
-        if none < 2**31:
+        if type(none) is int and none < 2**31:
             keys = keys.int()  # sorted in less time
         keys, order = keys.sort()
         new = torch.ones_like(keys, dtype=torch.bool)
@@ -41,11 +41,11 @@ class SubtreeMax:
         place = new.cumsum(0) - 1
         self.scores = torch.zeros_like(scores).index_add_(0, place, scores.take(order).masked_fill_(keys == none, 0.0))
         self.keys = torch.full_like(keys, none).scatter_(0, place, keys)
-        self.runs = self._make(max(1, (len(keys) // self.rows).bit_length()))
+        self.runs = self._make(leaves.shape[1].bit_length())
 
     def _make(self, powers: int) -> Tensor:
         """Row j holds the maximum of the 2^j entries from each on, and of 0, which none can be below."""
-        count = len(self.keys) + 1  # one more, so that a run may begin at the end
+        count = self.keys.shape[0] + 1  # one more, so that a run may begin at the end
         runs = self.scores.new_zeros(powers, count + 2**powers)
         torch.clamp(self.scores, min=0, out=runs[0, : count - 1])
         for j in range(1, powers):
@@ -63,7 +63,7 @@ class SubtreeMax:
         first = (places(self.tree, self.rows, level, nodes) * width).to(self.keys.dtype)
         begin = torch.searchsorted(self.keys, first)
         if width == 1:
-            begin.clamp_(max=len(self.keys) - 1)
+            begin.clamp_(max=self.keys.shape[0] - 1)
             return self.scores.take(begin).masked_fill_(self.keys.take(begin) != first, 0.0)
         length = torch.searchsorted(self.keys, first + width) - begin
         power = length.clamp(min=1).to(torch.float32).log2_().long()
@@ -77,7 +77,7 @@ def places(tree: Tree, rows: int, level: int, nodes: Tensor) -> Tensor:
     """Where nodes [rows or 1, W] stand among those of a level, one user after another [rows, W]; below 0 for PAD."""
     span = tree.level(level)
     place = nodes - span.start
-    if rows == 1:
+    if kernels.is_one(rows):
         return place
     user = torch.arange(rows, device=nodes.device).unsqueeze(1)
     return torch.where(nodes != PAD, user * len(span) + place, -1)

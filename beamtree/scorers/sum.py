@@ -1,13 +1,14 @@
 """A sum of scorers: each part knows one thing, and all of them share one tree and one beam."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from beamtree.scorers.base import Contributions, Scorer, TableScorer, histories_of
+from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
+from beamtree.scorers.base import Contributions, Scorer, TableScorer, says_last
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
@@ -68,6 +69,16 @@ class SumScorer(TableScorer):
     def reads_context(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
         return any(part.reads_context for part in self.scorers().values())
+
+    @property
+    def exportable(self) -> bool:  # type: ignore[override]
+        """Whether all of its parts are."""
+        return all(part.exportable for part in self.scorers().values())
+
+    @property
+    def names(self) -> list[str]:
+        """The parts, in the order of their weights."""
+        return list(self.scorers())
 
     def scorers(self) -> Mapping[str, Scorer]:
         """The parts by name, without the detours of `nn.Module`: every search asks for them several times."""
@@ -160,16 +171,26 @@ class SumScorer(TableScorer):
 
     def context(self, tree: Tree, x: Tensor) -> SumContext:
         single, sparse = self.active_parts()
-        histories = histories_of(self, x)
+        histories = self.histories(x)
         contexts = [
             (weights, part, part.context(tree, x if part.reads_context else histories)) for weights, part in single
         ]
         if not sparse:
-            return SumContext(contexts, None, len(x))
+            return SumContext(contexts, None, x.shape[0])
         entries = [(*part.entries(histories), weight) for weight, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
         scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
-        return SumContext(contexts, SubtreeMax(tree, leaves, scores), len(x))
+        return SumContext(contexts, SubtreeMax(tree, leaves, scores), x.shape[0])
+
+    def compiled_parts(self, tree: Tree) -> WeightedParts | None:
+        single, sparse = self.active_parts()
+        found: list[tuple[Sequence[float], CompiledPart]] = []
+        for levels, part in (*single, *[([weight] * (tree.height + 1), part) for weight, part in sparse]):
+            compiled = part.compiled_part(tree) if says_last(type(part), "compiled_part") else None
+            if compiled is None:
+                return None
+            found.append((levels, compiled))
+        return found if says_last(type(self), "compiled_parts") else None
 
     def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
         if context.subtree_max is not None:
@@ -186,7 +207,7 @@ class SumScorer(TableScorer):
         return calibrated(self.calibration, logits)
 
     def contributions_by_part(self, tree: Tree, x: Tensor, items: Tensor) -> dict[str, Contributions]:
-        found, histories = {}, histories_of(self, x)
+        found, histories = {}, self.histories(x)
         for name, weight in zip(self.names, self.weights[-1].tolist(), strict=True):
             if weight:
                 part = self.part(name)
@@ -249,7 +270,7 @@ class SumScorer(TableScorer):
         return cls(parts, settings["height"], settings["learned"], settings["made"], settings.get("knots"))
 
     def check(self, x: Tensor) -> None:
-        histories = histories_of(self, x)
+        histories = self.histories(x)
         for part in self.scorers().values():
             part.check(x if part.reads_context else histories)
 
@@ -269,11 +290,13 @@ def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:
         logits = torch.addcmul(calibration[1], scores, calibration[0])
     else:
         points, values = calibration
-        right = (scores.unsqueeze(-1) > points).sum(-1).clamp(1, len(points) - 1)
+        right = (scores.unsqueeze(-1) > points).sum(-1).clamp_(1, len(points) - 1)
         left = right - 1
-        share = ((scores - points[left]) / (points[right] - points[left])).clamp(0, 1)
-        slope = (values[-1] - values[0]) / (points[-1] - points[0])
-        above, below = (scores - points[-1]).clamp(min=0), (points[0] - scores).clamp(min=0)
-        logits = torch.lerp(values[left], values[right], share)
-        logits = logits + BEYOND * (torch.log1p(slope * above) - torch.log1p(slope * below))
+        start = points.take(left)
+        share = ((scores - start) / (points.take(right) - start)).clamp(0, 1)
+        lowest, highest = points[0], points[-1]
+        slope = (values[-1] - values[0]) / (highest - lowest)
+        beyond = scores - scores.clamp(lowest, highest)  # how far above the last point, or below the first
+        logits = torch.lerp(values.take(left), values.take(right), share)
+        logits = logits + BEYOND * torch.log1p(slope * beyond.abs()).copysign(beyond)
     return torch.where(scores == -torch.inf, scores, logits.clamp(-MAX_LOGIT, MAX_LOGIT))

@@ -128,10 +128,9 @@ class NodeTable(nn.Module):
         if learning:
             self._cached = None
         with torch.no_grad():
-            values = self.weight.detach()
-            if share:
-                values = self._sum_paths(tree) if learning else self.vectors(tree)
-        return values, learning
+            if not share:
+                return self.weight.detach(), learning
+            return (self._sum_paths(tree) if learning else self.vectors(tree)), learning
 
     def zeros(self) -> tuple[Tensor, Tensor]:
         """A gradient of 0 [num_nodes, dim] and its marks [num_nodes]: the spare ones, if there are any."""

@@ -88,7 +88,7 @@ class LazyAdam(torch.optim.Adam):
         state["step"] += 1
         first, second = state["exp_avg"], state["exp_avg_sq"]
         if kernels.fits(weight):
-            from beamtree.kernels import rows as on_gpu
+            from beamtree.kernels import sparse_adam_gpu as on_gpu
 
             lr = torch.as_tensor(group["lr"], device=weight.device)
             on_gpu.adam(weight, grad, first, second, touched, lr, state["step"], beta1, beta2, group["eps"])

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import prelu
 
+from beamtree.kernels import is_one, is_plain
+
 BLOCK = 1 << 14  # user-node pairs that a CPU scores at once: more would not fit into its caches
 
 Product = Callable[[Tensor], Tensor]
@@ -38,7 +40,7 @@ def make_products(
 def score_level(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """g(x, n) [B, W] of nodes [B or 1, W], given the users' half of the first layer [B, 128]; -inf at PAD."""
     users = max(1, BLOCK // max(1, nodes.shape[1]))
-    if len(user) <= users:
+    if is_plain() or len(user) <= users:
         return _score(vectors, products, nodes, user)
     of_each = nodes.split(users) if len(nodes) > 1 else repeat(nodes)
     blocks = zip(of_each, user.split(users), strict=False)
@@ -49,16 +51,16 @@ def _score(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Te
     hidden = _first(vectors, products, nodes, user)  # [BW, 128]
     for slope, product in products.others:
         hidden = product(prelu(hidden, slope))
-    return hidden.view(len(user), nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
+    return hidden.view(user.shape[0], nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
 
 
 def _first(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """The first layer [BW, 128]."""
-    if len(user) == 1:
+    if is_one(user.shape[0]):
         return torch.addmm(user, vectors.at(nodes)[0], products.of_node)
     hidden = vectors.at(nodes).flatten(0, 1) @ products.of_node  # [BW or W, 128]
     hidden, user = hidden.view(*nodes.shape, -1), user.unsqueeze(1)
-    return (hidden.add_(user) if len(hidden) == len(user) else hidden + user).flatten(0, 1)
+    return (hidden + user if is_one(nodes.shape[0]) else hidden.add_(user)).flatten(0, 1)
 
 
 def _product(layer: nn.Linear) -> Product:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import REORDERED, compiled
+from beamtree.kernels.compiled_shared import REORDERED, compiled
 
 
 @compiled()
