@@ -19,7 +19,7 @@ from beamtree.diagnose.explain import explain, without_part
 from beamtree.diagnose.explore import inspect_for_page, losses_as_dict, page, record
 from beamtree.live import LiveModel
 from beamtree.live.users import Users
-from beamtree.query import History, Searcher
+from beamtree.query import UNKNOWN_USER, History, Searcher
 from beamtree.query.reasons import reasons
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.access import Access
@@ -395,7 +395,7 @@ class Shop(LiveModel):
         return Users(SimpleNamespace(users=Ids(list(HISTORIES)), distinct_users=Ids(sorted(HISTORIES))), {}, {})
 
     def history(self, user, ids=None):
-        return History(HISTORIES[user]) if user in HISTORIES else None
+        return History(HISTORIES[user]) if user in HISTORIES else UNKNOWN_USER
 
 
 def open_shop(run):

@@ -12,7 +12,7 @@ from beamtree.diagnose.explain import parts_of, without_part
 from beamtree.diagnose.explore import catalogue_map, losses_as_dict, page
 from beamtree.diagnose.inspect import inspect
 from beamtree.live import LiveModel
-from beamtree.query import History
+from beamtree.query import UNKNOWN_USER, History
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.service import Service
 
@@ -23,7 +23,7 @@ CATALOGUE = Catalogue(MODEL.ids, [f"<b>{n}" for n in range(180)], KNOWN.categori
 
 class Shop(LiveModel):
     def history(self, user, ids=None):
-        return History([5, 8]) if user == "ann / 1" else None
+        return History([5, 8]) if user == "ann / 1" else UNKNOWN_USER
 
 
 @pytest.fixture(scope="module")

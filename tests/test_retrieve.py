@@ -54,7 +54,8 @@ def expected(run, histories, *, m=10, beam_size=400, exclude_seen=False):
         known = [ITEMS.index(name) for name in history if name in ITEMS]
         if not known:  # what is popular, and the share of all events that it has
             order = sorted(range(len(ITEMS)), key=lambda item: (-EVENTS[item], item))[:m]
-            answers[user] = [(ITEMS[item], EVENTS[item] / sum(EVENTS)) for item in order]
+            # an item without events counts as half of one
+            answers[user] = [(ITEMS[item], max(EVENTS[item], 0.5) / sum(EVENTS)) for item in order]
             continue
         x = torch.full((1, 69), PAD)
         for place, number in enumerate(known[::-1][:69]):

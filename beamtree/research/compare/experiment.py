@@ -107,9 +107,10 @@ class Experiment:
                 "joint": row.joint,
             }
             if isinstance(options.recipe, Recipe):
-                parts = {each.name: getattr(options.recipe, each.name) for each in fields(options.recipe)}
+                values = {each.name: getattr(options.recipe, each.name) for each in fields(options.recipe)}
+                values["parts"] = [part.name for part in options.recipe.parts]
                 training["recipe_parts"] = {
-                    name: describe_call(part) if callable(part) else part for name, part in parts.items()
+                    name: describe_call(value) if callable(value) else value for name, value in values.items()
                 }
         return training
 
