@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def table(how: dict[str, float]) -> str:
-    """The table of docs/capacity.md."""
+    """The table of docs/ranks.md."""
     head = "| items | GPUs | GB each | fits | sent a step | exchanges | checkpoint | step | users a second |"
     rows = [head, "|" + " --- |" * 9]
     for items in (1e8, 1e9):
