@@ -23,6 +23,7 @@ from beamtree.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ONLINE = "https://github.com/beamtree/beamtree/blob/main/"  # package indexes need absolute links in the README
 LINE_LENGTH = 100
@@ -229,7 +230,7 @@ def test_files_and_folders_on_every_page_exist(page):
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS, ROOT / "CHANGELOG.md"], ids=lambda p: str(p.relative_to(ROOT)))
 def test_lines_are_wrapped(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     unlimited = ("|", "    ", "[")  # rows of tables, code, and definitions of links
@@ -261,6 +262,17 @@ def test_tables_of_measurements_longer_than_eight_rows_are_benchmarks():
         text = (ROOT / "docs" / f"{name}.md").read_text()
         for part in re.findall(r"<!-- \w+ -->(.*?)<!-- end -->", text, flags=re.S):
             assert len(re.findall(r"^\|", part, flags=re.M)) <= 2 + 8, name
+
+
+def test_every_benchmark_and_every_result_has_its_line():
+    text = BENCHMARKS.read_text()
+    scripts = {path.name for path in BENCHMARKS.parent.glob("*/*.py")}
+    assert scripts == set(re.findall(r"^\| `(\w+\.py)`", text, flags=re.M))
+    results = {path.name for path in (ROOT / "results").glob("*.json")}
+    listed = set(re.findall(r"`([\w-]+\.json)`", text))
+    assert listed == results
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (BENCHMARKS.parent / link).exists(), link
 
 
 def test_every_public_name_is_on_the_api_page():
