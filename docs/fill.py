@@ -67,7 +67,7 @@ def by_log(values: Values, cuts: Sequence[int], logs: Sequence[str], metric: str
     return grid([*heads, *logs], lines)
 
 
-# Who finds more
+# Recommenders
 
 
 def measured_parts(
