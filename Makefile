@@ -55,14 +55,14 @@ demo: setup
 	$(BIN)/beamtree demo
 
 bench: setup
-	$(BIN)/python benchmarks/bench_synthetic.py
-	$(BIN)/python benchmarks/bench_evaluate.py
-	$(BIN)/python benchmarks/bench_prepare.py
-	$(BIN)/python benchmarks/bench_step.py
-	$(BIN)/python benchmarks/bench_search.py
-	$(BIN)/python benchmarks/bench_scale.py --to 20
-	$(BIN)/python benchmarks/bench_build.py
-	$(BIN)/python benchmarks/bench_load.py
+	$(BIN)/python benchmarks/speed/bench_synthetic.py
+	$(BIN)/python benchmarks/speed/bench_evaluate.py
+	$(BIN)/python benchmarks/speed/bench_prepare.py
+	$(BIN)/python benchmarks/speed/bench_step.py
+	$(BIN)/python benchmarks/speed/bench_search.py
+	$(BIN)/python benchmarks/speed/bench_scale.py --to 20
+	$(BIN)/python benchmarks/speed/bench_build.py
+	$(BIN)/python benchmarks/speed/bench_load.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

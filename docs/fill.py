@@ -67,13 +67,13 @@ def by_log(values: Values, cuts: Sequence[int], logs: Sequence[str], metric: str
     return grid([*heads, *logs], lines)
 
 
-# Who finds more
+# Recommenders
 
 
 def measured_parts(
     model: str, k: int = 400, method: str = "otm-mixed", recipe: str = "beamtree"
 ) -> dict[str, dict[str, Any]]:
-    """What benchmarks/part_ablation.py measured of a model, by log."""
+    """What benchmarks/quality/part_ablation.py measured of a model, by log."""
     wanted = {"model": model, "k": k, "method": method, "recipe": recipe, "exclude_seen": False}
     return {c["log"]: c for c in cells_of("parts") if all(c[name] == value for name, value in wanted.items())}
 
@@ -102,7 +102,7 @@ def peers(metric: str) -> dict[str, dict[Column, str]]:
 
 
 def of_sequence(row: str, metric: str = "recall") -> dict[Column, str]:
-    """Means over the seeds of a row of benchmarks/sequence_part.py."""
+    """Means over the seeds of a row of benchmarks/quality/sequence_part.py."""
     cells = [c for c in cells_of("sequence") if c["row"] == row and metric in c]
     found: dict[Column, str] = {}
     for log in LOGS:

@@ -1,4 +1,4 @@
-"""`benchmarks/load_test.py` against a tiny service in a thread: counts, errors, latency from when a request was due."""
+"""`load_test.py` against a tiny service in a thread: counts, errors, latency from when a request was due."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_test import Reply, Report, arrivals, load_test, percentile, random_histories
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "load_test.py"
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "speed" / "load_test.py"
 ITEMS = {"items": [{"item": f"i{number}"} for number in range(30)]}
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/capacity.md counts what the package holds."""
+"""The arithmetic of docs/ranks.md counts what the package holds."""
 
 import pytest
 import torch

@@ -321,7 +321,7 @@ def test_a_user_without_known_items_gets_no_disliked_popular_items():
 
 @pytest.mark.extended
 def test_random_requests_to_a_market_are_answered_by_the_definition():
-    """As `benchmarks/random_rules.py` does with 10,000; only a beam that holds all items is exact."""
+    """As `benchmarks/quality/random_rules.py` does with 10,000; only a beam that holds all items is exact."""
     pytest.importorskip("scipy")
     import random_rules
 

@@ -1,0 +1,93 @@
+"""What the sequence part finds beside the closed form, on the test users of a prepared log.
+
+python benchmarks/quality/sequence_part.py prepared/LOG --device cuda --seed 0 --out runs/LOG
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+import beamtree as bt
+from beamtree.beam import brute_force, retrieve
+from beamtree.data import Prepared
+from beamtree.evaluate import measure
+from beamtree.parts import Fitting
+from beamtree.parts.sequence import SEQUENCE, SequencePart, sequence_settings
+from beamtree.train.backend import current_backend
+from beamtree.train.options import TrainingOptions
+from beamtree.train.recipes import build_model, resolve_settings
+
+M = (10, 50, 100, 200)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", default="{}", help="SequenceSettings that differ from the default, as JSON")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    data = bt.load_data(args.folder)
+    options = TrainingOptions(steps=0, beam_size=400, device=args.device, seed=args.seed)
+    began = time.monotonic()
+    tree = bt.cluster_tree(data, arity=2, seed=args.seed)
+    model = build_model(resolve_settings(data, options), data, tree)
+    model.scorer = model.scorer.drop_zero_parts()
+    report(args, "closed form", model, data, began)
+    settings = replace(sequence_settings(data, args.device), **json.loads(args.settings))
+    began = time.monotonic()
+    fitting = Fitting(tree, data, args.seed, args.device, model.first_level)
+    scorer = SequencePart(settings).add(model.scorer, fitting)
+    both = current_backend().place(model.with_scorer(scorer), args.device).eval()
+    report(args, "with sequence", both, data, began, **scorer.hyperparameters.get(SEQUENCE, {}))
+    report(args, "with sequence, every leaf", both, data, began, every_leaf=True)
+    for name in scorer.names:
+        if len(scorer.names) > 1 and scorer.weight_of(name):
+            report(args, f"without {name}", both.with_scorer(scorer.without(name)), data, began)
+        report(args, f"{name} alone", both.with_scorer(scorer.part(name)), data, began)
+    if args.out:
+        bt.save_model(both.cpu(), args.out)
+
+
+def report(
+    args: argparse.Namespace,
+    row: str,
+    model: bt.TreeModel,
+    data: Prepared,
+    began: float,
+    every_leaf: bool = False,
+    **more: object,
+) -> None:
+    """Print recall at M and NDCG@10 of the test users as a line of JSON."""
+    seconds = round(time.monotonic() - began)
+
+    def find(x: Tensor, exclude: Tensor) -> Tensor:
+        x, exclude = x.to(model.tree.device), exclude.to(model.tree.device)
+        if every_leaf:
+            return brute_force(model, x, m=max(M))[0]
+        return retrieve(model, x, beam_size=400, m=max(M), exclude=exclude)[0]
+
+    metrics = ("precision", "recall", "f1", "ndcg")
+    result = measure(find, data.test, m=M, metrics=metrics)
+    line = {
+        "log": args.folder.name,
+        "seed": args.seed,
+        "row": row,
+        **{name: [round(100 * float(result[name, m]), 2) for m in M] for name in metrics[:3]},
+        "ndcg@10": round(100 * float(result["ndcg", 10]), 2),
+        "mb": round(sum(each.nbytes for each in model.scorer.state_dict().values()) / 1e6, 1),
+        "seconds": seconds,
+    }
+    if row == "with sequence":
+        unseen = measure(find, data.test, m=10, metrics=("recall", "ndcg"), exclude_seen=True)
+        line["unseen"] = [round(100 * float(unseen[metric, 10]), 2) for metric in ("recall", "ndcg")]
+    print(json.dumps({**line, **more}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
