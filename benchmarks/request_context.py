@@ -25,7 +25,7 @@ from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
 from beamtree.metrics import bootstrap
 from beamtree.model import TreeModel
-from beamtree.query.searcher import popular_items
+from beamtree.query.search import popular_items
 from beamtree.scorers import SumScorer, with_contexts
 from beamtree.train.context import add_context
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.beam import default_beam_size
 from beamtree.closed_form.als import STRENGTHS, choose_strengths, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.part_weights import (
@@ -288,7 +288,7 @@ class ClosedFormBuilder:
         model = TreeModel(self.tree, scorer, first_level=self.first_level).to(self.device)
         m = min(SAME_ITEMS, self.tree.num_items)
         rows = torch.arange(len(self.users)).split(BATCH)
-        find = search_function(model, DEFAULT_BEAM_SIZE, m)
+        find = search_function(model, default_beam_size(m), m)
         items = torch.cat(
             [find(x, x[:, :0]).cpu() for x in (self.users.batch(some)[0].to(self.device) for some in rows)]
         )
@@ -305,7 +305,7 @@ class ClosedFormBuilder:
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = default_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
-        find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
+        find, users_at_once = self.parallel(search_function(model, default_beam_size(most), cuts[-1]))
         exclude = not self.come_back
         result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
         return self.agree({cut: float(result["recall", cut]) for cut in cuts})

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from beamtree.beam import default_beam_size
 from beamtree.data.catalogue import ROLES
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
@@ -136,7 +137,7 @@ def recommend_routes(service: Service) -> APIRouter:
         request = parse_request(body)
         service.check_limits(request)
         if request.beam_size is None:
-            request = request._replace(beam_size=max(service.engine.beam_size, request.m))
+            request = request._replace(beam_size=default_beam_size(request.m, service.engine.beam_size))
         explanation = await service.read(
             lambda searcher: explain_json(searcher, request, body.items, body.without, body.reasons), body.timeout_ms
         )
@@ -174,7 +175,7 @@ def recommend_json(
     model_name: str, request: RecommendRequest, response: RecommendResponse, start: float
 ) -> dict[str, Any]:
     """A response as JSON; `start` is when its request arrived."""
-    users: Sequence[str | None] = request.users or [None] * len(response.results)
+    users = [None] * len(response.results) if request.users is None else request.users
     degraded = {"beam_size": response.beam_size, "reason": "load"}
     return {
         "model": model_name,

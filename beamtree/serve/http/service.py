@@ -121,7 +121,7 @@ class Service:
     def check_limits(self, request: RecommendRequest) -> None:
         """Raise a 422 where the request or its beam is too large, or the beam too narrow for m."""
         m, beam, limits, filter = request.m, request.beam_size, self.limits, request.filter or Filter()
-        check_limit("users", len(request.users or ()), limits.histories, "users")
+        check_limit("users", 0 if request.users is None else len(request.users), limits.histories, "users")
         check_limit("histories", len(request.histories), limits.histories, "histories")
         check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
         check_limit("allowed", len(filter.allowed or ()), limits.listed, "ids")
