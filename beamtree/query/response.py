@@ -25,7 +25,7 @@ class Recommendation(NamedTuple):
     rules: Sequence[Sequence[str]] | None = None  # for each item the rules that decided its place; None without rules
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RecommendResponse:
     """The items for each of the N histories or users of a request, in order."""
 

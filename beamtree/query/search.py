@@ -249,6 +249,8 @@ class Searcher:
         num_allowed: int | None,
     ) -> int:
         """How many results have fewer than m items although more were available."""
+        if not (items == PAD).any():
+            return 0
         counts, m, tree = (items != PAD).sum(1), items.shape[1], self.model.tree
         total = tree.num_visible if num_allowed is None else num_allowed
         (rows,) = (counts < min(m, total)).nonzero()

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, default_beam_size
@@ -223,15 +223,10 @@ class Engine:
         for (job, _), response in zip(group, responses, strict=True):
             assert job.request is not None
             requested = self._requested_beam(job.request)
-            job.future.set_result(
-                replace(
-                    response,
-                    narrowed_from=None if requested == response.beam_size else requested,
-                    queue_seconds=start - job.submitted,
-                    search_seconds=seconds,
-                    batch_size=rows,
-                )
-            )
+            response.narrowed_from = None if requested == response.beam_size else requested
+            response.queue_seconds, response.search_seconds = start - job.submitted, seconds
+            response.batch_size = rows
+            job.future.set_result(response)
 
     def _call(self, job: Job, searcher: Searcher) -> None:
         assert job.read is not None
