@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from beamtree.diagnose.explore import describe_model
 from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
@@ -103,6 +104,44 @@ class Service:
             self.follower.close()
         self.engine.stop()
         self.slot.close()
+
+    # State
+
+    def ready_json(self) -> dict[str, Any]:
+        """Whether it takes requests; one that follows another says how well."""
+        content: dict[str, Any] = {"ready": not self.stopping}
+        if self.follower is not None:
+            state = self.follower.state  # without addresses, since the probe needs no token
+            names = ("connected", "seconds", "away_since", "behind")
+            content["follows"] = {name: getattr(state, name) for name in names}
+        return content
+
+    def update_metrics(self) -> None:
+        """Set the metrics that are read from the engine."""
+        self.metrics.read_engine(self.engine)
+
+    def model_json(self) -> dict[str, Any]:
+        """The model in use, and the outcome of the last reload, as JSON."""
+        loaded, last_reload = self.loaded, self.slot.last_reload
+        return {
+            **describe_model(loaded.name, loaded.live.model),
+            "version": loaded.version,
+            "run": None if loaded.run is None else loaded.run.name,
+            "start_run": self.run.name,
+            "posted": loaded.run is not None and loaded.run.absolute() != self.run.absolute(),
+            "method": loaded.settings.get("method"),
+            "beam_size": self.engine.beam_size,
+            "tuned": loaded.tuned_beam,
+            "changes": loaded.live.version,
+            "since": loaded.since,
+            "titles": loaded.live.catalogue.has_titles,
+            "columns": loaded.live.catalogue.kinds,
+            "vectors": loaded.live.has_vectors,
+            "users": len(loaded.live.users),
+            "limits": self.limits._asdict(),
+            "last_reload": None if last_reload is None else last_reload._asdict(),
+            "follows": None if self.follower is None else self.follower.state._asdict(),
+        }
 
     # Requests
 
