@@ -51,14 +51,14 @@ class RecommendResponse:
     @cached_property
     def results(self) -> list[Recommendation]:
         """One result for each history or user, with ids as text."""
-        name, counts = self.ids.name, (self.items != PAD).sum(1).tolist()
-        rules = [None] * len(counts) if self.rules is None else self.rules
-        rows = zip(self.items.tolist(), self.scores.tolist(), counts, strict=True)
-        about = zip(self.num_known, self.unknown, self.is_popular, rules, strict=True)
-        return [
-            Recommendation(list(map(name, items[:count])), scores[:count], *facts)
-            for (items, scores, count), facts in zip(rows, about, strict=True)
-        ]
+        name, results = self.ids.name, []
+        rules = [None] * len(self.items) if self.rules is None else self.rules
+        columns = self.items.tolist(), self.scores.tolist(), self.num_known, self.unknown, self.is_popular, rules
+        for items, scores, *facts in zip(*columns, strict=True):
+            if items[-1] == PAD:
+                items = items[: items.index(PAD)]
+            results.append(Recommendation(list(map(name, items)), scores[: len(items)], *facts))
+        return results
 
     @property
     def without_known(self) -> list[str]:

@@ -88,6 +88,7 @@ class Searcher:
         else:
             sizes = [request.m for request, (rows, _) in zip(requests, encoded, strict=True) for _ in rows]
             items, scores, rules = self.select(histories, beam_size, sizes, first)
+        is_short = rules is None and bool((items[:, -1:] == PAD).any())
         responses, start = [], 0
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
             some = slice(start, start + len(rows))
@@ -105,7 +106,7 @@ class Searcher:
                     version=self.version,
                     catalogue=self.catalogue,
                     num_allowed=num_allowed,
-                    short=0 if first.rules else self._count_short(found, rows, first.exclude_seen, mask, num_allowed),
+                    short=self._count_short(found, rows, first.exclude_seen, mask, num_allowed) if is_short else 0,
                     unknown_users=unknown_users,
                 )
             )
@@ -249,8 +250,6 @@ class Searcher:
         num_allowed: int | None,
     ) -> int:
         """How many results have fewer than m items although more were available."""
-        if not (items == PAD).any():
-            return 0
         counts, m, tree = (items != PAD).sum(1), items.shape[1], self.model.tree
         total = tree.num_visible if num_allowed is None else num_allowed
         (rows,) = (counts < min(m, total)).nonzero()
