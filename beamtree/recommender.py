@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +57,7 @@ from beamtree.query import (
 )
 from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.request import Names
+from beamtree.query.response import column_types
 from beamtree.query.scores import score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
@@ -580,14 +580,7 @@ class Recommender:
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
-        types: dict[str, type] = {"history": int, "rank": int, "score": float, "rules": str, "popular": bool}
-        types |= {"title": str, "event_title": str, "place": int, "part": str, "column": str}
-        types |= {"contribution": float, "total": float}
-        ids = (name for name in ("user", "similar_to", "item") if name in columns)
-        types |= {name: int if isinstance(columns[name], np.ndarray) else str for name in ids}
-        types["event"] = types.get("item", str)  # with gaps, so that it is no array
-        known = types if all(name in types for name in columns) else None
-        return make_frame(columns, known, kind)
+        return make_frame(columns, column_types(columns), kind)
 
     def _known_users(self) -> Users:
         return Users(self.data, {}, {}) if self._live is None else self._live.users

@@ -1,6 +1,6 @@
 """The answer to a request: arrays of items and scores, from which frames, JSON and files are made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -104,6 +104,17 @@ def joined(parts: Sequence[RecommendResponse]) -> RecommendResponse:
         short=sum(part.short for part in parts),
         unknown_users=[user for part in parts for user in part.unknown_users],
     )
+
+
+def column_types(columns: Mapping[str, Any]) -> dict[str, type] | None:
+    """The types of the columns of an answer, which empty ones do not show; None where one has no fixed type."""
+    types: dict[str, type] = {"history": int, "rank": int, "score": float, "rules": str, "popular": bool}
+    types |= {"title": str, "event_title": str, "place": int, "part": str, "column": str}
+    types |= {"contribution": float, "total": float}
+    ids = (name for name in ("user", "similar_to", "item") if name in columns)
+    types |= {name: int if isinstance(columns[name], np.ndarray) else str for name in ids}
+    types["event"] = types.get("item", str)  # with gaps, so that it is no array
+    return types if all(name in types for name in columns) else None
 
 
 def repeated(names: Names, counts: np.ndarray | list[int]) -> Any:

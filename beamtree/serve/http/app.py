@@ -16,7 +16,7 @@ from beamtree.serve.http.follow_routes import follow_routes
 from beamtree.serve.http.inference import inference_routes
 from beamtree.serve.http.item_routes import item_routes
 from beamtree.serve.http.openapi import add_examples
-from beamtree.serve.http.recommend_routes import recommend_endpoint, recommend_routes
+from beamtree.serve.http.recommend_routes import recommend_route, recommend_routes
 from beamtree.serve.http.schemas import LoadRun, Losses, Map, Model
 from beamtree.serve.http.service import Service
 
@@ -34,7 +34,7 @@ def make_app(service: Service) -> ASGIApp:
         description="Recommendations from a learned tree.",
         page=page(live=True),
         complete=partial(add_examples, service=service),
-        plain={"/v1/recommend": recommend_endpoint(service)},
+        plain={"/v1/recommend": recommend_route(service)},
     )
 
 

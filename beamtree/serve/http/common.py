@@ -14,8 +14,8 @@ from beamtree.serve.http.errors import ERRORS, add_error_handlers, json_response
 from beamtree.serve.http.metrics import CONTENT_TYPE
 from beamtree.serve.http.middleware import Guarded, RequestGuard
 from beamtree.serve.http.openapi import complete_openapi
-from beamtree.serve.http.plain_route import Endpoint, add_plain_routes
-from beamtree.serve.http.schemas import Model, Recommendations
+from beamtree.serve.http.plain_route import PlainRoute, add_plain_routes
+from beamtree.serve.http.schemas import Model
 
 
 class Served(Guarded, Protocol):
@@ -41,7 +41,7 @@ def make_application(
     description: str,
     page: str,
     complete: Callable[[dict[str, Any]], None],
-    plain: Mapping[str, Endpoint] | None = None,
+    plain: Mapping[str, PlainRoute] | None = None,
 ) -> ASGIApp:
     """The application of a service, which is closed with it.
 
@@ -69,7 +69,7 @@ def make_application(
         responses=ERRORS,
     )
     add_error_handlers(app)
-    dispatch = add_plain_routes(app, plain or {}, responses={200: {"model": Recommendations}})
+    dispatch = add_plain_routes(app, plain or {})
     for router in (common_routes(service, page), *routers):
         app.include_router(router)
     add_docs_page(app)

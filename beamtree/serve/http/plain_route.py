@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -19,11 +19,18 @@ log = logging.getLogger("beamtree")
 Endpoint = Callable[[Any], Awaitable[Response]]  # of the argument `body`, a model of pydantic
 
 
-def add_plain_routes(app: FastAPI, endpoints: Mapping[str, Endpoint], **options: Any) -> ASGIApp:
+class PlainRoute(NamedTuple):
+    """A POST route."""
+
+    endpoint: Endpoint
+    response: type[BaseModel]  # what the JSON of its response has
+
+
+def add_plain_routes(app: FastAPI, plain: Mapping[str, PlainRoute]) -> ASGIApp:
     """An application with more POST routes, by path, which stand in the OpenAPI document like all others."""
     routes = {}
-    for path, endpoint in endpoints.items():
-        app.add_api_route(path, endpoint, methods=["POST"], **options)
+    for path, (endpoint, response) in plain.items():
+        app.add_api_route(path, endpoint, methods=["POST"], responses={200: {"model": response}})
         routes[path] = route = app.routes[-1]
         assert isinstance(route, APIRoute)
         route.app = plain_app(route, endpoint, app)

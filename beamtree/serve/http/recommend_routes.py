@@ -30,7 +30,7 @@ from beamtree.query import (
 )
 from beamtree.query.reasons import reason_columns, reasons
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
-from beamtree.serve.http.plain_route import Endpoint
+from beamtree.serve.http.plain_route import PlainRoute
 from beamtree.serve.http.schemas import WHOLE_NUMBER, ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
@@ -51,15 +51,15 @@ async def recommend_response(
         return json_response(content)
 
 
-def recommend_endpoint(service: Service) -> Endpoint:
-    """What answers POST /v1/recommend."""
+def recommend_route(service: Service) -> PlainRoute:
+    """POST /v1/recommend."""
 
     async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
         start = time.perf_counter()
         return await recommend_response(service, parse_request(body), start, body.timeout_ms)
 
-    return recommend
+    return PlainRoute(recommend, Recommendations)
 
 
 def recommend_routes(service: Service) -> APIRouter:
