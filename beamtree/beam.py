@@ -39,6 +39,11 @@ class BeamLevel(NamedTuple):
     scores: Tensor  # what they were compared by [B, ≤ k], -inf at PAD
 
 
+def default_beam_size(m: int, beam_size: int = DEFAULT_BEAM_SIZE) -> int:
+    """The beam of a search for m items that names none: that of all searches, but at least m."""
+    return max(beam_size, m)
+
+
 def widths(model: TreeModel, beam_size: BeamSize, m: int = 1) -> tuple[int, ...]:
     """The width of the beam on each searched level: `beam_size`, but at least m.
 

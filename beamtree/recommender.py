@@ -1,8 +1,9 @@
 """Recommender: one object that fits a log and recommends, ids in and ids out."""
 
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -10,11 +11,10 @@ from pathlib import Path
 from time import monotonic as time_now
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
+from beamtree.beam import BeamSize, default_beam_size
 from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
@@ -47,20 +47,21 @@ from beamtree.query import (
     History,
     MaskCache,
     RecommendRequest,
+    RecommendResponse,
     Rules,
     Searcher,
     check_unknown,
-    encode_history,
     history_of_user,
     id_list,
-    in_context,
     make_filter,
-    parse_histories,
     parse_rules,
+    read_request,
     similar_request,
 )
 from beamtree.query.reasons import explain_columns, explained_items
-from beamtree.query.tables import ranked_columns, score_columns, user_vectors
+from beamtree.query.request import Names
+from beamtree.query.response import column_types
+from beamtree.query.scores import score_columns, user_vectors
 from beamtree.scorers import Scorer, context_names
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
@@ -89,7 +90,7 @@ from beamtree.train.recipes import build_model, check_names, parts_report, resol
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
-BATCH = 256  # histories searched together
+PROGRESS_SECONDS = 3.0  # after which a terminal shows how many histories are searched
 
 
 class Recommender:
@@ -394,14 +395,13 @@ class Recommender:
         known item gets popular items, with a warning unless it is empty; for `users` a last column `popular` says so.
         Items have the type that they had in the log, integers or text, and users the type in which they are given.
         """
-        request = RecommendRequest(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
+        key, names, request = self._read_request(histories, users, context)
+        request = request._replace(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
-        searcher = self._searcher(request.needs_attributes)
-        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
-        columns, no_known = ranked_columns(searcher, request, key, names, batches, of_users=users is not None)
-        _warn_of_histories([] if users is not None else no_known, len(names))
-        _warn_of_unknown(unknown_users, len(names), "popular items are recommended for them")
-        return self._frame_of(columns, histories, users)
+        response = _search(self._searcher(request.needs_attributes, unknown), request)
+        _warn_of_histories([] if users is not None else response.without_known, len(names))
+        _warn_of_unknown(response.unknown_users, len(names), "popular items are recommended for them")
+        return self._frame_of(response.columns(key, names, popular=users is not None), histories, users)
 
     def similar(
         self,
@@ -433,12 +433,9 @@ class Recommender:
             counts = f"{len(unknown):,} of {len(names):,} items are unknown, such as {unknown[0][:80]!r}"
             warnings.warn(f"{counts}: they are left out", UserWarning, stacklevel=2)
         request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
-        histories = [encode_history(searcher.ids, row) for row in request.histories]
-        batches = (histories[start : start + BATCH] for start in range(0, len(histories), BATCH))
         given = as_given([item for (item,) in request.histories], integer=searcher.ids.integer)
-        key = "" if is_one else "similar_to"
-        columns, _ = ranked_columns(searcher, request, key, given, batches)
-        return self._frame_of(columns, items)
+        response = _search(searcher, request)
+        return self._frame_of(response.columns("" if is_one else "similar_to", given), items)
 
     def score(
         self,
@@ -463,8 +460,9 @@ class Recommender:
         tells them apart, and for `users` a last column `popular` says whose scores are those of popular items. Items
         and users have the type in which they are given.
         """
-        searcher = self._searcher()
-        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
+        key, names, request = self._read_request(histories, users, context)
+        searcher, unknown_users = self._searcher(unknown=unknown), list[str]()
+        batches = searcher.histories_of(request, unknown_users)
         rows = id_list(items)
         if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
             rows = [id_list(row) for row in rows]
@@ -505,10 +503,10 @@ class Recommender:
         event gives; then events that lower it. Without a known item in the history, popular items are recommended, and
         contributions are shares of all events. Hidden items are explained too, with a warning.
         """
-        searcher = self._searcher(find_spec("polars") is not None)  # titles come from a table
-        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, context, unknown)
-        given = id_list(items)
-        numbers = explained_items(searcher, given)
+        key, names, request = self._read_request(histories, users, context)
+        searcher = self._searcher(find_spec("polars") is not None, unknown)  # titles come from a table
+        given, unknown_users = id_list(items), list[str]()
+        numbers, batches = explained_items(searcher, given), searcher.histories_of(request, unknown_users)
         columns, no_known = explain_columns(searcher, key, names, batches, numbers)
         tree = searcher.model.tree
         shown = tree.mask.allows(tree.leaf_of_item(torch.tensor(numbers, dtype=torch.int64, device=tree.device)))
@@ -546,76 +544,42 @@ class Recommender:
         It is the fold-in of the history into the item factors; of an empty history it is 0. For several histories a
         first column `history` or `user` tells them apart.
         """
-        searcher = self._searcher()
-        key, names, batches, unknown_users = self._read_histories(searcher, histories, users, unknown=unknown)
-        vectors = user_vectors(searcher.model, batches).numpy()
+        key, names, request = self._read_request(histories, users)
+        searcher, unknown_users = self._searcher(unknown=unknown), list[str]()
+        vectors = user_vectors(searcher.model, searcher.histories_of(request, unknown_users)).numpy()
         _warn_of_unknown(unknown_users, len(names), "they get the vector of an empty history")
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
-    def _read_histories(
-        self,
-        searcher: Searcher,
-        histories: Any,
-        users: Any,
-        context: Context | Sequence[Context] | None = None,
-        unknown: str = POPULAR,
-    ) -> tuple[str, Any, Iterator[list[History]], list[str]]:
-        """What the caller passed: the column that tells histories apart, its values, and batches of histories.
+    def _read_request(
+        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
+    ) -> tuple[str, Names, RecommendRequest]:
+        data = None if users is None else self._training_data()
+        return read_request(histories, users, context, integer_users=data is not None and data.users.integer)
 
-        Also a list of the unknown users, which is complete when all batches were read.
-        """
-        if (histories is None) == (users is None):
-            raise ValueError("give histories or users: one of the two")
-        check_unknown(unknown)
-        unknown_users = list[str]()
-        if users is None:
-            key, names, rows = parse_histories(histories)
-        else:
-            data = self._training_data()
-            key, names = "user", as_given(id_list(users), integer=data is not None and data.users.integer)
-        empty = in_context(searcher.model, [History([])] * len(names), context)
-
-        def batch(some: slice) -> list[History]:
-            if users is None:
-                result = [encode_history(searcher.ids, row) for row in rows[some]]
-            else:
-                result = self._histories_of(searcher, names[some], unknown, unknown_users)
-            return [row._replace(context=other.context) for row, other in zip(result, empty[some], strict=True)]
-
-        return key, names, (batch(slice(start, start + BATCH)) for start in range(0, len(names), BATCH)), unknown_users
-
-    def _searcher(self, with_attributes: bool = False) -> Searcher:
+    def _searcher(self, with_attributes: bool = False, unknown: str = POPULAR) -> Searcher:
         """A searcher of the current state, with the attributes of the items if a filter or rules read them."""
-        live, catalogue = self._live, None
-        if live is not None:
-            _, model, catalogue = live.snapshot
-            catalogue = catalogue if with_attributes else None
-            return Searcher(model, _ids(model), catalogue=catalogue, masks=self._masks)
-        model = self._trained_model()
-        catalogue = self._catalogue_of_table(model) if with_attributes else None
-        return Searcher(model, _ids(model), catalogue=catalogue, masks=self._masks)
+        check_unknown(unknown)
+        snapshot, catalogue = None if self._live is None else self._live.snapshot, None
+        model = self._trained_model() if snapshot is None else snapshot.model
+        if with_attributes:
+            catalogue = self._catalogue_of_table(model) if snapshot is None else snapshot.catalogue
+        ids = _ids(model)
+
+        def user_histories(users: Names) -> list[History]:
+            found = self._known_users().histories(users, ids)
+            nobody = next((user for user, history in zip(users, found, strict=True) if not history.is_known), None)
+            if nobody is not None:
+                data = self.data  # an error without the log: nobody would be known
+                if unknown == ERROR:
+                    history_of_user(data, nobody)  # raises an error that says why
+            return found
+
+        return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories, masks=self._masks)
 
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
         kind = self._frame or ("pandas" if any(map(is_pandas, given)) else self._run.get("frame"))
-        types: dict[str, type] = {"history": int, "rank": int, "score": float, "rules": str, "popular": bool}
-        types |= {"title": str, "event_title": str, "place": int, "part": str, "column": str}
-        types |= {"contribution": float, "total": float}
-        ids = (name for name in ("user", "similar_to", "item") if name in columns)
-        types |= {name: int if isinstance(columns[name], np.ndarray) else str for name in ids}
-        types["event"] = types.get("item", str)  # with gaps, so that it is no array
-        known = types if all(name in types for name in columns) else None
-        return make_frame(columns, known, kind)
-
-    def _histories_of(self, searcher: Searcher, users: Any, unknown: str, unknown_users: list[str]) -> list[History]:
-        """The histories of users of the log and of later events; unknown users have no items, or are an error."""
-        found = self._known_users().histories(users, searcher.ids)
-        for user in (user for user, history in zip(users, found, strict=True) if not history.is_known):
-            data = self.data  # an error without the log: nobody would be known
-            if unknown == ERROR:
-                history_of_user(data, user)  # raises an error that says why
-            unknown_users.append(as_id(user))
-        return found
+        return make_frame(columns, column_types(columns), kind)
 
     def _known_users(self) -> Users:
         return Users(self.data, {}, {}) if self._live is None else self._live.users
@@ -679,7 +643,7 @@ class Recommender:
         users = self._users_to_evaluate(model, data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
-        beam = max((DEFAULT_BEAM_SIZE, *cuts)) if beam_size is None else beam_size
+        beam = default_beam_size(max(cuts)) if beam_size is None else beam_size
         events = None if self._live is None else self._live.events
         model, which, fitted = model_to_measure(
             model, users, self._training_data(), self._run, events, lambda: self.before_refit
@@ -955,6 +919,12 @@ def _ids(model: TreeModel) -> Ids:
     return model.ids
 
 
+def _search(searcher: Searcher, request: RecommendRequest) -> RecommendResponse:
+    """The response to a request; a terminal shows progress if it takes long."""
+    with Reporter(sys.stderr.isatty(), PROGRESS_SECONDS) as report:
+        return searcher.recommend(request, report.progress)
+
+
 def _warn_of_histories(no_known: list[str], count: int) -> None:
     """Warn the caller's caller that some histories have no known item; one unknown id of each is given."""
     if no_known:
@@ -962,7 +932,7 @@ def _warn_of_histories(no_known: list[str], count: int) -> None:
         warnings.warn(f"{message}: popular items are recommended for them", UserWarning, stacklevel=3)
 
 
-def _warn_of_unknown(users: list[str], count: int, what: str) -> None:
+def _warn_of_unknown(users: Sequence[str], count: int, what: str) -> None:
     """Warn the caller's caller that some of the users are unknown."""
     if users:
         message = f"{len(users):,} of {count:,} users are unknown, such as {users[0][:80]!r}: {what}"

@@ -12,7 +12,7 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.data import Ids
-from beamtree.query import RecommendRequest, Searcher, histories_of_users, history_of_user
+from beamtree.query import RecommendRequest, Searcher, histories_of_users
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_many_users_get_what_each_gets_alone(weighted_shop):
     """More than one batch, some with dislikes; the reference is the search behind the service."""
     shop, users = weighted_shop, [f"u{number:03}" for number in range(120)] * 3
     every = shop.recommend(users=users, m=7, exclude_seen=True)
-    searcher = Searcher(shop.model, shop.ids, user_history=lambda user: history_of_user(shop.data, user))
+    searcher = Searcher(shop.model, shop.ids, user_histories=lambda users: histories_of_users(shop.data, users))
     results = searcher.recommend(RecommendRequest(users=users, m=7, exclude_seen=True)).results
     assert any(history.dislikes for history in histories_of_users(shop.data, users))
     assert every["user"].to_list() == [user for user, row in zip(users, results, strict=True) for _ in row.items]
@@ -186,7 +186,7 @@ def test_progress_is_shown_on_a_terminal_only_if_it_takes_long(shop, monkeypatch
     users = [f"u{number:03}" for number in range(100)] * 4
     shop.recommend(users=users, m=3)
     assert "Recommending" not in capsys.readouterr().err
-    monkeypatch.setattr("beamtree.query.tables.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("beamtree.recommender.PROGRESS_SECONDS", 0.0)
     shop.recommend(users=users, m=3)
     shown = capsys.readouterr().err
     assert "Recommending: " in shown

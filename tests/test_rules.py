@@ -20,8 +20,8 @@ import beamtree as bt
 from beamtree.data import Ids
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.query import History, RecommendRequest, Rules, Searcher, make_filter, parse_rules, read_rules, selection
-from beamtree.query.flow import Flow
-from beamtree.query.selection import AppliedRules, Found, Selection
+from beamtree.query.max_flow import Flow
+from beamtree.query.selection import AppliedRules, SearchHits, Selection
 from beamtree.serve.batch.files import open_histories, write_results
 from beamtree.serve.batch.job import make_searcher
 
@@ -111,7 +111,7 @@ def select(market):
 
     def find(items, known=()):
         best = sorted(set(items.nonzero()[0].tolist()) - set(known), key=lambda item: -market.probabilities[item])
-        return Found(best[: market.count], [market.probabilities[item] for item in best[: market.count]])
+        return SearchHits(best[: market.count], [market.probabilities[item] for item in best[: market.count]])
 
     return Selection(
         applied,
@@ -302,7 +302,7 @@ def test_requests_in_one_batch_get_what_each_would_get_alone():
     model, rules = make_model(), Rules([{"items": ["i7"], "factor": 9}], pins=["i5"], diversity=0.2)
     searcher = Searcher(model, model.ids)
     requests = [RecommendRequest([[f"i{item}"], []], m=item + 1, rules=rules) for item in range(4)]
-    together = searcher.recommend_batch(requests)
+    together = searcher.answer(requests)
     for request, response in zip(requests, together, strict=True):
         for one, other in zip(searcher.recommend(request).results, response.results, strict=True):
             assert one.items == other.items
@@ -313,7 +313,7 @@ def test_requests_in_one_batch_get_what_each_would_get_alone():
 
 def test_a_user_without_known_items_gets_no_disliked_popular_items():
     model = make_model()
-    searcher = Searcher(model, model.ids, user_history=lambda user: History([], dislikes=[0, 2]))
+    searcher = Searcher(model, model.ids, user_histories=lambda users: [History([], dislikes=[0, 2])] * len(users))
     for rules in (None, Rules(pins=["i2", "i5"])):
         (result,) = searcher.recommend(RecommendRequest(users=["ann"], m=3, rules=rules)).results
         assert sorted(result.items) == (["i1", "i3", "i4"] if rules is None else ["i1", "i3", "i5"])

@@ -167,7 +167,7 @@ def retrieve_items(
     elif users is not None:
         log = open_data(run, model, data)
         known, ids = users_of_run(run, log), ids_of(run, model)
-        searcher = make_searcher(run, model, request, lambda user: known.histories([user], ids)[0])
+        searcher = make_searcher(run, model, request, lambda names: known.histories(names, ids))
         all_users = known.ids()
         asked = list(dict.fromkeys(parse_ids(users, all_users)))
         for name in asked if unknown == ERROR else ():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.beam import default_beam_size
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.evaluate import FittedUsers
 from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden
@@ -79,7 +79,7 @@ def refit_to_all(
     backend = current_backend()
     measured: dict[str, Any] = {"test_users": len(data.test), "scores": []}
     if len(data.test):
-        result = backend.evaluate(model, data.test, beam_size=max(DEFAULT_BEAM_SIZE, *CUTS), m=CUTS)
+        result = backend.evaluate(model, data.test, beam_size=default_beam_size(max(CUTS)), m=CUTS)
         measured["scores"] = result.records()
     factors = model.scorer.scorers().get("factors")
     start = factors if isinstance(factors, FactorScorer) else None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, retrieve
+from beamtree.beam import default_beam_size, retrieve
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
@@ -400,7 +400,7 @@ def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, Before
 def _compare(old: TreeModel, new: TreeModel, users: BeforeAfter) -> tuple[list[RecallChange], bool]:
     """Recall of both models for the same users, and whether the new one is worse: one test of all cuts together."""
     cuts = sorted({SHOWN, default_m(old.tree.num_items)})
-    beam = max(DEFAULT_BEAM_SIZE, *cuts)
+    beam = default_beam_size(max(cuts))
     before, after = (
         evaluate(model, known_to(model, users), beam_size=beam, m=cuts, metrics="recall") for model in (old, new)
     )
@@ -433,7 +433,7 @@ def compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[flo
     for rows in torch.arange(len(users)).split(64):
         x = users.batch(rows)[0]
         before, after = (
-            retrieve(model, x.to(model.tree.device), beam_size=DEFAULT_BEAM_SIZE, m=SHOWN)[0].cpu()
+            retrieve(model, x.to(model.tree.device), beam_size=default_beam_size(SHOWN), m=SHOWN)[0].cpu()
             for model in (old, new)
         )
         same.append(hits(after, before)[after != PAD])

@@ -7,6 +7,7 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id, is_integer, sorted_ids
 from beamtree.live.events import Event
 from beamtree.query import UNKNOWN_USER, History, encode_history, histories_of_users
+from beamtree.query.request import Names
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Users:
         rows = [None] * len(users) if self.data is None else self.data.users.find(users)
         return [user for user, row in zip(users, rows, strict=True) if row is None]
 
-    def histories(self, users: Sequence[object], ids: Ids) -> list[History]:
+    def histories(self, users: Names, ids: Ids) -> list[History]:
         """What each of some users did with the items of a model, whose ids are given.
 
         A user without events is unknown, and has the dislikes that were read of them.

@@ -18,19 +18,11 @@ from beamtree.query.history import (
     parse_histories,
     parse_ids,
 )
+from beamtree.query.masks import MaskCache, allowed_items
+from beamtree.query.request import Filter, RecommendRequest, make_filter, read_request, similar_request
+from beamtree.query.response import Recommendation, RecommendResponse
 from beamtree.query.rules import Boost, Rules, parse_rules, read_rules
-from beamtree.query.searcher import (
-    Filter,
-    MaskCache,
-    Recommendation,
-    RecommendRequest,
-    RecommendResponse,
-    Searcher,
-    allowed_items,
-    hidden_items,
-    make_filter,
-    similar_request,
-)
+from beamtree.query.search import Searcher, hidden_items
 
 __all__ = [
     "ERROR",
@@ -61,6 +53,7 @@ __all__ = [
     "parse_histories",
     "parse_ids",
     "parse_rules",
+    "read_request",
     "read_rules",
     "similar_request",
 ]

@@ -129,16 +129,15 @@ def encode_history(ids: Ids, history: Iterable[object]) -> History:
     return History(items, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
 
 
-def in_context(
-    model: TreeModel, histories: list[History], context: Context | Sequence[Context] | None
-) -> list[History]:
-    """Histories with a context for all of them, or one for each; a ValueError for an unknown column."""
+def check_context(model: TreeModel, context: Context | Sequence[Context] | None, count: int) -> None:
+    """Raise a ValueError unless this is a context for so many histories, or one for each, with known columns."""
     if context is None:
-        return histories
-    contexts = [context] if isinstance(context, Mapping) else list(context)
-    if not isinstance(context, Mapping) and len(contexts) != len(histories):
-        counts = f"{len(contexts):,} contexts for {len(histories):,} histories"
-        raise ValueError(f"{counts}: give one for each history, or one for all")
+        return
+    contexts = [context] if isinstance(context, Mapping) else context
+    if not isinstance(context, Mapping) and len(contexts) != count:
+        raise ValueError(
+            f"{len(contexts):,} contexts for {count:,} histories: give one for each history, or one for all"
+        )
     if not all(isinstance(each, Mapping) for each in contexts):
         raise ValueError('a context is a dict, such as {"country": "DE", "hour": 20}')
     fitted = model.scorer.hyperparameters
@@ -147,10 +146,17 @@ def in_context(
     if unknown is not None:
         columns = f"its columns are {', '.join(known)}" if known else "the model was fitted without `context`"
         raise ValueError(f"context: there is no column {str(unknown)[:80]!r}; {columns}")
+
+
+def in_context(
+    model: TreeModel, histories: list[History], context: Context | Sequence[Context] | None
+) -> list[History]:
+    """Histories with a context for all of them, or one for each; a ValueError for an unknown column."""
+    check_context(model, context, len(histories))
     part = context_part(model.scorer)
-    if part is None:  # it was left out
+    if context is None or part is None:  # it was left out
         return histories
-    rows = part.index.find(contexts)
+    rows = part.index.find([context] if isinstance(context, Mapping) else context)
     rows = rows * len(histories) if isinstance(context, Mapping) else rows
     return [history._replace(context=row) for history, row in zip(histories, rows, strict=True)]
 

@@ -9,8 +9,8 @@ import torch
 from beamtree.data import HISTORY
 from beamtree.data.ids import as_id
 from beamtree.query.history import History, model_input
-from beamtree.query.searcher import Searcher, popularity_in, shares_of_events
-from beamtree.query.tables import repeated
+from beamtree.query.response import repeated
+from beamtree.query.search import Searcher, popularity_in, shares_of_events
 from beamtree.scorers import context_names
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.popularity import POPULARITY

@@ -20,7 +20,7 @@ import torch
 from beamtree.data import Ids
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.mask import NodeMask
-from beamtree.query.flow import Flow, Kind
+from beamtree.query.max_flow import Flow, Kind
 from beamtree.query.rules import POOL, Boost, Rules
 from beamtree.tree import Tree
 
@@ -143,18 +143,18 @@ class AppliedRules:
         return reasons
 
 
-class Found(NamedTuple):
+class SearchHits(NamedTuple):
     """Items that a search found, and their probabilities, best first."""
 
     items: Sequence[int]
     scores: Sequence[float]
 
 
-Find = Callable[[np.ndarray, Sequence[int]], Found]
+Find = Callable[[np.ndarray, Sequence[int]], SearchHits]
 Vectors = Callable[[Sequence[int]], np.ndarray]
 
 
-class Placed(NamedTuple):
+class SelectedItem(NamedTuple):
     """An item of an answer."""
 
     item: int
@@ -181,7 +181,7 @@ class Selection:
         m: int,
         *,
         find: Find,
-        first: Sequence[Found],
+        first: Sequence[SearchHits],
         count: int,
         pinned: dict[int, float],
         vectors: Vectors,
@@ -208,7 +208,7 @@ class Selection:
         self._row_of: dict[int, int] = {}  # of an item in the next
         self._units = np.empty((0, 0))  # vectors of length 1
 
-    def fill(self) -> list[Placed]:
+    def fill(self) -> list[SelectedItem]:
         """The items of the answer, in order."""
         counts, full = [counter.copy() for counter in self._counts], [values.copy() for values in self._full]
         start = self._bounds.copy(), counts, full, self._used.copy()
@@ -224,9 +224,9 @@ class Selection:
                 answer = self._fill(size)
         return answer
 
-    def _fill(self, size: int | None) -> list[Placed]:
+    def _fill(self, size: int | None) -> list[SelectedItem]:
         """Fill the places; if a size is given, with items that leave room for so many."""
-        answer: list[Placed] = []
+        answer: list[SelectedItem] = []
         pins = deque(self._pins)
         while len(answer) < self._m:
             pool = [] if pins and pins[0][0] <= len(answer) + 1 else self._pool(size)
@@ -235,16 +235,16 @@ class Selection:
             if not pool:
                 place, item = pins.popleft()
                 reasons = [f"pin at {place}", *self._applied.boosts_of(item)]
-                answer.append(Placed(item, self._pin_scores[item], reasons))
+                answer.append(SelectedItem(item, self._pin_scores[item], reasons))
                 continue
             item = self._most_different(pool, [placed.item for placed in answer])
-            answer.append(Placed(item, self._scores[item], self._reasons(item, pool[0])))
+            answer.append(SelectedItem(item, self._scores[item], self._reasons(item, pool[0])))
             self._use(item)
         return answer
 
     # Candidates
 
-    def _add(self, results: Iterable[Found]) -> None:
+    def _add(self, results: Iterable[SearchHits]) -> None:
         """Add items to the candidates."""
         for found in results:
             scores = np.array(found.scores, np.float64) * self._applied.factors(found.items)
@@ -268,11 +268,11 @@ class Selection:
     def _kind(self, item: int) -> Kind:
         return tuple(int(values[item]) for values in self._applied.values)
 
-    def _bound(self, group: int, found: Found) -> float:
+    def _bound(self, group: int, found: SearchHits) -> float:
         """The highest score that an item of a group may have which the last search did not find."""
         return NONE_LEFT if len(found.items) < self._count else found.scores[-1] * self._applied.groups[group].factor
 
-    def _search(self, group: int, admitted: np.ndarray) -> Found:
+    def _find_in_group(self, group: int, admitted: np.ndarray) -> SearchHits:
         """Search a group for new candidates among the admitted items [M]."""
         of_group = self._applied.group_of == group
         return self._find(of_group & admitted, self._order[of_group[self._order]].tolist())
@@ -318,7 +318,7 @@ class Selection:
                 admitted &= ~np.all(
                     [column == value for column, value in zip(self._applied.values, kind, strict=True)], 0
                 )
-            found = self._search(group, admitted)
+            found = self._find_in_group(group, admitted)
             self._bounds[group] = self._bound(group, found)
             self._add([found])
 
@@ -371,7 +371,7 @@ class Selection:
             return enough
         while (flow := self._flow(enough, taken)).number < enough:
             admitted = self._open_items([closed | full for closed, full in zip(flow.cut(), self._full, strict=True)])
-            results = [self._search(group, admitted) for group in range(len(self._applied.groups))]
+            results = [self._find_in_group(group, admitted) for group in range(len(self._applied.groups))]
             if not any(found.items for found in results):
                 break
             self._add(results)

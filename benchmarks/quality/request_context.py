@@ -27,7 +27,7 @@ from beamtree.model import TreeModel
 from beamtree.parts import Fitting
 from beamtree.parts.context import ContextPart
 from beamtree.parts.deep import DEEP
-from beamtree.query.searcher import popular_items
+from beamtree.query.search import popular_items
 from beamtree.scorers import SumScorer, with_contexts
 
 M = (10, 50, 200)

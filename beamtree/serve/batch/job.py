@@ -1,14 +1,15 @@
 """A batch job: one request for every user of a file, and a summary of the results."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from beamtree.live.saved import read_run_catalogue
 from beamtree.model import TreeModel
-from beamtree.query import UNKNOWN_USER, History, Recommendation, RecommendRequest, Searcher
+from beamtree.query import Recommendation, RecommendRequest, Searcher
+from beamtree.query.search import UserHistories, no_users
 from beamtree.storage.runs import ids_of
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
@@ -43,19 +44,19 @@ class BatchJob(NamedTuple):
             "exclude": _digest(None if filter is None else filter.exclude or None),
             **({} if filter is None or filter.where is None else {"where": filter.where}),
             **({} if request.rules is None else {"rules": request.rules.as_dict()}),
-            **({} if request.context is None else {"context": dict(request.context)}),
+            **({} if request.context is None else {"context": request.context}),
             **self.columns,
             "names": None if self.names is None else list(self.names),
         }
 
 
 def make_searcher(
-    run: Path, model: TreeModel, request: RecommendRequest, user_history: Callable[[str], History] | None = None
+    run: Path, model: TreeModel, request: RecommendRequest, user_histories: UserHistories = no_users
 ) -> Searcher:
     """A searcher of the model of a run, with attributes of the items if a request needs them."""
     ids = ids_of(run, model)
     catalogue = read_run_catalogue(run, ids) if request.needs_attributes else None
-    return Searcher(model, ids, catalogue=catalogue, user_history=user_history or (lambda user: UNKNOWN_USER))
+    return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories)
 
 
 def _digest(ids: Sequence[str] | None) -> str | None:

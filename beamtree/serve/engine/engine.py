@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize
+from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, default_beam_size
 from beamtree.query import Filter, MaskCache, RecommendRequest, Rules, Searcher
 from beamtree.serve.engine.load_control import LoadControl, narrow_beam
 from beamtree.serve.engine.loop_future import LoopFuture
@@ -196,21 +196,21 @@ class Engine:
                 group = groups.setdefault((beam, request.exclude_seen, request.filter, request.rules), [])
                 group.append((job, request._replace(beam_size=beam)))
         for group in groups.values():
-            self._search(searcher, group)
+            self._answer_group(searcher, group)
 
     def _requested_beam(self, request: RecommendRequest) -> BeamSize:
         if request.beam_size is None:
-            return max(self.beam_size, request.m)
+            return default_beam_size(request.m, self.beam_size)
         return request.beam_size if isinstance(request.beam_size, int) else tuple(request.beam_size)
 
-    def _search(self, searcher: Searcher, group: list[tuple[Job, RecommendRequest]]) -> None:
+    def _answer_group(self, searcher: Searcher, group: list[tuple[Job, RecommendRequest]]) -> None:
         start = time.monotonic()
         try:
-            responses = searcher.recommend_batch([request for _, request in group])
+            responses = searcher.answer([request for _, request in group])
         except Exception as error:
             if len(group) > 1:  # one bad request must not fail the others
                 for member in group:
-                    self._search(searcher, [member])
+                    self._answer_group(searcher, [member])
                 return
             if not isinstance(error, ValueError):
                 log.exception("a search failed")
@@ -223,14 +223,10 @@ class Engine:
         for (job, _), response in zip(group, responses, strict=True):
             assert job.request is not None
             requested = self._requested_beam(job.request)
-            job.future.set_result(
-                response._replace(
-                    narrowed_from=None if requested == response.beam_size else requested,
-                    queue_seconds=start - job.submitted,
-                    search_seconds=seconds,
-                    batch_size=rows,
-                )
-            )
+            response.narrowed_from = None if requested == response.beam_size else requested
+            response.queue_seconds, response.search_seconds = start - job.submitted, seconds
+            response.batch_size = rows
+            job.future.set_result(response)
 
     def _call(self, job: Job, searcher: Searcher) -> None:
         assert job.read is not None

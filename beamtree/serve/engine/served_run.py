@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ class LoadedRun:
             model,
             catalogue.ids,
             catalogue=catalogue,
-            user_history=partial(self.live.history, ids=catalogue.ids),
+            user_histories=lambda users: [self.live.history(user, catalogue.ids) for user in users],
             version=self._version_after(version),
             masks=masks or MaskCache(),
             round_shapes=model.tree.device.type == "cuda",

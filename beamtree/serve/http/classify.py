@@ -1,14 +1,14 @@
-"""The FastAPI application of a classifier: labels of texts or features, why, and labels that change."""
+"""The application of a classifier: labels of texts or features, why, and labels that change."""
 
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI
+from fastapi import APIRouter, Body
 from pydantic import Field, StrictFloat, StrictInt, StringConstraints
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from beamtree import __version__
 from beamtree.classify import Classifier
 from beamtree.classify.matrix import Matrix, from_dicts
 from beamtree.data.catalogue import search_texts
@@ -16,20 +16,17 @@ from beamtree.data.ids import as_id
 from beamtree.diagnose.explore import labels_page
 from beamtree.live.labels import LiveClassifier
 from beamtree.serve.http.access import Access, Limits
-from beamtree.serve.http.docs_page import add_docs_page
+from beamtree.serve.http.common import make_application
 from beamtree.serve.http.errors import (
-    ERRORS,
     SCHEMA_HINT,
     ApiError,
-    add_error_handlers,
     check_limit,
     json_response,
     storage_error,
 )
 from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
-from beamtree.serve.http.metrics import CONTENT_TYPE, Metrics
-from beamtree.serve.http.middleware import RequestGuard
-from beamtree.serve.http.openapi import Example, complete_openapi, put_examples
+from beamtree.serve.http.metrics import Metrics
+from beamtree.serve.http.openapi import Example, put_examples
 from beamtree.serve.http.schemas import ChangeResult, Id, RequestBody, Size, Text
 
 DocumentText = Annotated[str, StringConstraints(strict=True, max_length=1 << 20)]
@@ -106,6 +103,30 @@ class ClassifierService:
         self.metrics.changes.labels(kind).inc(count)
         return json_response({"changed": count > 0, "version": str(self.live.snapshot.version), "count": count})
 
+    def ready_json(self) -> dict[str, Any]:
+        """Whether it takes requests."""
+        return {"ready": not self.stopping}
+
+    def model_json(self) -> dict[str, Any]:
+        """What is served."""
+        version, classifier = self.live.snapshot
+        found = {"name": self.name, "labels": classifier.model.num_labels, "documents": classifier.model.labels.rows}
+        more = {
+            "beam_size": classifier.beam_size,
+            "text": classifier.takes_text,
+            "changes": version,
+            "version": str(version),
+        }
+        return {**found, **more}
+
+    def update_metrics(self) -> None:
+        """Set the metrics that are read from the classifier."""
+        self.metrics.changed.set(self.live.snapshot.version)
+        self.metrics.items.set(int(self.live.snapshot.classifier.model.visible.sum()))
+
+    def close(self) -> None:
+        """Nothing waits: requests are answered in threads of the server."""
+
     def fields(self, body: LabelBody) -> dict[str, Any]:
         """The fields of a label that were sent."""
         sent = body.model_fields_set
@@ -145,57 +166,27 @@ def body_examples(classifier: Classifier) -> list[Example]:
     ]
 
 
-def make_classifier_app(service: ClassifierService) -> FastAPI:
-    """The application of a classifier. Searches hold no lock of the interpreter, so requests run in parallel.
+def make_classifier_app(service: ClassifierService) -> ASGIApp:
+    """The application of a classifier."""
+
+    def complete(schema: dict[str, Any]) -> None:
+        schema["components"]["schemas"]["LabelsBody"]["properties"]["m"]["maximum"] = service.limits.m
+        classifier = service.live.snapshot.classifier
+        put_examples(schema, body_examples(classifier), {"label": classifier.ids.name(0)})
+
+    return make_application(
+        service, [label_routes(service)], description="Labels of documents.", page=labels_page(), complete=complete
+    )
+
+
+def label_routes(service: ClassifierService) -> APIRouter:
+    """The labels of documents, and labels that change. Searches hold no lock of the interpreter, so they are parallel.
 
     A request reads the snapshot once, so that it has one consistent model while labels change.
     """
-    app = FastAPI(
-        title="beamtree",
-        version=__version__,
-        description="Labels of documents.",
-        docs_url=None,  # these pages would load scripts from other sites: see `add_docs_page`
-        redoc_url=None,
-        responses=ERRORS,
-    )
-    add_error_handlers(app)
-    add_docs_page(app)
-    app.add_middleware(RequestGuard, service=service)
-    live, limits = service.live, service.limits
+    router, live, limits = APIRouter(), service.live, service.limits
 
-    def complete(schema: dict[str, Any]) -> None:
-        schema["components"]["schemas"]["LabelsBody"]["properties"]["m"]["maximum"] = limits.m
-        label = live.snapshot.classifier.ids.name(0)
-        put_examples(schema, body_examples(live.snapshot.classifier), {"label": label})
-
-    complete_openapi(app, complete)
-
-    @app.get("/healthz")
-    def healthy() -> Response:
-        """Liveness probe."""
-        return json_response({"live": True})
-
-    @app.get("/readyz")
-    def ready() -> Response:
-        """Readiness probe; 503 while the service stops."""
-        return json_response({"ready": not service.stopping}, 503 if service.stopping else 200)
-
-    @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Prometheus metrics."""
-        service.metrics.changed.set(live.snapshot.version)
-        service.metrics.items.set(int(live.snapshot.classifier.model.visible.sum()))
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
-
-    @app.get("/v1/model")
-    def model() -> Response:
-        """What is served."""
-        version, classifier = live.snapshot
-        found = {"name": service.name, "labels": classifier.model.num_labels, "documents": classifier.model.labels.rows}
-        more = {"beam_size": classifier.beam_size, "text": classifier.takes_text, "changes": version}
-        return json_response({**found, **more})
-
-    @app.post("/v1/labels")
+    @router.post("/v1/labels")
     def labels(body: LabelsBody) -> Response:
         """The best labels of one or several documents."""
         given = [each for each in (body.text, body.texts, body.features) if each is not None]
@@ -231,7 +222,7 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         ]
         return json_response(results[0] if body.text is not None else {"results": results})
 
-    @app.post("/v1/explain")
+    @router.post("/v1/explain")
     def explain(body: ExplainBody) -> Response:
         """Why a label has its score for a document: what each part gives, and which words and documents count."""
         if (body.text is None) is (body.features is None):
@@ -244,16 +235,9 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         except ValueError as error:
             raise ApiError(422, str(error), SCHEMA_HINT) from error
 
-    document = labels_page()
-
-    @app.get("/", response_class=HTMLResponse)
-    def show_page() -> Response:
-        """The page."""
-        return HTMLResponse(document)
-
     # Labels
 
-    @app.get("/v1/labels")
+    @router.get("/v1/labels")
     def find_labels(query: SearchText = "", limit: Limit = 20) -> Response:
         """Find labels by a part of their id or name."""
         classifier = live.snapshot.classifier
@@ -261,7 +245,7 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
         found = [classifier.ids.name(number) for number in search_texts(texts, query, limit)]
         return json_response({"labels": [classifier.describe_label(label) for label in found]})
 
-    @app.get("/v1/labels/{label:path}")
+    @router.get("/v1/labels/{label:path}")
     def get_label(label: str) -> Response:
         """A label's name and number of documents, and whether it is hidden."""
         found = live.snapshot.classifier.describe_label(as_id(label))
@@ -269,13 +253,13 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
             raise ApiError(404, "there is no such label", "search with /v1/labels?query=…")
         return json_response(found)
 
-    @app.put("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
+    @router.put("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
     def put_label(label: str, body: Annotated[LabelBody | None, Body()] = None) -> Response:
         """Add a label by its name or a few documents, show a removed one again, or change it; idempotent."""
         labels = {parse_item_id(label, "label"): service.fields(body or LabelBody())}
         return service.change("put_label", lambda: live.put_labels(labels))
 
-    @app.put("/v1/labels", responses={200: {"model": ChangeResult}})
+    @router.put("/v1/labels", responses={200: {"model": ChangeResult}})
     def put_labels(body: ManyLabelsBody) -> Response:
         """Add or change many labels, all or none of them."""
         check_limit("labels", len(body.labels), limits.changes, "labels")
@@ -284,10 +268,10 @@ def make_classifier_app(service: ClassifierService) -> FastAPI:
             raise ApiError(422, "labels: an id occurs twice", "list every label once")
         return service.change("put_label", lambda: live.put_labels(labels))
 
-    @app.delete("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
+    @router.delete("/v1/labels/{label:path}", responses={200: {"model": ChangeResult}})
     def delete_label(label: str) -> Response:
         """Hide a label until it is put again; idempotent."""
         name = parse_item_id(label, "label")
         return service.change("delete_label", lambda: live.remove_labels([name]))
 
-    return app
+    return router

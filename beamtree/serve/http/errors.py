@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -90,6 +91,11 @@ def response_of(error: "ApiError | HTTPException") -> Response:
     return error_response(error.status_code, text, hint, error.headers)
 
 
+def invalid_body(error: RequestValidationError, route: APIRoute, app: FastAPI) -> Response:
+    """The JSON of what is wrong with the body or the parameters of a request."""
+    return error_response(422, *describe(error.errors(), error.body, route, app.openapi()))
+
+
 def internal_error() -> Response:
     """The JSON of an error of the service itself."""
     return error_response(500, "internal error", "see the log of the service")
@@ -108,7 +114,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
-        return error_response(422, *describe(error.errors(), error.body, request.scope["route"], app.openapi()))
+        return invalid_body(error, request.scope["route"], app)
 
     @app.exception_handler(Exception)
     async def handle_unexpected_error(_: Request, error: Exception) -> Response:

@@ -110,7 +110,7 @@ def item_routes(service: Service) -> APIRouter:
         """A user's history, oldest first, without unknown items."""
 
         def read_history(searcher: Searcher) -> list[dict[str, Any]] | None:
-            history = searcher.user_history(as_id(user))
+            (history,) = searcher.user_histories([as_id(user)])
             if not history.is_known:
                 return None
             assert searcher.catalogue is not None

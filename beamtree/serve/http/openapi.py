@@ -28,23 +28,19 @@ def complete_openapi(app: FastAPI, complete: Callable[[dict[str, Any]], None]) -
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def add_examples(app: FastAPI, service: Service) -> None:
+def add_examples(schema: dict[str, Any], service: Service) -> None:
     """Add the limits and the ids of a service to the OpenAPI schema of its application."""
-
-    def complete(schema: dict[str, Any]) -> None:
-        _add_limits(schema["components"]["schemas"], service.limits)
-        _add_columns(schema["components"]["schemas"], service.loaded.live.catalogue)
-        data = service.loaded.data
-        parameter_examples = {
-            "item": service.loaded.ids.name(0),
-            "name": service.loaded.name,
-            "version": service.loaded.version,
-            "user": "someone" if data is None or not len(data.users) else data.users.name(0),
-            "before": "1990-01-01",
-        }
-        put_examples(schema, body_examples(service), parameter_examples)
-
-    complete_openapi(app, complete)
+    _add_limits(schema["components"]["schemas"], service.limits)
+    _add_columns(schema["components"]["schemas"], service.loaded.live.catalogue)
+    data = service.loaded.data
+    parameter_examples = {
+        "item": service.loaded.ids.name(0),
+        "name": service.loaded.name,
+        "version": service.loaded.version,
+        "user": "someone" if data is None or not len(data.users) else data.users.name(0),
+        "before": "1990-01-01",
+    }
+    put_examples(schema, body_examples(service), parameter_examples)
 
 
 def put_examples(schema: dict[str, Any], bodies: list[Example], parameters: Mapping[str, str]) -> None:

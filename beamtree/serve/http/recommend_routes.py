@@ -1,21 +1,17 @@
 """Routes that search the model: recommend, similar, explain."""
 
-import logging
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
 from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_json
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from beamtree.beam import default_beam_size
 from beamtree.data.catalogue import ROLES
 from beamtree.data.ids import as_id
 from beamtree.diagnose.explain import explain, without_part
@@ -33,67 +29,14 @@ from beamtree.query import (
     similar_request,
 )
 from beamtree.query.reasons import reason_columns, reasons
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, internal_error, json_response, response_of
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
+from beamtree.serve.http.plain_route import PlainRoute
 from beamtree.serve.http.schemas import WHOLE_NUMBER, ExplainBody, ExplainResponse, Recommendations, RecommendBody
 from beamtree.serve.http.service import Service
 from beamtree.tree import PAD
 
-log = logging.getLogger("beamtree")
-RECOMMEND = "/v1/recommend"
-ROUTE = SimpleNamespace(path=RECOMMEND)  # for metrics
 MAX_EXPLAINED = 100  # items whose path one request may follow
 MAX_UNKNOWN = 100  # unknown ids that a result lists
-
-
-class RecommendShortcut:
-    """Middleware that answers valid requests for recommendations itself: a route takes longer than a search.
-
-    Everything else goes on to the application, also bodies that are not valid, for their errors.
-    """
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", RECOMMEND):
-            await self.app(scope, receive, send)
-            return
-        scope["route"] = ROUTE
-        start, content = time.perf_counter(), b""
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return
-                content += message.get("body", b"")
-                if not message.get("more_body", False):
-                    break
-        except HTTPException as error:
-            await response_of(error)(scope, receive, send)
-            return
-        try:
-            body = RecommendBody.model_validate_json(content)
-        except ValueError:
-            await self.app(scope, replay(content, receive), send)
-            return
-        try:
-            response = await recommend_response(self.service, parse_request(body), start, body.timeout_ms)
-        except ApiError as error:
-            response = response_of(error)
-        except Exception:
-            log.exception("a request failed")
-            response = internal_error()
-        await response(scope, receive, send)
-
-
-def replay(content: bytes, receive: Receive) -> Receive:
-    """Receive a body that was read before, then what follows."""
-    parts = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return parts.pop() if parts else await receive()
-
-    return receive_again
 
 
 async def recommend_response(
@@ -108,15 +51,20 @@ async def recommend_response(
         return json_response(content)
 
 
-def recommend_routes(service: Service) -> APIRouter:
-    """The routes of one service."""
-    router = APIRouter()
+def recommend_route(service: Service) -> PlainRoute:
+    """POST /v1/recommend."""
 
-    @router.post(RECOMMEND, responses={200: {"model": Recommendations}})
     async def recommend(body: RecommendBody) -> Response:
         """The best next items for one or many histories or users."""
         start = time.perf_counter()
         return await recommend_response(service, parse_request(body), start, body.timeout_ms)
+
+    return PlainRoute(recommend, Recommendations)
+
+
+def recommend_routes(service: Service) -> APIRouter:
+    """Similar items, and explanations."""
+    router = APIRouter()
 
     @router.get("/v1/similar/{item:path}", responses={200: {"model": Recommendations}})
     async def similar(item: str, m: Annotated[int, Field(ge=1), WHOLE_NUMBER, Query()] = 10) -> Response:
@@ -136,7 +84,7 @@ def recommend_routes(service: Service) -> APIRouter:
         request = parse_request(body)
         service.check_limits(request)
         if request.beam_size is None:
-            request = request._replace(beam_size=max(service.engine.beam_size, request.m))
+            request = request._replace(beam_size=default_beam_size(request.m, service.engine.beam_size))
         explanation = await service.read(
             lambda searcher: explain_json(searcher, request, body.items, body.without, body.reasons), body.timeout_ms
         )
@@ -174,7 +122,7 @@ def recommend_json(
     model_name: str, request: RecommendRequest, response: RecommendResponse, start: float
 ) -> dict[str, Any]:
     """A response as JSON; `start` is when its request arrived."""
-    users: Sequence[str | None] = request.users or [None] * len(response.results)
+    users = [None] * len(response.results) if request.users is None else request.users
     degraded = {"beam_size": response.beam_size, "reason": "load"}
     return {
         "model": model_name,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from beamtree.diagnose.explore import describe_model
 from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
@@ -104,6 +105,44 @@ class Service:
         self.engine.stop()
         self.slot.close()
 
+    # State
+
+    def ready_json(self) -> dict[str, Any]:
+        """Whether it takes requests; one that follows another says how well."""
+        content: dict[str, Any] = {"ready": not self.stopping}
+        if self.follower is not None:
+            state = self.follower.state  # without addresses, since the probe needs no token
+            names = ("connected", "seconds", "away_since", "behind")
+            content["follows"] = {name: getattr(state, name) for name in names}
+        return content
+
+    def update_metrics(self) -> None:
+        """Set the metrics that are read from the engine."""
+        self.metrics.read_engine(self.engine)
+
+    def model_json(self) -> dict[str, Any]:
+        """The model in use, and the outcome of the last reload, as JSON."""
+        loaded, last_reload = self.loaded, self.slot.last_reload
+        return {
+            **describe_model(loaded.name, loaded.live.model),
+            "version": loaded.version,
+            "run": None if loaded.run is None else loaded.run.name,
+            "start_run": self.run.name,
+            "posted": loaded.run is not None and loaded.run.absolute() != self.run.absolute(),
+            "method": loaded.settings.get("method"),
+            "beam_size": self.engine.beam_size,
+            "tuned": loaded.tuned_beam,
+            "changes": loaded.live.version,
+            "since": loaded.since,
+            "titles": loaded.live.catalogue.has_titles,
+            "columns": loaded.live.catalogue.kinds,
+            "vectors": loaded.live.has_vectors,
+            "users": len(loaded.live.users),
+            "limits": self.limits._asdict(),
+            "last_reload": None if last_reload is None else last_reload._asdict(),
+            "follows": None if self.follower is None else self.follower.state._asdict(),
+        }
+
     # Requests
 
     async def recommend(self, request: RecommendRequest, timeout_ms: int | None = None) -> RecommendResponse:
@@ -121,7 +160,7 @@ class Service:
     def check_limits(self, request: RecommendRequest) -> None:
         """Raise a 422 where the request or its beam is too large, or the beam too narrow for m."""
         m, beam, limits, filter = request.m, request.beam_size, self.limits, request.filter or Filter()
-        check_limit("users", len(request.users or ()), limits.histories, "users")
+        check_limit("users", 0 if request.users is None else len(request.users), limits.histories, "users")
         check_limit("histories", len(request.histories), limits.histories, "histories")
         check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
         check_limit("allowed", len(filter.allowed or ()), limits.listed, "ids")
