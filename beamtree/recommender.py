@@ -26,6 +26,7 @@ from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import edit_folder, is_replaceable
 from beamtree.files.staging import remove
+from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.live import LiveModel, NewItem
@@ -248,8 +249,8 @@ class Recommender:
         time: str | None = None,
         time_format: str | None = None,
         weight: str | None = None,
-        kinds: Mapping[str, float] | str | None = None,
-        target: str | float | Iterable[str] | None = None,
+        kinds: Kinds | None = None,
+        target: Target | None = None,
         dislike: float | None = None,
         context: str | Iterable[str] | None = None,
         min_events: int | None = None,
@@ -281,8 +282,8 @@ class Recommender:
             dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
                 their items are never recommended to their users. Default: 0.
             context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
-                `day` are taken from the times, in UTC, if no column has that name. Requests can give theirs. Default:
-                none.
+                `day` (1 to 7, from Monday) are taken from the times, in UTC, if no column has that name. Requests can
+                give theirs. Default: none.
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. What users did with them stays known, for `exclude_seen`.
                 Default: 1.
@@ -293,16 +294,13 @@ class Recommender:
             on_check: called with the steps done and the recall on validation users.
             verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.
         """
-        given: dict[str, Any] = {
-            "user": user,
-            "item": item,
-            "time": time,
-            "min_events": min_events,
-            "val_users": val_users,
-        }
-        given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
-        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike, "context": context}
-        reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
+        columns = LogColumns(
+            user=user, item=item, time=time, time_format=time_format,
+            weight=weight, kinds=kinds, target=target, dislike=dislike, context=context,
+        )  # fmt: skip
+        others = {"min_events": min_events, "min_item_events": min_item_events, "split": split}
+        others |= {"val_users": val_users, "test_users": test_users}
+        reading = columns.given() | {name: value for name, value in others.items() if value is not None}
         options = self._options
         about_items = table_argument("items", items)
         if about_items is not None and options.items is not None:
@@ -622,11 +620,11 @@ class Recommender:
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
             by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
             data: users other than the test users: `data.val`, a prepared folder with the same items, or a log of
-                other users in any form that `fit` takes.
-            user: the column of users in that log. Default: found by its name.
-            item: the column of items in that log. Default: found by its name.
-            time: the column of times in that log. Default: found by its name.
-            time_format: the format of its dates, as in strptime. Default: detected.
+                other users in any form that `fit` takes; the next four describe its columns.
+            user: the column of users. Default: found by its name.
+            item: the column of items. Default: found by its name.
+            time: the column of times. Default: found by its name.
+            time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
 
         In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
         are dropped from the histories, and count as not found in the second half.
@@ -638,7 +636,7 @@ class Recommender:
         are too few.
         """
         cuts = all_cuts(m)
-        columns = {"user": user, "item": item, "time": time, "time_format": time_format}
+        columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
         model = self.model
         users = self._users_to_evaluate(model, data, columns, exclude_seen)
         if not len(users):
@@ -655,14 +653,12 @@ class Recommender:
             warnings.warn(warning, UserWarning, stacklevel=2)
         return result
 
-    def _users_to_evaluate(
-        self, model: TreeModel, data: Any, columns: dict[str, str | None], exclude_seen: bool
-    ) -> Any:
+    def _users_to_evaluate(self, model: TreeModel, data: Any, columns: LogColumns, exclude_seen: bool) -> Any:
         """The test users, other users of prepared data, or the users of a log."""
         folder = data.folder if isinstance(data, Prepared) else data
         is_folder = isinstance(folder, str | Path) and (Path(folder) / DESCRIPTION).exists()
         if data is None or is_folder or hasattr(data, "batch"):
-            unused = next((name for name, value in columns.items() if value is not None), None)
+            unused = next(iter(columns.given()), None)
             if unused is not None:
                 raise ValueError(f"`{unused}` is for reading a log, and these users are already prepared")
             if data is None:
@@ -672,7 +668,7 @@ class Recommender:
             from beamtree.ingest.user_events import read_users
 
         context = context_names(model.scorer)
-        return read_users(data, _ids(model), **columns, exclude_seen=exclude_seen, context=context)
+        return read_users(data, _ids(model), columns, exclude_seen=exclude_seen, context=context)
 
     def update_items(self, items: Any, *, similar: bool = True) -> int:
         """Add items and change those that there are, all or none of them; returns how many were new or changed.
@@ -756,10 +752,10 @@ class Recommender:
 
         Args:
             log: of new events only, in any form that `fit` takes.
-            user: the column of users, if it has an unusual name.
-            item: the column of items, likewise.
-            time: the column of times, likewise.
-            time_format: how dates are written, as in strptime; detected unless given.
+            user: the column of users. Default: found by its name.
+            item: the column of items. Default: found by its name.
+            time: the column of times. Default: found by its name.
+            time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
 
         New items are placed by the histories of the users who chose them. Recommendations for users follow their new
         events at once. Co-occurrence, transitions and factors are refitted on all events. Events with times count once,
@@ -771,7 +767,8 @@ class Recommender:
 
         data = self._training_data()
         settings = None if data is None else data.description.get("settings")
-        new = read_events(log, user, item, time, time_format, settings)
+        columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
+        new = read_events(log, columns, settings)
         with self._changes:
             update_model(self._live_model(), new.events, new.dislikes, data, self._run, self._options.parts)
         return self

@@ -1,4 +1,7 @@
-"""The training options are the same in TrainingOptions, in Recommender and in `beamtree train`."""
+"""Options are listed once: training options in TrainingOptions, the columns of a log in LogColumns.
+
+The front door and the commands are compared with these lists.
+"""
 
 import inspect
 import re
@@ -10,12 +13,54 @@ import typer
 import beamtree as bt
 from beamtree.cli.app import app
 from beamtree.cli.options import training_help
+from beamtree.ingest.columns import LogColumns
+from beamtree.live.renewal import renew
 from beamtree.methods import METHODS
 from beamtree.train import TrainingOptions
 from beamtree.train.optimizer import OPTIMIZERS
 from beamtree.train.recipes import RECIPES
 
 OPTIONS = {field.name: field for field in fields(TrainingOptions)}
+COLUMNS = {field.name: field for field in fields(LogColumns)}
+ALL, ROLES = tuple(COLUMNS), ("user", "item", "time", "time_format")
+TAKE_COLUMNS = {
+    bt.Recommender.fit: ALL, bt.prepare: ALL,
+    bt.Recommender.evaluate: ROLES, bt.Recommender.update: ROLES, renew: ROLES,
+}  # fmt: skip
+COMMANDS = {"prepare": ALL, "evaluate": ROLES, "retrieve": ROLES, "renew": ROLES}
+
+
+def described(function):
+    """The description of each argument in a docstring."""
+    arguments = inspect.getdoc(function).partition("Args:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def test_every_column_is_described():
+    assert list(described(LogColumns)) == list(COLUMNS)
+
+
+@pytest.mark.parametrize("function", TAKE_COLUMNS, ids=lambda function: function.__qualname__)
+def test_the_columns_of_a_log_have_the_same_names_defaults_and_descriptions(function):
+    parameters, texts, expected = inspect.signature(function).parameters, described(function), described(LogColumns)
+    assert tuple(name for name in parameters if name in COLUMNS) == TAKE_COLUMNS[function]
+    assert tuple(name for name in texts if name in COLUMNS) == TAKE_COLUMNS[function]
+    for name in TAKE_COLUMNS[function]:
+        assert parameters[name].default is COLUMNS[name].default is None
+        assert parameters[name].annotation == COLUMNS[name].type
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert texts[name].partition(" Default: ")[0] == expected[name], name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_that_read_a_log_have_its_columns_as_options(name):
+    command = typer.main.get_command(app).commands[name]
+    options = {option.name: option for option in command.params if option.name in COLUMNS}
+    assert set(COMMANDS[name]) <= options.keys() <= {*COMMANDS[name], "context"}  # retrieve has that of a request
+    for column in COMMANDS[name]:
+        assert options[column].default is None
+        assert options[column].opts == [f"--{column.replace('_', '-')}"]
 
 
 def test_recommender_takes_the_training_options_and_the_kind_of_frames():
