@@ -87,7 +87,7 @@ from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, check_options, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -168,7 +168,7 @@ class Recommender:
             optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
             sequence=sequence, parts=parts,
         )  # fmt: skip
-        check_names(self._options)
+        check_options(self._options)
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None

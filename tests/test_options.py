@@ -109,7 +109,9 @@ def test_an_unknown_split_is_refused_before_the_log_is_read():
 
 
 def test_every_option_is_passed_on():
-    values = {name: object() for name in OPTIONS} | {"device": "cpu", "tree": "random", "items": None, "vectors": None}
-    values |= {"method": "plt", "recipe": "deep", "optimizer": "lazy"}
+    values = {"device": "cpu", "seed": 5, "sequence": False, "refit": False, "tree": "random", "items": None}
+    values |= {"vectors": None, "parts": (), "steps": 3, "epochs": None, "arity": 4, "method": "plt", "recipe": "deep"}
+    values |= {"scorer": bt.DeepScorer, "beam_size": 6, "nodes": 7, "batch_size": 8, "lr": 0.5, "optimizer": "lazy"}
+    values |= {"patience": 9}
     shop = bt.Recommender(**values)
     assert {name: getattr(shop._options, name) for name in OPTIONS} == values
