@@ -101,73 +101,78 @@ class Recommender:
     before a change or after it. Only `fit` is for a recommender that no other thread uses.
 
     Args:
-        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
-            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+        device: the device: cpu or cuda.
+        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
+        sequence: train a transformer over the order of events too, and add it where validation users find more with it.
+            Default: on a GPU, except with `steps=0`.
+        refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
+            measured is the model before. Default: wherever there are closed-form parts.
         tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
             `Tree`, or a function (data) -> Tree.
         items: a table with the category of each item; category trees need it, cluster trees can use it. In Python
             also a frame.
         vectors: item vectors to cluster: a .npy file in the order of the items, or a table. In Python also a frame
             with an item and a vector, or a dict of vectors.
-        arity: children per node.
-        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
-        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
-            paper (as published). In Python also a `Recipe`.
-        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
-        nodes: nodes sampled per level, for methods that sample. Default: 2k.
+        frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
+        parts: In Python, parts of the score from outside the package, each used where validation users find more with
+            it: see docs/extend.md.
+        steps: training steps, instead of epochs; with 0 the model is the closed form.
         epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU none beside
             closed-form parts, else 3,000; 10 epochs in the recipe paper.
-        steps: training steps, instead of epochs; with 0 the model is the closed form.
+        training: In Python, training options as one object, `TrainingOptions(method="plt", lr=0.001)`, such as those of
+            an experiment. An option that is given here and as an argument is an error.
+        arity: children per node.
+        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
+            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
+            paper (as published). In Python also a `Recipe`.
+        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
+        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
+        nodes: nodes sampled per level, for methods that sample. Default: 2k.
         batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
         lr: the learning rate of Adam. Default: that of the recipe.
         optimizer: the optimizer: adam, or lazy (Adam on only the rows a step touched) for millions of items.
         patience: stop after this many validation checks without a rise in recall.
-        device: the device: cpu or cuda.
-        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
-        refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
-            measured is the model before. Default: wherever there are closed-form parts.
-        sequence: train a transformer over the order of events too, and add it where validation users find more with it.
-            Default: on a GPU, except with `steps=0`.
-        parts: In Python, parts of the score from outside the package, each used where validation users find more with
-            it: see docs/extend.md.
-        frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 
     def __init__(
         self,
         *,
-        method: str | Method = "otm-mixed",
+        device: str = "cpu",
+        seed: int = 0,
+        sequence: bool | None = None,
+        refit: bool | None = None,
         tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster",
         items: Any = None,
         vectors: Any = None,
+        frame: str | None = None,
+        parts: tuple[Part, ...] = (),
+        steps: int | None = None,
+        epochs: int | None = None,
+        training: TrainingOptions | None = None,
         arity: int = 2,
-        scorer: MakeScorer | type[Scorer] | None = None,
+        method: str | Method = "otm-mixed",
         recipe: str | Recipe = "beamtree",
+        scorer: MakeScorer | type[Scorer] | None = None,
         beam_size: int | None = None,
         nodes: int | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
         optimizer: str = "adam",
         patience: int = 8,
-        device: str = "cpu",
-        seed: int = 0,
-        refit: bool | None = None,
-        sequence: bool | None = None,
-        parts: tuple[Part, ...] = (),
-        frame: str | None = None,
     ) -> None:
-        check_device(device)
-        check_frame_kind(frame)
-        items, vectors = table_argument("items", items), table_argument("vectors", vectors)
-        self._tree_name, self._build = any_builder(tree, items, vectors)
-        self._options = TrainingOptions(
-            method=method, tree=tree, items=items, vectors=vectors, arity=arity, scorer=scorer, recipe=recipe,
-            beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr,
-            optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
-            sequence=sequence, parts=parts,
+        options = TrainingOptions(
+            device=device, seed=seed, sequence=sequence, refit=refit, tree=tree, items=items, vectors=vectors,
+            parts=parts, steps=steps, epochs=epochs, arity=arity, method=method, recipe=recipe, scorer=scorer,
+            beam_size=beam_size, nodes=nodes, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         )  # fmt: skip
+        if training is not None:
+            options = options.joined(training)
+        check_device(options.device)
+        check_frame_kind(frame)
+        items, vectors = table_argument("items", options.items), table_argument("vectors", options.vectors)
+        self._tree_name, self._build = any_builder(options.tree, items, vectors)
+        self._options = replace(options, items=items, vectors=vectors)
         check_options(self._options)
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run

@@ -5,8 +5,9 @@ The front door and the commands are compared with these lists.
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import polars as pl
 import pytest
 import typer
 
@@ -65,7 +66,8 @@ def test_commands_that_read_a_log_have_its_columns_as_options(name):
 
 def test_recommender_takes_the_training_options_and_the_kind_of_frames():
     parameters = inspect.signature(bt.Recommender).parameters
-    assert list(parameters) == [*OPTIONS, "frame"]
+    assert [name for name in parameters if name in OPTIONS] == list(OPTIONS)
+    assert parameters.keys() - OPTIONS.keys() == {"frame", "training"}
     for name, field in OPTIONS.items():
         assert parameters[name].default == field.default, name
         assert parameters[name].annotation == field.type, name
@@ -73,7 +75,7 @@ def test_recommender_takes_the_training_options_and_the_kind_of_frames():
 
 
 def test_recommender_describes_every_option():
-    assert list(training_help()) == [*OPTIONS, "frame"]
+    assert list(training_help()) == list(inspect.signature(bt.Recommender).parameters)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +117,27 @@ def test_every_option_is_passed_on():
     values |= {"patience": 9}
     shop = bt.Recommender(**values)
     assert {name: getattr(shop._options, name) for name in OPTIONS} == values
+
+
+def test_options_may_be_given_as_one_object_beside_other_arguments():
+    table = pl.DataFrame({"item": ["a", "b"], "category": ["x", "y"]})
+    shop = bt.Recommender(seed=3, items=table, training=TrainingOptions(method="plt", arity=4, device="cpu"))
+    plain = bt.Recommender(seed=3, items=table, method="plt", arity=4)
+    assert shop._options == replace(plain._options, items=shop._options.items)
+    assert shop._options.items.equals(table)
+    categories = bt.Recommender(training=TrainingOptions(tree="category", items=table))
+    assert "category" in repr(categories)
+
+
+@pytest.mark.parametrize("twice", [{"lr": 0.1}, {"method": "plt"}, {"seed": 4}, {"items": "items.csv"}])
+def test_an_option_that_is_given_twice_is_an_error(twice):
+    with pytest.raises(ValueError, match=f"`{next(iter(twice))}` is given twice"):
+        bt.Recommender(**twice, training=TrainingOptions(**twice))
+    with pytest.raises(ValueError, match="steps=-1: must be 0 or more"):
+        bt.Recommender(training=TrainingOptions(steps=-1))
+
+
+def test_train_lists_the_options_in_the_same_order():
+    command = typer.main.get_command(app).commands["train"]
+    names = [option.name for option in command.params if option.name in OPTIONS]
+    assert names == [name for name in OPTIONS if name in names]
