@@ -1,6 +1,5 @@
 """Recommender: one object that fits a log and recommends, ids in and ids out."""
 
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,6 @@ from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import edit_folder, is_replaceable
-from beamtree.files.staging import remove
 from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
@@ -74,11 +72,12 @@ from beamtree.storage.runs import (
     ids_of,
     open_data,
     open_model,
+    own_tables,
     read_run,
     remove_training,
     replace_data,
-    save_table,
-    table_file,
+    save_tables,
+    table_name,
     write_run,
 )
 from beamtree.storage.settings import fingerprint, holds_model
@@ -323,13 +322,13 @@ class Recommender:
             for line in describe_log(data.description):
                 report.line(line)
             files: dict[str, Any] = {
-                name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
+                name: table.resolve() if isinstance(table, Path) else table_name(name) for name, table in tables.items()
             }
             run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
-            catalogue = None if about_items is None else _catalogue_of(about_items, data)
+            catalogue = None if about_items is None else read_items(about_items, {}, None, data.items)
             model = build_model(settings, data, tree, report.progress, catalogue)
 
             def count(done: int, total: int, loss: Tensor) -> None:
@@ -818,7 +817,7 @@ class Recommender:
                         remove_training(folder)
                     if not self._owns_data or source is None or source.resolve() != (of / DATA).resolve():
                         replace_data(folder, source if self._owns_data else None)
-                    self._save_tables(folder, tables)
+                    save_tables(folder, tables)
                     save_changes(folder, self._live)
             if not self._is_saved(model, of):
                 backend.save_model(model, folder)
@@ -833,21 +832,11 @@ class Recommender:
             return False
         return holds_model(folder) and fingerprint(folder) == self._fingerprint
 
-    def _save_tables(self, folder: Path, tables: Mapping[str, Any]) -> None:
-        """Write tables from memory into a run, and copy those of the run this object was loaded from."""
-        for name in TABLES:
-            table = tables.get(name)
-            if table is None:
-                remove(folder / _file(name))
-            else:
-                is_file = isinstance(table, Path)
-                save_table(folder, name, partial(shutil.copyfile, table) if is_file else table.write_parquet)
-
     def _with_changed_items(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The tables to save with a run, and the content of its run.json: with the table of the items as it is now."""
         tables, run, live = dict(self._tables), dict(self._run), self._live
         if live is not None and live.catalogue.table is not None and live.has_changed_table:
-            tables["items"], run["items"] = live.catalogue.table_to_save(), _file("items")
+            tables["items"], run["items"] = live.catalogue.table_to_save(), table_name("items")
         return tables, run
 
     def __getstate__(self) -> dict[str, Any]:
@@ -906,8 +895,7 @@ class Recommender:
             recommender._data = open_data(folder, model, Path(data))
         elif source is not None and source.exists():
             recommender._data_source, recommender._owns_data = (folder, source), source == folder / DATA
-        own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
-        recommender._tables = {name: file for name, file in own.items() if file is not None}
+        recommender._tables = dict(own_tables(folder, run))
         recommender._loaded, recommender._fingerprint = folder, fingerprint(folder)
         recommender.progress = Progress.of_run(run)
         saved = load_changes(folder)
@@ -939,18 +927,6 @@ def _warn_of_unknown(users: Sequence[str], count: int, what: str) -> None:
     if users:
         message = f"{len(users):,} of {count:,} users are unknown, such as {users[0][:80]!r}: {what}"
         warnings.warn(f'{message}; unknown="error" refuses them', UserWarning, stacklevel=3)
-
-
-def _catalogue_of(items: Any, data: Prepared) -> Catalogue:
-    """A table of items as a catalogue."""
-    with requires("", "reading a table of items"):
-        from beamtree.ingest.item_tables import read_catalogue
-    return read_catalogue(items, data.items)
-
-
-def _file(name: str) -> str:
-    """The file of a table in a run folder."""
-    return f"{name}.parquet"
 
 
 def _deprecated(name: str, new: str) -> None:
