@@ -133,8 +133,13 @@ def test_options_may_be_given_as_one_object_beside_other_arguments():
 def test_an_option_that_is_given_twice_is_an_error(twice):
     with pytest.raises(ValueError, match=f"`{next(iter(twice))}` is given twice"):
         bt.Recommender(**twice, training=TrainingOptions(**twice))
+
+
+def test_options_as_one_object_are_checked_like_arguments():
     with pytest.raises(ValueError, match="steps=-1: must be 0 or more"):
         bt.Recommender(training=TrainingOptions(steps=-1))
+    with pytest.raises(ValueError, match="give a TrainingOptions"):
+        bt.Recommender(training={"steps": 1})
 
 
 def test_train_lists_the_options_in_the_same_order():

@@ -71,6 +71,8 @@ class TrainingOptions:
 
     def joined(self, other: "TrainingOptions") -> "TrainingOptions":
         """What these or other options choose; a ValueError where both choose the same option."""
+        if not isinstance(other, TrainingOptions):
+            raise ValueError(f"training={other!r}: give a TrainingOptions")
         chosen, others = self._chosen(), other._chosen()
         twice = next((name for name in chosen if name in others), None)
         if twice is not None:
